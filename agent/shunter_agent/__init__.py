@@ -1,0 +1,1 @@
+"""The per-node agent: carries out orders by checkpoint and restore, and tells the engine what it sees."""

@@ -1,0 +1,1 @@
+"""Freeze, dump, restore and thaw processes: one port (`port`), several drivers."""

@@ -1,0 +1,140 @@
+"""The port that every checkpoint driver implements. The agent knows this file, never a driver's own names.
+
+All calls block and are made from worker threads. A driver keeps no state that a restart of the agent would need: what must be known after one is
+in the `Process` (which the agent's journal stores) or in the image's folder.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from shunter.model.errors import Problem
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker as the agent's configuration, journal and image manifests know it.
+
+    `mac` is empty for a worker that shares its node's network; otherwise the worker has a network namespace of its own, with the host part of
+    `address` and this MAC, and takes both along. `control` is the base URL of its control API, or empty.
+    `command` is how it is started natively; empty for a worker that arrived by an image.
+    """
+
+    worker: str
+    role: str
+    graph: str
+    engine: str
+    address: str
+    mac: str = ""
+    control: str = ""
+    labels: dict[str, str] = {}
+    command: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+
+
+class Process(msgspec.Struct, frozen=True, kw_only=True):
+    """The root of a worker's process tree as this node sees it. `started` is field 22 of /proc/PID/stat, so that a reused pid isn't taken for it."""
+
+    pid: int
+    started: int
+
+
+class Dump(msgspec.Struct, frozen=True, kw_only=True):
+    """What a dump measured: wall clock of the freeze (seconds since the epoch), seconds of the dump itself."""
+
+    frozen_at: float
+    dump_s: float
+
+
+class Frozen(Protocol):
+    """A worker that stands still with a complete dump in its image folder. Exactly one of the three ends it; if this process dies, the worker runs on."""
+
+    dump: Dump
+
+    def thaw(self) -> None:
+        """Run on in place. The image folder stays; whether it may be used is the caller's business. Raises Unknown if the worker doesn't run after it."""
+        ...
+
+    def release(self) -> None:
+        """End the worker and wait until it is dead. Raises Unknown if that can't be confirmed."""
+        ...
+
+    def alive(self) -> bool:
+        """The hold still stands: neither thawed, released nor lost."""
+        ...
+
+
+class Held(Protocol):
+    """A restored worker before its first instruction. If this process dies before `resume`, the copy dies too."""
+
+    process: Process
+
+    def resume(self) -> Process:
+        """Let it run. Raises Rejected if the copy is dead already, Unknown if it can't be told."""
+        ...
+
+    def abort(self) -> None:
+        """End it and wait until it is dead. Raises Unknown if that can't be confirmed."""
+        ...
+
+
+class Network(Protocol):
+    """A worker's network identity on this node. Made disconnected; the same address must never be connected in two places."""
+
+    def connect(self) -> None:
+        """Join the node's network and announce the address. Idempotent."""
+        ...
+
+    def disconnect(self) -> None:
+        """Leave the node's network; the worker's own side stays as it is. Idempotent."""
+        ...
+
+    def destroy(self) -> None:
+        """Remove it. Idempotent."""
+        ...
+
+
+class Runtime(Protocol):
+    """A way to start, freeze, dump and restore workers."""
+
+    name: str
+    """`criu` or `pretend`; goes into every report and record."""
+
+    def facts(self) -> dict[str, str]:
+        """What restores on this node must match: kernel, arch, cpu, criu version, driver."""
+        ...
+
+    def network(self, spec: WorkerSpec) -> Network:
+        """Make (or find again, after a restart of the agent) the worker's network identity here, disconnected if it is new."""
+        ...
+
+    def start(self, spec: WorkerSpec, network: Network) -> Process:
+        """Start it natively as process 1 of its own PID namespace. Raises Retry or Stalled."""
+        ...
+
+    def check(self, process: Process, spec: WorkerSpec) -> tuple[Problem, ...]:
+        """What would make a dump of this worker fail, in words, without touching it. Empty: nothing is known against it."""
+        ...
+
+    def freeze(self, process: Process, spec: WorkerSpec, network: Network, folder: Path, on_frozen: Callable[[float], None]) -> Frozen:
+        """Stop and dump it into `folder` (empty, exists); files there grow while it runs. `on_frozen(wall clock)` is called when it stands still.
+
+        Raises Rejected (SH7xx) when the dump is refused or fails: the worker then runs on as before."""
+        ...
+
+    def restore(self, spec: WorkerSpec, network: Network, folder: Path) -> Held:
+        """Restore the image in `folder`, held. Raises Rejected (SH7xx): no copy is left."""
+        ...
+
+    def find(self, process: Process) -> bool:
+        """The process is alive and the same as when it was noted."""
+        ...
+
+    def end(self, process: Process) -> None:
+        """End it and all its children, and wait until they are dead. Idempotent. Raises Unknown if that can't be confirmed."""
+        ...
+
+    def memory(self, process: Process) -> int | None:
+        """Resident bytes of its tree; None if it can't be told."""
+        ...

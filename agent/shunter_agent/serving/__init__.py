@@ -1,0 +1,1 @@
+"""The worker as a server: fence, unfence, health."""

@@ -1,0 +1,1 @@
+"""Wires the rooms into a running engine."""

@@ -1,0 +1,1 @@
+"""Hash-chained, durable records of every decision and every step."""

@@ -1,0 +1,1 @@
+"""The shunter command, one file per verb."""

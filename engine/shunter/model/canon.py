@@ -1,0 +1,62 @@
+"""Canonical bytes and digests: the same value gives the same bytes in every process.
+
+JSON with sorted keys, UTF-8, no spaces; floats that aren't finite can't be encoded at all, since JSON has no word for them and
+msgspec would silently write null.
+"""
+
+import hashlib
+import math
+from typing import Any, TypeVar
+
+import msgspec
+
+from shunter.model.ids import Digest
+from shunter.model.units import Bytes, Duration, Share
+
+T = TypeVar("T")
+
+
+class NotCanonical(ValueError):
+    """A value holds something that has no canonical form, such as NaN."""
+
+
+def _enc_hook(value: object) -> object:
+    if isinstance(value, Duration | Share):
+        return float(value)
+    if isinstance(value, Bytes):
+        return int(value)
+    raise NotImplementedError(f"{type(value).__name__} has no canonical form")
+
+
+def _dec_hook(kind: type[Any], value: Any) -> Any:  # noqa: ANN401  (msgspec's own signature)
+    if kind in (Duration, Share, Bytes):
+        return kind(value)
+    raise NotImplementedError(f"{kind.__name__} can't be decoded")
+
+
+def _refuse_non_finite(value: object) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise NotCanonical(f"{value} has no canonical form")
+    if isinstance(value, dict):
+        for part in value.values():
+            _refuse_non_finite(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            _refuse_non_finite(part)
+
+
+def encode(value: object) -> bytes:
+    """The canonical JSON bytes of a model value. Raises NotCanonical for NaN and infinities."""
+    plain = msgspec.to_builtins(value, enc_hook=_enc_hook, order="deterministic")
+    _refuse_non_finite(plain)
+    return msgspec.json.encode(plain, order="deterministic")
+
+
+def decode(data: bytes | str, kind: type[T]) -> T:
+    """Read what `encode` wrote. Raises msgspec.ValidationError or msgspec.DecodeError."""
+    return msgspec.json.decode(data, type=kind, dec_hook=_dec_hook)
+
+
+def digest(value: object) -> Digest:
+    """`sha256:<hex>` of the canonical bytes."""
+    return Digest("sha256:" + hashlib.sha256(encode(value)).hexdigest())

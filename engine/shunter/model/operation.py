@@ -1,0 +1,110 @@
+"""Operations as durable records: what was intended, how far it is known to have come, and how it ended."""
+
+import enum
+
+import msgspec
+
+from shunter.model.ids import Digest, Epoch, ImageId, OperationId
+from shunter.model.plan import PlannedOperation
+
+
+class Step(enum.StrEnum):
+    """The last thing that is durably known of an operation. Each is written before the next effect is asked for.
+
+    A move: intended, prepared, fenced, frozen, held, committing, released, resumed, unfenced; then it is over.
+    Until `committing` a failure thaws the source in place. From `released` on the source has no live copy but keeps its image, which
+    is what a failure restores, there or at the destination. From `resumed` on the destination is the truth.
+    """
+
+    INTENDED = "intended"
+    PREPARED = "prepared"
+    """Destination: slot reserved, network identity ready, preflight passed on both sides."""
+    FENCED = "fenced"
+    """The router no longer sees the worker."""
+    FROZEN = "frozen"
+    """The worker stands still, dumped, able to run on in place; its image is whole at the destination."""
+    HELD = "held"
+    """Restored at the destination but not running: dies by itself if its agent does."""
+    COMMITTING = "committing"
+    """The decision that the destination is the truth, written before the source is ended."""
+    RELEASED = "released"
+    """The source has confirmed that its copy is dead."""
+    RESUMED = "resumed"
+    """The destination runs and has been probed."""
+    UNFENCED = "unfenced"
+    DUMPED = "dumped"
+    """A checkpoint's image is whole on its own node."""
+    COPIED = "copied"
+    """The image's copies are whole on the other nodes."""
+    ROLLING_BACK = "rolling-back"
+
+
+class Status(enum.StrEnum):
+    """How an operation stands."""
+
+    ACTIVE = "active"
+    SUCCEEDED = "succeeded"
+    ROLLED_BACK = "rolled-back"
+    """It failed, and the worker runs on where it was."""
+    FAILED = "failed"
+    """It failed and its worker is not running; an image may remain (see the outcome)."""
+    SUPERSEDED = "superseded"
+    """It was never started."""
+    UNKNOWN = "unknown"
+    """An agent's answer is outstanding: resolved from the agents' journals before anything else happens to its worker or slots."""
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What agents measured; None where it doesn't apply. Seconds and bytes.
+
+    `stopped` is from the freeze to running again, by the agents' clocks; `dump`, `send` and `restore` are parts of it and may overlap.
+    """
+
+    stopped: float | None = None
+    dump: float | None = None
+    send: float | None = None
+    restore: float | None = None
+    bytes: int | None = None
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How an operation ended: `code` and `reason` are empty on success."""
+
+    status: Status
+    at: float
+    code: str = ""
+    reason: str = ""
+    measured: Measured = Measured()
+    image: ImageId | None = None
+
+
+class OperationRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One operation's durable state. `history` is every step with its time, oldest first."""
+
+    planned: PlannedOperation
+    plan: Digest
+    epoch: Epoch
+    created_at: float
+    step: Step = Step.INTENDED
+    history: tuple[tuple[Step, float], ...] = ()
+    outcome: Outcome | None = None
+
+    @property
+    def id(self) -> OperationId:
+        """The planned operation's id."""
+        return self.planned.id
+
+    @property
+    def status(self) -> Status:
+        """ACTIVE until there is an outcome."""
+        return self.outcome.status if self.outcome else Status.ACTIVE
+
+
+class EngineState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine itself did and is doing, rebuilt from its store: the third input of `evaluate`.
+
+    `recent` holds ended operations newest last, as far back as cooldowns and retries look (an hour).
+    """
+
+    active: tuple[OperationRecord, ...] = ()
+    recent: tuple[OperationRecord, ...] = ()

@@ -1,0 +1,50 @@
+"""Metric values with their provenance. Unknown is not a number: there is no default value anywhere."""
+
+import math
+from typing import TypeAlias
+
+import msgspec
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True, tag="known", tag_field="is"):
+    """A finite value measured at `at` (seconds since the epoch, UTC) by `query`; `labels` identify the series."""
+
+    value: float
+    unit: str
+    at: float
+    query: str
+    labels: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.value):
+            raise ValueError(f"{self.value} is not a known value: use Missing")
+
+
+class Missing(msgspec.Struct, frozen=True, kw_only=True, tag="missing", tag_field="is"):
+    """No usable value, and why, in words for people: `query returned 0 series; expected 1`, `NaN`, `Prometheus is away`."""
+
+    reason: str
+    query: str = ""
+
+
+class Stale(msgspec.Struct, frozen=True, kw_only=True, tag="stale", tag_field="is"):
+    """A value exists but is older than it may be. Ages in seconds; the value is for people, never for a decision."""
+
+    value: float
+    age: float
+    max_age: float
+    query: str
+
+
+Sample: TypeAlias = Known | Missing | Stale
+
+
+def say(sample: Sample) -> str:
+    """A sample in a few words, for reports."""
+    match sample:
+        case Known(value=value, unit=unit):
+            return f"{value:g}{'' if unit in ('', '1') else ' ' + unit}"
+        case Missing(reason=reason):
+            return f"missing ({reason})"
+        case Stale(value=value, age=age, max_age=max_age):
+            return f"stale ({value:g}, {age:.0f} s old, at most {max_age:.0f} s allowed)"

@@ -1,0 +1,148 @@
+"""Everything a decision is made on, at one instant: the fleet, samples and notices. Immutable and content-addressed."""
+
+import enum
+from functools import cached_property
+from typing import Literal
+
+import msgspec
+
+from shunter.model.canon import digest
+from shunter.model.ids import Digest, ImageId, Incarnation, NodeId, NoticeId, PoolId, SlotId, WorkerId, pool_id
+from shunter.model.sample import Sample
+
+Role = Literal["prefill", "decode"]
+
+
+class WorkerState(enum.StrEnum):
+    """Where a worker is in its life, as its node's agent reports it."""
+
+    RUNNING = "running"
+    FENCED = "fenced"
+    """Out of the router's discovery; its in-flight streams go on."""
+    FROZEN = "frozen"
+    """Stopped in the middle of an operation."""
+    PARKED = "parked"
+    """No live process; at least one image. It holds no slot."""
+    LOST = "lost"
+    """Its process is gone, or its node is, and no operation did it."""
+
+
+class Slot(msgspec.Struct, frozen=True, kw_only=True):
+    """A group of GPUs that one worker can occupy. `roles` lists what it can serve; `worker` is None when free."""
+
+    id: SlotId
+    roles: tuple[Role, ...] = ("prefill", "decode")
+    gpu_model: str = ""
+    gpus: int = 0
+    worker: WorkerId | None = None
+    reserved_by: str | None = None
+    """The operation that holds it for a worker on its way here, or None."""
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine. `reachable` is False when its agent didn't answer; its slots and workers are then the last ones known."""
+
+    id: NodeId
+    slots: tuple[Slot, ...]
+    labels: dict[str, str] = {}
+    reachable: bool = True
+    seen_at: float = 0.0
+    """When its agent last answered; seconds since the epoch."""
+    runtime: str = "criu"
+    """What checkpoints here: `criu`, or `pretend` (nothing really moves; every record says so)."""
+    facts: dict[str, str] = {}
+    """What restores must match: `kernel`, `arch`, `cpu`, `criu`, `driver`, `cuda`, as far as they exist here."""
+
+
+class Worker(msgspec.Struct, frozen=True, kw_only=True):
+    """One serving-engine instance. `slot` is None while parked or lost."""
+
+    id: WorkerId
+    role: Role
+    graph: str
+    engine: str
+    state: WorkerState
+    node: NodeId | None
+    slot: SlotId | None
+    incarnation: Incarnation
+    labels: dict[str, str] = {}
+    address: str = ""
+    """`host:port` of its serving API; it moves with the worker."""
+    memory: int | None = None
+    """Resident bytes, host and GPU, as the agent last measured; None when it couldn't."""
+
+    @property
+    def pool(self) -> PoolId:
+        """The pool that it serves in."""
+        return pool_id(self.graph, self.role)
+
+
+class Image(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint of one worker, and the nodes that hold a whole, verified copy."""
+
+    id: ImageId
+    worker: WorkerId
+    incarnation: Incarnation
+    taken_at: float
+    bytes: int
+    nodes: tuple[NodeId, ...]
+    role: Role
+    graph: str
+    engine: str
+    facts: dict[str, str] = {}
+    pause: float | None = None
+    """Seconds the worker stood still for it; None when unknown."""
+
+
+class NoticeKind(enum.StrEnum):
+    """What is going to happen to a node or GPU."""
+
+    PREEMPTION = "preemption"
+    MAINTENANCE = "maintenance"
+    REBALANCE = "rebalance"
+    DRAIN = "drain"
+    GPU_FAILING = "gpu-failing"
+    GONE = "gone"
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """A signal that a node or GPU is going. `deadline` is None when there is none (a hint, or no end known); seconds since the epoch."""
+
+    id: NoticeId
+    kind: NoticeKind
+    node: NodeId
+    seen_at: float
+    deadline: float | None = None
+    source: str = ""
+    detail: str = ""
+
+
+class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+    """Nodes, workers and images, each sorted by id so that equal fleets have equal bytes."""
+
+    nodes: tuple[Node, ...] = ()
+    workers: tuple[Worker, ...] = ()
+    images: tuple[Image, ...] = ()
+
+
+class Samples(msgspec.Struct, frozen=True, kw_only=True):
+    """Metric samples by subject. A field that isn't there was never asked for; one that was and has no value is Missing."""
+
+    workers: dict[str, dict[str, Sample]] = {}
+    """worker id -> catalog field (`kvUsage`, `waiting`, ...) -> sample."""
+    policies: dict[str, dict[str, dict[str, Sample]]] = {}
+    """policy name -> metric name declared in its `metrics` -> worker id, or `""` for one value for all -> sample."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """The world at `at` (seconds since the epoch, UTC). Its id is a digest of all of it."""
+
+    at: float
+    fleet: Fleet
+    samples: Samples = Samples()
+    notices: tuple[Notice, ...] = ()
+
+    @cached_property
+    def id(self) -> Digest:
+        """`sha256:...` over the canonical bytes."""
+        return digest(self)

@@ -1,0 +1,1 @@
+"""Where facts come from: Prometheus samples, agents' reports, recorded snapshots."""

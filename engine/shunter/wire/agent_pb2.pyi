@@ -1,0 +1,415 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Order(_message.Message):
+    __slots__ = ("operation", "epoch", "plan", "worker", "incarnation")
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    operation: str
+    epoch: int
+    plan: str
+    worker: str
+    incarnation: int
+    def __init__(self, operation: _Optional[str] = ..., epoch: _Optional[int] = ..., plan: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class StepOrder(_message.Message):
+    __slots__ = ("order",)
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    order: Order
+    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ...) -> None: ...
+
+class PreflightOrder(_message.Message):
+    __slots__ = ("order", "destination", "slot", "facts", "bytes")
+    class FactsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    DESTINATION_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    order: Order
+    destination: bool
+    slot: str
+    facts: _containers.ScalarMap[str, str]
+    bytes: int
+    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., destination: _Optional[bool] = ..., slot: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class PreflightReply(_message.Message):
+    __slots__ = ("refusals", "facts", "bytes")
+    class FactsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
+    facts: _containers.ScalarMap[str, str]
+    bytes: int
+    def __init__(self, refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., facts: _Optional[_Mapping[str, str]] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class PrepareOrder(_message.Message):
+    __slots__ = ("order", "slot", "spec")
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    order: Order
+    slot: str
+    spec: WorkerSpec
+    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., slot: _Optional[str] = ..., spec: _Optional[_Union[WorkerSpec, _Mapping]] = ...) -> None: ...
+
+class FreezeOrder(_message.Message):
+    __slots__ = ("order", "image", "to", "hold_s")
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    HOLD_S_FIELD_NUMBER: _ClassVar[int]
+    order: Order
+    image: str
+    to: Peer
+    hold_s: float
+    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., image: _Optional[str] = ..., to: _Optional[_Union[Peer, _Mapping]] = ..., hold_s: _Optional[float] = ...) -> None: ...
+
+class FreezeReply(_message.Message):
+    __slots__ = ("image", "frozen_at", "thawed_at", "dump_s", "send_s")
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_AT_FIELD_NUMBER: _ClassVar[int]
+    THAWED_AT_FIELD_NUMBER: _ClassVar[int]
+    DUMP_S_FIELD_NUMBER: _ClassVar[int]
+    SEND_S_FIELD_NUMBER: _ClassVar[int]
+    image: ImageInfo
+    frozen_at: float
+    thawed_at: float
+    dump_s: float
+    send_s: float
+    def __init__(self, image: _Optional[_Union[ImageInfo, _Mapping]] = ..., frozen_at: _Optional[float] = ..., thawed_at: _Optional[float] = ..., dump_s: _Optional[float] = ..., send_s: _Optional[float] = ...) -> None: ...
+
+class RestoreOrder(_message.Message):
+    __slots__ = ("order", "slot", "image", "hold_s")
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    HOLD_S_FIELD_NUMBER: _ClassVar[int]
+    order: Order
+    slot: str
+    image: str
+    hold_s: float
+    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., slot: _Optional[str] = ..., image: _Optional[str] = ..., hold_s: _Optional[float] = ...) -> None: ...
+
+class RestoreReply(_message.Message):
+    __slots__ = ("restore_s", "incarnation")
+    RESTORE_S_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    restore_s: float
+    incarnation: int
+    def __init__(self, restore_s: _Optional[float] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class ResumeReply(_message.Message):
+    __slots__ = ("running_at", "probe")
+    RUNNING_AT_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    running_at: float
+    probe: str
+    def __init__(self, running_at: _Optional[float] = ..., probe: _Optional[str] = ...) -> None: ...
+
+class CheckpointOrder(_message.Message):
+    __slots__ = ("order", "image")
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    order: Order
+    image: str
+    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., image: _Optional[str] = ...) -> None: ...
+
+class SendOrder(_message.Message):
+    __slots__ = ("order", "image", "to")
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    order: Order
+    image: str
+    to: Peer
+    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., image: _Optional[str] = ..., to: _Optional[_Union[Peer, _Mapping]] = ...) -> None: ...
+
+class SendReply(_message.Message):
+    __slots__ = ("bytes_sent", "send_s")
+    BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
+    SEND_S_FIELD_NUMBER: _ClassVar[int]
+    bytes_sent: int
+    send_s: float
+    def __init__(self, bytes_sent: _Optional[int] = ..., send_s: _Optional[float] = ...) -> None: ...
+
+class DiscardOrder(_message.Message):
+    __slots__ = ("order", "image")
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    order: Order
+    image: str
+    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., image: _Optional[str] = ...) -> None: ...
+
+class Done(_message.Message):
+    __slots__ = ("at", "detail")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    detail: str
+    def __init__(self, at: _Optional[float] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class Peer(_message.Message):
+    __slots__ = ("node", "address")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    address: str
+    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("code", "what", "remedy", "subject")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    REMEDY_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    what: str
+    remedy: str
+    subject: str
+    def __init__(self, code: _Optional[str] = ..., what: _Optional[str] = ..., remedy: _Optional[str] = ..., subject: _Optional[str] = ...) -> None: ...
+
+class InventoryRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("epoch",)
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    def __init__(self, epoch: _Optional[int] = ...) -> None: ...
+
+class NodeReport(_message.Message):
+    __slots__ = ("node", "at", "epoch", "runtime", "image_address", "version", "labels", "facts", "slots", "workers", "images", "notices")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class FactsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RUNTIME_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
+    NOTICES_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    at: float
+    epoch: int
+    runtime: str
+    image_address: str
+    version: str
+    labels: _containers.ScalarMap[str, str]
+    facts: _containers.ScalarMap[str, str]
+    slots: _containers.RepeatedCompositeFieldContainer[SlotReport]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerReport]
+    images: _containers.RepeatedCompositeFieldContainer[ImageInfo]
+    notices: _containers.RepeatedCompositeFieldContainer[NoticeReport]
+    def __init__(self, node: _Optional[str] = ..., at: _Optional[float] = ..., epoch: _Optional[int] = ..., runtime: _Optional[str] = ..., image_address: _Optional[str] = ..., version: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., facts: _Optional[_Mapping[str, str]] = ..., slots: _Optional[_Iterable[_Union[SlotReport, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerReport, _Mapping]]] = ..., images: _Optional[_Iterable[_Union[ImageInfo, _Mapping]]] = ..., notices: _Optional[_Iterable[_Union[NoticeReport, _Mapping]]] = ...) -> None: ...
+
+class SlotReport(_message.Message):
+    __slots__ = ("id", "roles", "gpu_model", "gpus", "worker", "reserved_by")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    GPU_MODEL_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_BY_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    roles: _containers.RepeatedScalarFieldContainer[str]
+    gpu_model: str
+    gpus: int
+    worker: str
+    reserved_by: str
+    def __init__(self, id: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., gpu_model: _Optional[str] = ..., gpus: _Optional[int] = ..., worker: _Optional[str] = ..., reserved_by: _Optional[str] = ...) -> None: ...
+
+class WorkerSpec(_message.Message):
+    __slots__ = ("worker", "role", "graph", "engine", "labels", "address", "mac", "control")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    MAC_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    role: str
+    graph: str
+    engine: str
+    labels: _containers.ScalarMap[str, str]
+    address: str
+    mac: str
+    control: str
+    def __init__(self, worker: _Optional[str] = ..., role: _Optional[str] = ..., graph: _Optional[str] = ..., engine: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., address: _Optional[str] = ..., mac: _Optional[str] = ..., control: _Optional[str] = ...) -> None: ...
+
+class WorkerReport(_message.Message):
+    __slots__ = ("spec", "state", "slot", "incarnation", "memory", "operation")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    spec: WorkerSpec
+    state: str
+    slot: str
+    incarnation: int
+    memory: int
+    operation: str
+    def __init__(self, spec: _Optional[_Union[WorkerSpec, _Mapping]] = ..., state: _Optional[str] = ..., slot: _Optional[str] = ..., incarnation: _Optional[int] = ..., memory: _Optional[int] = ..., operation: _Optional[str] = ...) -> None: ...
+
+class ImageInfo(_message.Message):
+    __slots__ = ("id", "spec", "incarnation", "taken_at", "bytes", "pause_s", "facts", "runtime")
+    class FactsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ID_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_AT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_S_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    RUNTIME_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    spec: WorkerSpec
+    incarnation: int
+    taken_at: float
+    bytes: int
+    pause_s: float
+    facts: _containers.ScalarMap[str, str]
+    runtime: str
+    def __init__(self, id: _Optional[str] = ..., spec: _Optional[_Union[WorkerSpec, _Mapping]] = ..., incarnation: _Optional[int] = ..., taken_at: _Optional[float] = ..., bytes: _Optional[int] = ..., pause_s: _Optional[float] = ..., facts: _Optional[_Mapping[str, str]] = ..., runtime: _Optional[str] = ...) -> None: ...
+
+class NoticeReport(_message.Message):
+    __slots__ = ("id", "kind", "seen_at", "deadline", "source", "detail")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SEEN_AT_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    kind: str
+    seen_at: float
+    deadline: float
+    source: str
+    detail: str
+    def __init__(self, id: _Optional[str] = ..., kind: _Optional[str] = ..., seen_at: _Optional[float] = ..., deadline: _Optional[float] = ..., source: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("hello", "notice", "notice_withdrawn", "progress", "exit")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    EXIT_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    notice: NoticeReport
+    notice_withdrawn: str
+    progress: Progress
+    exit: WorkerExit
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., notice: _Optional[_Union[NoticeReport, _Mapping]] = ..., notice_withdrawn: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., exit: _Optional[_Union[WorkerExit, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("node", "epoch")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    epoch: int
+    def __init__(self, node: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("operation", "step", "bytes", "at")
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    operation: str
+    step: str
+    bytes: int
+    at: float
+    def __init__(self, operation: _Optional[str] = ..., step: _Optional[str] = ..., bytes: _Optional[int] = ..., at: _Optional[float] = ...) -> None: ...
+
+class WorkerExit(_message.Message):
+    __slots__ = ("worker", "status")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    status: int
+    def __init__(self, worker: _Optional[str] = ..., status: _Optional[int] = ...) -> None: ...
+
+class JournalRequest(_message.Message):
+    __slots__ = ("operation",)
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    operation: str
+    def __init__(self, operation: _Optional[str] = ...) -> None: ...
+
+class JournalReply(_message.Message):
+    __slots__ = ("entries", "copy", "images")
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    COPY_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[JournalEntry]
+    copy: str
+    images: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, entries: _Optional[_Iterable[_Union[JournalEntry, _Mapping]]] = ..., copy: _Optional[str] = ..., images: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class JournalEntry(_message.Message):
+    __slots__ = ("step", "state", "at", "detail")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    step: str
+    state: str
+    at: float
+    detail: str
+    def __init__(self, step: _Optional[str] = ..., state: _Optional[str] = ..., at: _Optional[float] = ..., detail: _Optional[str] = ...) -> None: ...
