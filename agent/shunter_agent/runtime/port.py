@@ -1,6 +1,7 @@
 """The port that every checkpoint driver implements. The agent knows this file, never a driver's own names.
 
-All calls block and are made from worker threads. A driver keeps no state that a restart of the agent would need: what must be known after one is
+All calls block and are made from worker threads. A driver keeps no state that a restart of the agent would need: what must be known
+after one is
 in the `Process` (which the agent's journal stores) or in the image's folder.
 """
 
@@ -9,14 +10,14 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
-
 from shunter.model.errors import Problem
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A worker as the agent's configuration, journal and image manifests know it.
 
-    `mac` is empty for a worker that shares its node's network; otherwise the worker has a network namespace of its own, with the host part of
+    `mac` is empty for a worker that shares its node's network; otherwise the worker has a network namespace of its own, with the host
+    part of
     `address` and this MAC, and takes both along. `control` is the base URL of its control API, or empty.
     `command` is how it is started natively; empty for a worker that arrived by an image.
     """
@@ -34,7 +35,9 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """The root of a worker's process tree as this node sees it. `started` is field 22 of /proc/PID/stat, so that a reused pid isn't taken for it."""
+    """The root of a worker's process tree as this node sees it. `started` is field 22 of /proc/PID/stat, so that a reused pid isn't
+    taken for it.
+    """
 
     pid: int
     started: int
@@ -48,12 +51,16 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Frozen(Protocol):
-    """A worker that stands still with a complete dump in its image folder. Exactly one of the three ends it; if this process dies, the worker runs on."""
+    """A worker that stands still with a complete dump in its image folder. Exactly one of the three ends it; if this process dies, the
+    worker runs on.
+    """
 
     dump: Dump
 
     def thaw(self) -> None:
-        """Run on in place. The image folder stays; whether it may be used is the caller's business. Raises Unknown if the worker doesn't run after it."""
+        """Run on in place. The image folder stays; whether it may be used is the caller's business. Raises Unknown if the worker
+        doesn't run after it.
+        """
         ...
 
     def release(self) -> None:
@@ -118,7 +125,8 @@ class Runtime(Protocol):
         ...
 
     def freeze(self, process: Process, spec: WorkerSpec, network: Network, folder: Path, on_frozen: Callable[[float], None]) -> Frozen:
-        """Stop and dump it into `folder` (empty, exists); files there grow while it runs. `on_frozen(wall clock)` is called when it stands still.
+        """Stop and dump it into `folder` (empty, exists); files there grow while it runs. `on_frozen(wall clock)` is called when it
+        stands still.
 
         Raises Rejected (SH7xx) when the dump is refused or fails: the worker then runs on as before."""
         ...

@@ -33,7 +33,9 @@ class Expression(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Undecided(msgspec.Struct, frozen=True, kw_only=True):
-    """An expression has no answer. `inputs` names the variables without a value, with each one's reason; `error` is set for others (division by zero)."""
+    """An expression has no answer. `inputs` names the variables without a value, with each one's reason; `error` is set for others
+    (division by zero).
+    """
 
     inputs: tuple[tuple[str, str], ...] = ()
     error: str = ""

@@ -20,7 +20,7 @@ class Verdict(enum.StrEnum):
     """It would act, but a gate (a time, a limit, a higher policy) keeps it from it for now."""
     INCONCLUSIVE = "inconclusive"
     """An input is missing or stale, so it can't be said."""
-    PASS = "pass"
+    PASS = "pass"  # noqa: S105
     """Nothing to do."""
 
 

@@ -14,7 +14,7 @@ from shunter.model.ids import Commit, Digest, PolicyName
 from shunter.model.snapshot import NoticeKind, Role
 from shunter.model.units import Duration
 
-API_VERSION = "shunter.dev/v1alpha1"
+API_VERSION: Literal["shunter.dev/v1alpha1"] = "shunter.dev/v1alpha1"
 
 Mode = Literal["enforce", "preview", "off"]
 Fallback = Literal["checkpoint", "drain"]
@@ -213,7 +213,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicySet(msgspec.Struct, frozen=True, kw_only=True):
-    """All policies at one commit, sorted by name. `problems` are those of files that were refused: their last good version is in `policies`, if there was one."""
+    """All policies at one commit, sorted by name. `problems` are those of files that were refused: their last good version is in
+    `policies`, if there was one.
+    """
 
     commit: Commit
     digest: Digest

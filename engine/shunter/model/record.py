@@ -26,7 +26,9 @@ class RecordKind(enum.StrEnum):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry. `body` is a JSON-able value whose shape goes by `kind`; `pretend` is True when the runtime involved doesn't really move anything."""
+    """One entry. `body` is a JSON-able value whose shape goes by `kind`; `pretend` is True when the runtime involved doesn't really
+    move anything.
+    """
 
     at: float
     kind: RecordKind
