@@ -1,0 +1,17 @@
+"""One node as its agent reported it at one moment: what inventory is merged from."""
+
+import msgspec
+
+from shunter.model.ids import Epoch
+from shunter.model.snapshot import Image, Node, Notice, Worker
+
+
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """A report, in model terms. Each image names this node alone as its holder. `epoch` is the highest that the agent has seen."""
+
+    node: Node
+    workers: tuple[Worker, ...]
+    images: tuple[Image, ...]
+    notices: tuple[Notice, ...]
+    epoch: Epoch
+    at: float

@@ -1,0 +1,24 @@
+"""Shared rules of all tests: what needs a lab says so, and is skipped outside one with the reason."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+CRIU = Path(os.environ.get("SHUNTER_CRIU") or shutil.which("criu", path="/opt/shunter/criu/bin") or "/opt/shunter/criu/bin/criu")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    in_lab = os.environ.get("SHUNTER_LAB") == "1"
+    for item in items:
+        if item.get_closest_marker("lab") and not in_lab:
+            item.add_marker(pytest.mark.skip(reason="runs in a lab of its own: scripts/lab (needs root)"))
+
+
+@pytest.fixture(scope="session")
+def criu() -> Path:
+    """A CRIU that works on this kernel, installed by scripts/install-criu."""
+    if not CRIU.exists():
+        pytest.skip(f"no CRIU at {CRIU}: run scripts/install-criu as root")
+    return CRIU
