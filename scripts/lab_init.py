@@ -12,6 +12,7 @@ def main(command: list[str]) -> int:
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     child = os.fork()
     if child == 0:
+        os.closerange(3, 1024)  # files opened outside these mounts would follow into workers, and CRIU could not dump them
         os.execvpe(command[0], command, {**os.environ, "SHUNTER_LAB": "1"})  # noqa: S606
 
     def forward(number: int, _frame: object) -> None:
