@@ -1,0 +1,152 @@
+"""The engine's settings: a TOML file. Paths in it are relative to the file's own folder.
+
+    state = "state"                      # operation store, audit, lock; made 0700
+    tick = "1s"                          # how often it looks and decides
+    [policies]
+    git = "https://example.com/policies.git"   # or: directory = "policies"
+    branch = "main"
+    folder = "policies"
+    poll = "15s"
+    [prometheus]
+    url = "http://prometheus:9090"
+    [tls]
+    ca = "certs/ca.pem"
+    cert = "certs/engine.pem"
+    key = "certs/engine.key"
+    [[agents]]
+    node = "node-a"
+    address = "10.0.0.11:7443"
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shunter.decide.profile import Profile
+from shunter.model.errors import Problem, Rejected
+from shunter.model.units import Bytes, Duration, UnitError
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all sections: a key that isn't known is an error."""
+
+
+class PoliciesSettings(_Section, frozen=True, kw_only=True):
+    """Where policies come from: `git` (a URL) or `directory`, exactly one. `folder` is inside the repository, `""` for its root."""
+
+    git: str | None = None
+    branch: str = "main"
+    folder: str = ""
+    poll: Duration = Duration(15)
+    allow_rewind: bool = False
+    """Follow a branch whose history was rewritten. Without it the engine stays on the last good commit and says so."""
+    directory: Path | None = None
+
+
+class PrometheusSettings(_Section, frozen=True, kw_only=True):
+    """Where metrics come from. `deadline` is for a query as a whole; `label` names the worker on every series."""
+
+    url: str
+    deadline: Duration = Duration(2)
+    label: str = "worker"
+
+
+class TlsSettings(_Section, frozen=True, kw_only=True):
+    """The engine's identity, as `shunter certs` makes it."""
+
+    ca: Path
+    cert: Path
+    key: Path
+
+
+class AgentSettings(_Section, frozen=True, kw_only=True):
+    """One node's agent."""
+
+    node: str
+    address: str
+
+
+class ProfileSettings(_Section, frozen=True, kw_only=True):
+    """Rates to plan with until agents have measured their own. None: the documented defaults of `decide.profile`."""
+
+    dump: Bytes | None = None
+    """Bytes per second."""
+    restore: Bytes | None = None
+    network: Bytes | None = None
+
+
+class Settings(_Section, frozen=True, kw_only=True):
+    """The whole file."""
+
+    state: Path
+    policies: PoliciesSettings
+    prometheus: PrometheusSettings
+    tls: TlsSettings
+    agents: tuple[AgentSettings, ...]
+    tick: Duration = Duration(1)
+    hold: Duration = Duration(60)
+    """How long a frozen or held copy waits for the engine before it goes back by itself."""
+    listen: str = "127.0.0.1:9464"
+    """Where the engine serves /metrics, /healthz and /readyz; empty: nowhere."""
+    profile: ProfileSettings = ProfileSettings()
+
+    def rates(self) -> Profile:
+        """The planning profile with the overrides of this file."""
+        given = {
+            name: float(value)
+            for name, value in (
+                ("dump_bytes_per_s", self.profile.dump),
+                ("restore_bytes_per_s", self.profile.restore),
+                ("network_bytes_per_s", self.profile.network),
+            )
+            if value is not None
+        }
+        return msgspec.structs.replace(Profile(), **given)
+
+
+def _decode(kind: type[Any], value: Any) -> Any:  # noqa: ANN401  (msgspec's own signature)
+    if kind in (Duration, Bytes):
+        if not isinstance(value, str):
+            raise ValueError(f"{value!r} needs a unit, such as {'30s' if kind is Duration else '10GB'}")
+        try:
+            return kind.parse(value)
+        except UnitError as error:
+            raise ValueError(str(error)) from error
+    if kind is Path or issubclass(kind, Path):
+        return Path(value)
+    raise NotImplementedError(kind.__name__)
+
+
+def _absolute(section: _Section, base: Path) -> Any:  # noqa: ANN401  (a section of the same type)
+    changed: dict[str, Any] = {}
+    for name in section.__struct_fields__:
+        value = getattr(section, name)
+        if isinstance(value, Path):
+            changed[name] = value if value.is_absolute() else base / value
+        elif isinstance(value, _Section):
+            changed[name] = _absolute(value, base)
+    return msgspec.structs.replace(section, **changed)
+
+
+def load(path: Path) -> Settings:
+    """Read the file. Raises Rejected SH910 with what is wrong and where."""
+
+    def refuse(what: str) -> Rejected:
+        return Rejected(Problem(code="SH910", what=what, remedy="Mend the settings file; its keys are in docs/reference/settings.md", subject=str(path)))
+
+    try:
+        raw = tomllib.loads(path.read_text())
+        settings = msgspec.convert(raw, Settings, dec_hook=_decode)
+    except OSError as error:
+        raise refuse(f"the settings can't be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise refuse(f"the settings are not valid: {error}") from error
+    if (settings.policies.git is None) == (settings.policies.directory is None):
+        raise refuse("policies needs either `git` or `directory`")
+    nodes = [agent.node for agent in settings.agents]
+    if not nodes or len(set(nodes)) != len(nodes):
+        raise refuse("agents must name each node once, and at least one")
+    resolved: Settings = _absolute(settings, path.parent.resolve())
+    return resolved
