@@ -1,1 +1,1 @@
-"""Pure decisions: policy set, snapshots and state in; findings and a plan out. No I/O, no clock, no randomness."""
+"""Findings and plans. Pure: the model goes in, the model comes out; no I/O, no clock, no randomness."""

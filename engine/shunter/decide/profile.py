@@ -1,0 +1,100 @@
+"""What an operation will cost: planning rates, refined by what agents measured in like operations."""
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+import msgspec
+
+from shunter.model.operation import Measured, OperationRecord, Status
+from shunter.model.plan import Estimate
+
+_ALIKE = 4.0
+"""Measurements count for sizes up to this factor apart: beyond it fixed costs, not rates, would be compared."""
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """Rates to plan with while nothing has been measured: bytes per second, and seconds.
+
+    They are on the slow side, so that a move that is begun can be ended. None is a calibration: no public figures exist for dumps and
+    restores on B200-class nodes.
+    """
+
+    dump_bytes_per_s: float = 5e9
+    """Device and host memory into an image. 5 GB/s is the low end of unpinned copies over PCIe Gen5."""
+    restore_bytes_per_s: float = 9e9
+    """An image into a running worker. 9 GB/s is implied by a published restore of 501 GiB within a minute."""
+    network_bytes_per_s: float = 40e9
+    """Between two nodes. 40 GB/s is what one storage path over RDMA reaches; several 400G ports together reach 190."""
+    fixed_dump_s: float = 1.0
+    """Fence, freeze and the dump's own bookkeeping, whatever the size."""
+    fixed_restore_s: float = 1.0
+    """Network identity, probe and commit, whatever the size."""
+    gpu_restore_floor_s: float = 20.0
+    """No restore with GPUs is planned to be faster, until one was measured."""
+
+
+class Phases(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of a transfer. Dump and send overlap, since the image is sent while it is written: `freeze` is the longer of the two."""
+
+    freeze: float
+    restore: float
+    basis: str
+    bytes: int | None
+
+    def moving(self, wait: float = 0.0) -> Estimate:
+        """A move or park-and-restore: the worker stands still for both phases. `wait` is time in the queue before them."""
+        if self.bytes is None:
+            return Estimate(basis=self.basis)
+        stopped = self.freeze + self.restore
+        return Estimate(bytes=self.bytes, stopped=round(stopped, 3), total=round(wait + stopped, 3), basis=self.basis)
+
+    def dumping(self, wait: float = 0.0, *, copies: bool = True) -> Estimate:
+        """A checkpoint or park. `copies`: bytes go to another node."""
+        if self.bytes is None:
+            return Estimate(basis=self.basis)
+        return Estimate(
+            bytes=self.bytes if copies else 0, stopped=round(self.freeze, 3), total=round(wait + self.freeze, 3), basis=self.basis
+        )
+
+    def restoring(self) -> Estimate:
+        """A restore from an image that may have to be sent first."""
+        if self.bytes is None:
+            return Estimate(basis=self.basis)
+        return Estimate(bytes=self.bytes, total=round(self.restore, 3), basis=self.basis)
+
+
+class Costs:
+    """Estimates from a profile and the measurements of ended operations."""
+
+    def __init__(self, profile: Profile, records: Iterable[OperationRecord]) -> None:
+        self._profile = profile
+        self._measured = [
+            r.outcome.measured for r in records if r.outcome and r.outcome.status is Status.SUCCEEDED and r.outcome.measured.bytes
+        ]
+
+    def phases(self, size: int | None, *, gpu: bool) -> Phases:
+        """What `size` bytes cost. None: the size isn't known, only the fixed costs count and the estimate says so."""
+        p = self._profile
+        floor = p.gpu_restore_floor_s if gpu else 0.0
+        if size is None:
+            return Phases(
+                freeze=p.fixed_dump_s, restore=max(floor, p.fixed_restore_s), basis="size not known: fixed costs only", bytes=None
+            )
+        alike = [m for m in self._measured if m.bytes and size / _ALIKE <= m.bytes <= size * _ALIKE]
+        dump, measured_dumps = _rate(alike, "dump")
+        send, measured_sends = _rate(alike, "send")
+        back, measured_restores = _rate(alike, "restore")
+        dump_s = size / dump if dump else p.fixed_dump_s + size / p.dump_bytes_per_s
+        send_s = size / send if send else size / p.network_bytes_per_s
+        restore_s = size / back if back else max(floor, p.fixed_restore_s + size / p.restore_bytes_per_s)
+        most = max(measured_dumps, measured_sends, measured_restores)
+        basis = f"measured in {most} like operation{'s' if most > 1 else ''}" if dump and back else "planning profile"
+        if most and basis == "planning profile":
+            basis = f"planning profile, in part measured in {most} like operation{'s' if most > 1 else ''}"
+        return Phases(freeze=max(dump_s, send_s), restore=restore_s, basis=basis, bytes=size)
+
+
+def _rate(alike: Sequence[Measured], phase: str) -> tuple[float | None, int]:
+    """Median bytes per second of a phase, and of how many; (None, 0) when none measured it."""
+    rates = [m.bytes / seconds for m in alike if m.bytes and (seconds := getattr(m, phase))]
+    return (median(rates), len(rates)) if rates else (None, 0)
