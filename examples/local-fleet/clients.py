@@ -116,7 +116,9 @@ class Prefill:
 def report(path: Path, streams: list[Stream], prefill: Prefill) -> None:
     """Write what was seen so far, atomically."""
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps({"streams": [asdict(s) for s in streams], "prefill_done": prefill.done, "prefill_failed": prefill.failed}))
+    partial.write_text(
+        json.dumps({"streams": [asdict(s) for s in streams], "prefill_done": prefill.done, "prefill_failed": prefill.failed})
+    )
     partial.replace(path)
 
 
@@ -152,7 +154,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--discovery", type=Path, required=True)
     parser.add_argument("--workers", type=int, default=3, help="decode workers to wait for")
-    parser.add_argument("--spread", type=lambda text: [int(n) for n in text.split(",")], default=[4, 4, 2], help="streams on each, in order")
+    parser.add_argument(
+        "--spread", type=lambda text: [int(n) for n in text.split(",")], default=[4, 4, 2], help="streams on each, in order"
+    )
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--weights-mb", type=int, default=128)
     parser.add_argument("--control", type=Path, required=True)
