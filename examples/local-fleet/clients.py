@@ -3,7 +3,8 @@
     clients.py --discovery DIR --streams 12 --tokens 2000 --control FILE --report FILE
 
 Streams are spread over the decode workers that are in discovery. `--control` is a file with the prefill jobs per second; it is read again
-every half second. Ends when every stream has ended, or on SIGTERM, and writes the report (JSON) atomically; it is also written every second.
+every half second. Ends when every stream has ended, or on SIGTERM, and writes the report (JSON) atomically; it is also written every
+second.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """Build a local fleet: nodes as network namespaces on one bridge, an agent in each, workers, a Git repository, Prometheus, an engine.
 
-Runs inside `scripts/lab`, so that everything in it dies with it. With `pretend=True` it needs no root and no lab: nodes are then only agents on loopback ports.
+Runs inside `scripts/lab`, so that everything in it dies with it. With `pretend=True` it needs no root and no lab: nodes are then only
+agents on loopback ports.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 HERE = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
@@ -343,9 +345,9 @@ class Fleet:
 
     def query(self, promql: str) -> float | None:
         """One value from Prometheus, None when there is none (yet)."""
-        url = f"http://127.0.0.1:{self.prometheus_port}/api/v1/query?query={urllib.request.quote(promql)}"
+        url = f"http://127.0.0.1:{self.prometheus_port}/api/v1/query?query={quote(promql)}"
         try:
-            with urllib.request.urlopen(url, timeout=2) as reply:  # noqa: S310  (loopback http)
+            with urllib.request.urlopen(url, timeout=2) as reply:
                 result = json.load(reply)["data"]["result"]
         except (OSError, ValueError):
             return None

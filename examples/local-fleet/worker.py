@@ -1,7 +1,8 @@
 """A small serving worker of the local fleet: the standard library alone, so that what is checkpointed is only itself.
 
 A decode worker streams a session's tokens (`GET /v1/stream?session=S&tokens=N`); its memory grows with every token, like a KV cache.
-A prefill worker has a queue and takes a fixed time for each job (`POST /v1/prefill`). Both show metrics under the names of Dynamo and vLLM, and have the
+A prefill worker has a queue and takes a fixed time for each job (`POST /v1/prefill`). Both show metrics under the names of Dynamo and
+vLLM, and have the
 engine controls `fence` and `unfence` and `GET /engine/status`, as a custom Dynamo worker does.
 
 It stands in for an engine with a GPU: it has no GPU memory, no NIXL transfer from prefill to decode, and its tokens are hashes.
