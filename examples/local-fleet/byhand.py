@@ -1,4 +1,4 @@
-"""The same move by hand: CRIU dump, `cp`, CRIU restore of a like worker, each begun when the one before has ended. What a move by Shunter is compared with."""
+"""The same move by hand, to compare with: CRIU dump, `cp`, CRIU restore of a like worker, each begun when the one before has ended."""
 
 import os
 import subprocess
@@ -44,7 +44,7 @@ class _Namespace:
 
 
 def move_by_hand(folder: Path, criu: Path, weights_mb: int) -> float:
-    """Seconds from the start of the dump to the end of the restore, for a worker with `weights_mb` of memory and a client that streams from it.
+    """Seconds from the start of the dump to the end of the restore, for a worker of `weights_mb` that a client streams from.
 
     Raises SetUpError when a step fails; the client must have seen every token.
     """
@@ -86,8 +86,19 @@ def move_by_hand(folder: Path, criu: Path, weights_mb: int) -> float:
         wait_for("the worker moved by hand", lambda: instances(discovery, "backend"), 60)
         control, report = folder / "rate", folder / "report.json"
         control.write_text("0")
-        arguments = ["--discovery", discovery, "--workers", "1", "--spread", "1", "--tokens", "150", "--weights-mb", str(weights_mb)]
-        client = subprocess.Popen([sys.executable, HERE / "clients.py", *arguments, "--control", control, "--report", report])
+        arguments: list[str | Path] = [
+            "--discovery",
+            discovery,
+            "--workers",
+            "1",
+            "--spread",
+            "1",
+            "--tokens",
+            "150",
+            "--weights-mb",
+            str(weights_mb),
+        ]
+        client = subprocess.Popen([sys.executable, HERE / "clients.py", *arguments, "--control", control, "--report", report])  # fmt: skip
         wait_for("its client", lambda: report.exists() and '"got": 0' not in report.read_text(), 60)
         (worker,) = descendants(launcher.pid)
         image, copy = folder / "image", folder / "copy"

@@ -1,4 +1,6 @@
-"""The main job on one machine, while you watch: a node is preempted and its decode worker's streams go on elsewhere; then traffic shifts, and decode makes way for prefill.
+"""The main job on one machine, while you watch.
+
+A node is preempted, and its decode worker's streams go on elsewhere; then traffic shifts, and decode makes way for prefill.
 
 scripts/demo            (as root: in a lab with CRIU; otherwise with the `pretend` runtime, which moves nothing, and says so)
 """
@@ -236,7 +238,8 @@ def main() -> int:
     console = Console(width=None if sys.stdout.isatty() else 140)
     if options.pretend:
         console.print(
-            f"[bold yellow]pretend[/]: {options.pretend}\nEverything runs but the checkpoint itself: workers are stopped and continued, not moved."
+            f"[bold yellow]pretend[/]: {options.pretend}"
+            "\nEverything runs but the checkpoint itself: workers are stopped and continued, not moved."
         )
     try:
         with (
