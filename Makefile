@@ -1,25 +1,59 @@
 # Shunter. `make demo` shows the main job; `make test` runs every test; both install what they need (Debian packages only as root).
 SHELL := /bin/sh
 PYTHON ?= python3
-VENV := .venv
-BIN := $(VENV)/bin
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+LAB_TESTS := tests/contract tests/crash tests/acceptance
 
-.PHONY: demo test bench lint docs wire setup system clean
+.PHONY: help demo test bench lint docs generate system run-env dev-env clean
 .DEFAULT_GOAL := help
 
 help: ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
-$(VENV)/.made: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
-	@touch $@
+demo: run-env ## the main job, on this machine, while you watch
+	@scripts/demo
 
-setup: $(VENV)/.made ## the virtual environment, with all development tools
+test: dev-env ## all tests
+	@scripts/test
 
-lint: setup ## formatting, lint, types, import rules
+bench: dev-env ## figures, one JSON object a line, also in bench.json (make bench NAME=x runs one)
+	@$(BIN)/python tests/bench/run.py $(NAME)
+
+lint: dev-env ## formatting, lint, types, import rules, generated files
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/generate-schemas --check
+
+docs: dev-env ## the parts of docs/reference that come from the code
+	$(BIN)/python scripts/generate-reference
+
+generate: dev-env ## protobuf modules and JSON Schemas, from schemas/*.proto and shunter.model
+	scripts/generate-wire
+	$(BIN)/python scripts/generate-schemas
+
+# -- what the others need
+
+system:
+	@scripts/system
+
+run-env: system .venv/.run
+dev-env: system .venv/.dev
+
+.venv/.run: pyproject.toml
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
+	@echo "installing Shunter into .venv"
+	@$(PIP) -e '.[engine,agent]'
+	@touch $@
+
+.venv/.dev: pyproject.toml
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
+	@echo "installing Shunter and its development tools into .venv"
+	@$(PIP) -e '.[dev]'
+	@touch .venv/.run $@
+
+clean: ## remove what the other targets made
+	rm -rf .venv bench.json .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
