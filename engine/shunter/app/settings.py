@@ -1,21 +1,21 @@
 """The engine's settings: a TOML file. Paths in it are relative to the file's own folder.
 
-    state = "state"                      # operation store, audit, lock; made 0700
-    tick = "1s"                          # how often it looks and decides
-    [policies]
-    git = "https://example.com/policies.git"   # or: directory = "policies"
-    branch = "main"
-    folder = "policies"
-    poll = "15s"
-    [prometheus]
-    url = "http://prometheus:9090"
-    [tls]
-    ca = "certs/ca.pem"
-    cert = "certs/engine.pem"
-    key = "certs/engine.key"
-    [[agents]]
-    node = "node-a"
-    address = "10.0.0.11:7443"
+state = "state"                      # operation store, audit, lock; made 0700
+tick = "1s"                          # how often it looks and decides
+[policies]
+git = "https://example.com/policies.git"   # or: directory = "policies"
+branch = "main"
+folder = "policies"
+poll = "15s"
+[prometheus]
+url = "http://prometheus:9090"
+[tls]
+ca = "certs/ca.pem"
+cert = "certs/engine.pem"
+key = "certs/engine.key"
+[[agents]]
+node = "node-a"
+address = "10.0.0.11:7443"
 """
 
 import tomllib
@@ -134,7 +134,9 @@ def load(path: Path) -> Settings:
     """Read the file. Raises Rejected SH910 with what is wrong and where."""
 
     def refuse(what: str) -> Rejected:
-        return Rejected(Problem(code="SH910", what=what, remedy="Mend the settings file; its keys are in docs/reference/settings.md", subject=str(path)))
+        return Rejected(
+            Problem(code="SH910", what=what, remedy="Mend the settings file; its keys are in docs/reference/settings.md", subject=str(path))
+        )
 
     try:
         raw = tomllib.loads(path.read_text())
