@@ -1,0 +1,180 @@
+"""A worker that must leave its node: when there is such a case, what it is worth, and how its move is entered."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from shunter.decide.deciding import Deciding
+from shunter.decide.gates import ask, weigh
+from shunter.decide.history import FAILURES
+from shunter.decide.place import Job, Placement
+from shunter.decide.plan import round_of
+from shunter.decide.words import happens, holds
+from shunter.decide.world import STANDING
+from shunter.model.expression import Scope, Undecided
+from shunter.model.finding import Evidence, Verdict
+from shunter.model.ids import NodeId, OperationId, WorkerId
+from shunter.model.operation import OperationRecord
+from shunter.model.plan import OperationKind, Preconditions
+from shunter.model.policy import Policy, PreemptionPolicy, PreemptionSpec
+from shunter.model.sample import Known
+from shunter.model.snapshot import Node, Notice, Worker, WorkerState
+
+TRIES = 3
+"""A move is tried so often in all, unless it was the dump that was refused: that is refused again."""
+_REFUSED = "SH7"
+"""Codes of refusals by checkpoint and restore."""
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that must leave its node. `against` says what was tried and why that is over; `limit` is the notice's deadline less the
+    reserve, or None.
+    """
+
+    worker: Worker
+    notice: Notice
+    cause: str
+    scope: Scope
+    limit: float | None
+    evidence: tuple[Evidence, ...]
+    tried: tuple[OperationRecord, ...]
+
+    def failed(self, kind: OperationKind) -> list[OperationRecord]:
+        """Its failed attempts of this kind for this notice."""
+        return [r for r in self.tried if r.planned.kind is kind]
+
+    @property
+    def movable(self) -> bool:
+        """A move may be tried (again)."""
+        moves = self.failed(OperationKind.MOVE)
+        return len(moves) < TRIES and not any(r.outcome and r.outcome.code.startswith(_REFUSED) for r in moves)
+
+
+def spec_of(policy: Policy) -> PreemptionSpec:
+    """The spec of a PreemptionPolicy. Raises TypeError for another kind."""
+    if not isinstance(policy.document, PreemptionPolicy):
+        raise TypeError(f"{policy.name} is a {policy.kind}")
+    return policy.document.spec
+
+
+def case_of(d: Deciding, policy: Policy, worker: Worker) -> Case | None:
+    """The worker's case, or None with a finding that says why there is nothing to do (or none, where the policy isn't about it)."""
+    covered, evidence = d.covers(policy, worker)
+    if covered is False:
+        if evidence:
+            d.find(policy, worker.id, Verdict.PASS, "the policy doesn't cover it", gate="workers.where", evidence=evidence)
+        return None
+    spec = spec_of(policy)
+    if worker.state not in STANDING and worker.state is not WorkerState.FROZEN:
+        d.find(policy, worker.id, Verdict.PASS, f"it is {worker.state.value}: nothing to move", gate="worker.state", evidence=evidence)
+        return None
+    notice = _notice(d, spec, worker)
+    if notice is None:
+        kinds = ", ".join(k.value for k in spec.notices)
+        seen = Evidence(gate="notices", result=False, detail=f"none of {kinds} is open for {worker.node}")
+        d.find(policy, worker.id, Verdict.PASS, f"no notice for {worker.node}", gate="notices", evidence=(*evidence, seen))
+        return None
+    seen = Evidence(gate="notices", result=True, detail=f"{notice.kind.value} {notice.id} from {notice.source or 'an unnamed source'}")
+    reason = _unable(d, worker)
+    if reason is not None:
+        d.find(policy, worker.id, Verdict.HOLD, reason, gate="worker", evidence=(*evidence, seen), since=notice.seen_at)
+        return None
+    cause = round_of(f"notice:{notice.id}", notice.seen_at, d.now)
+    return Case(
+        worker=worker,
+        notice=notice,
+        cause=cause,
+        scope=d.scopes.worker(policy, worker, notice=notice, now=d.now),
+        limit=notice.deadline - spec.reserve if notice.deadline is not None else None,
+        evidence=(*evidence, seen),
+        tried=tuple(r for r in d.history.of_worker(worker.id) if r.planned.cause == cause and r.status in FAILURES),
+    )
+
+
+def _notice(d: Deciding, spec: PreemptionSpec, worker: Worker) -> Notice | None:
+    open_for = d.world.notices.get(worker.node, ()) if worker.node else ()
+    return next((n for n in open_for if n.kind in spec.notices), None)
+
+
+def _unable(d: Deciding, worker: Worker) -> str | None:
+    """Why nothing can be ordered for the worker now, or None."""
+    if (blocked := d.ledger.blocked(worker.id)) is not None:
+        return blocked
+    if worker.state not in STANDING:
+        return f"it is {worker.state.value}, and no operation is known that did it"
+    node = d.world.nodes.get(worker.node) if worker.node else None
+    if node is None or not node.reachable:
+        return f"{worker.node} doesn't answer, and the worker isn't known to be dead"
+    if worker.slot is None:
+        return "it runs in no slot that is known"
+    if (claimed := d.ledger.claimed(worker.slot)) is not None:
+        return f"{worker.slot}: {claimed}"
+    return None
+
+
+def lanes(d: Deciding, cases: Iterable[Case]) -> dict[NodeId, float]:
+    """Seconds for which each case's node is still dumping: what is under way, and what this plan has it do before."""
+    nodes = {c.worker.node for c in cases if c.worker.node}
+    busy = {n: d.history.lane_busy(n, d.now) for n in nodes}
+    for one in d.ranked:
+        o = one.operation
+        worker = d.world.workers.get(o.worker)
+        if o.from_slot and worker and worker.node in busy and o.kind in (OperationKind.MOVE, OperationKind.PARK):
+            busy[worker.node] += d.phases(worker).freeze
+    return busy
+
+
+def job_of(d: Deciding, case: Case, value: float) -> Job:
+    """The case as something to place: its node dumps one worker at a time, the restore follows elsewhere."""
+    phases = d.phases(case.worker)
+    return Job(worker=case.worker.id, value=value, lane=case.worker.node, occupy=phases.freeze, tail=phases.restore, limit=case.limit)
+
+
+def values_of(d: Deciding, policy: Policy, cases: Sequence[Case]) -> dict[WorkerId, float]:
+    """What saving each is worth: `move.order`, or tokens of context if that has no answer for one of them, so that all are on one scale.
+    Tokens that aren't known count as none, since the number of workers decides then.
+    """
+    order = spec_of(policy).move.order
+    if order is not None:
+        measured = {c.worker.id: weigh(d.rules, "move.order", order, c.scope)[0] for c in cases}
+        known = {w: v for w, v in measured.items() if not isinstance(v, Undecided)}
+        if len(known) == len(measured):
+            least = min(0.0, min(known.values(), default=0.0))
+            return {w: v - least for w, v in known.items()}
+    return {c.worker.id: s.value if isinstance(s := c.scope.get("worker.kvTokens"), Known) else 0.0 for c in cases}
+
+
+def plan_move(d: Deciding, policy: Policy, case: Case, placed: Placement, value: float, after: tuple[OperationId, ...] = ()) -> None:
+    """Enter the move, and the finding that it is done."""
+    worker, slot = case.worker, placed.slots[case.worker.id]
+    assert worker.slot is not None, "a case occupies a slot"
+    phases = d.phases(worker)
+    wait = max(0.0, placed.ends[worker.id] - d.now - phases.freeze - phases.restore)
+    d.plan(
+        policy,
+        OperationKind.MOVE,
+        worker,
+        Preconditions(incarnation=worker.incarnation, at=worker.slot, free=slot),
+        cause=case.cause,
+        reason=f"{happens(case.notice, d.now)}; {holds(worker, case.scope)}",
+        value=value,
+        estimate=phases.moving(wait),
+        deadline=case.notice.deadline,
+        from_slot=worker.slot,
+        to_slot=slot,
+        notice=case.notice.id,
+        after=after,
+    )
+    found(d, policy, case, f"{happens(case.notice)}: it moves to {slot}", gate="move.to", at=d.world.node_of_slot(slot))
+
+
+def found(d: Deciding, policy: Policy, case: Case, reason: str, *, gate: str, at: Node | None = None) -> None:
+    """The finding that something is done, with the evidence of where it goes (`at`: the destination)."""
+    move, evidence = spec_of(policy).move, list(case.evidence)
+    if move.order is not None:
+        evidence.append(weigh(d.rules, "move.order", move.order, case.scope)[1])
+    if at is not None and move.to.where is not None:
+        evidence.append(ask(d.rules, "move.to.where", move.to.where, d.scopes.at(case.scope, at))[1])
+    if at is not None and move.to.prefer is not None:
+        evidence.append(weigh(d.rules, "move.to.prefer", move.to.prefer, d.scopes.at(case.scope, at))[1])
+    d.find(policy, case.worker.id, Verdict.ACT, reason, gate=gate, evidence=evidence, since=case.notice.seen_at)

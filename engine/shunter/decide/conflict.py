@@ -1,0 +1,70 @@
+"""One operation for each worker and each slot: what is under way comes first, then what an earlier (higher) policy took."""
+
+from collections.abc import Sequence
+
+from shunter.model.ids import ImageId, NodeId, PolicyName, SlotId, WorkerId, node_of
+from shunter.model.operation import OperationRecord
+from shunter.model.plan import PlannedOperation
+from shunter.model.snapshot import Slot
+
+
+class Ledger:
+    """Who has what, while a plan is being made. Policies come to it in the order of precedence, so that the first one wins."""
+
+    def __init__(self, active: Sequence[OperationRecord]) -> None:
+        self._busy: dict[WorkerId, OperationRecord] = {r.planned.worker: r for r in active}
+        self._busy_slots: set[SlotId] = {s for r in active for s in (r.planned.from_slot, r.planned.to_slot, r.planned.expect.free) if s}
+        self._workers: dict[WorkerId, PolicyName] = {}
+        self._leaving: dict[SlotId, PlannedOperation] = {}
+        self._arriving: dict[SlotId, PlannedOperation] = {}
+        self.images: set[ImageId] = {i for r in active for i in (r.planned.image, r.planned.expect.image) if i}
+        """Images that an operation, under way or planned, refers to."""
+
+    def active(self, worker: WorkerId) -> OperationRecord | None:
+        """The operation under way on the worker, or None."""
+        return self._busy.get(worker)
+
+    def blocked(self, worker: WorkerId) -> str | None:
+        """Why nothing may be planned for the worker, in words, or None."""
+        if (record := self._busy.get(worker)) is not None:
+            return f"busy with {record.planned.kind.value} {record.id}"
+        if (policy := self._workers.get(worker)) is not None:
+            return f"outranked by {policy}"
+        return None
+
+    def free(self, slot: Slot) -> bool:
+        """The slot is empty and nobody is on the way to it, or from it, or planned to be."""
+        taken = slot.id in self._busy_slots or slot.id in self._arriving or slot.id in self._leaving
+        return slot.worker is None and slot.reserved_by is None and not taken
+
+    def claimed(self, slot: SlotId) -> str | None:
+        """Why a slot that is occupied now can't be given to another worker in this plan, in words, or None."""
+        if slot in self._busy_slots:
+            return "an operation under way needs it"
+        if (operation := self._arriving.get(slot)) is not None:
+            return f"outranked by {operation.policy}"
+        return None
+
+    def arriving(self, node: NodeId) -> int:
+        """Workers that this plan brings to the node."""
+        return sum(node_of(slot) == node for slot in self._arriving)
+
+    def take(self, operation: PlannedOperation) -> None:
+        """Enter a planned operation. Raises ValueError if its worker or a slot is taken: a policy must ask before it plans."""
+        if (why := self.blocked(operation.worker)) is not None:
+            raise ValueError(f"{operation.worker} can't be planned for: {why}")
+        for slot in (operation.from_slot, operation.to_slot):
+            if slot is not None and (slot in self._busy_slots or not self._may(slot, operation)):
+                raise ValueError(f"{slot} is taken")
+        if operation.to_slot is not None:
+            self._arriving[operation.to_slot] = operation
+        if operation.from_slot is not None:
+            self._leaving[operation.from_slot] = operation
+        self._workers[operation.worker] = operation.policy
+        self.images |= {i for i in (operation.image, operation.expect.image) if i}
+
+    def _may(self, slot: SlotId, operation: PlannedOperation) -> bool:
+        if slot == operation.to_slot:
+            leaving = self._leaving.get(slot)
+            return slot not in self._arriving and (leaving is None or leaving.id in operation.after)
+        return slot not in self._leaving

@@ -1,0 +1,173 @@
+"""One evaluation in the making: what every rule reads, and where it puts what it found."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shunter.decide.conflict import Ledger
+from shunter.decide.fit import Finder, Needs, needs_of_image, needs_of_worker, unfit_node
+from shunter.decide.gates import ask
+from shunter.decide.history import History
+from shunter.decide.plan import Ranked, operation_id, patience
+from shunter.decide.profile import Costs, Phases, Profile
+from shunter.decide.scope import Scopes
+from shunter.decide.world import World
+from shunter.model.expression import Rules, Undecided
+from shunter.model.finding import Evidence, Finding, Lane, Verdict
+from shunter.model.ids import NodeId, PolicyName
+from shunter.model.operation import EngineState
+from shunter.model.plan import Estimate, OperationKind, PlannedOperation, Preconditions
+from shunter.model.policy import Policy, PolicySet, PreemptionPolicy
+from shunter.model.snapshot import Image, Slot, Snapshot, Worker
+
+
+class Deciding:
+    """The inputs of `evaluate`, indexed, and its findings and operations so far. Lives for one evaluation."""
+
+    def __init__(
+        self, policies: PolicySet, snapshots: Sequence[Snapshot], state: EngineState, now: float, rules: Rules, profile: Profile
+    ) -> None:
+        self.policies, self.now, self.rules = policies, now, rules
+        self.worlds = [World(s) for s in snapshots]
+        self.world = self.worlds[-1]
+        self._all_scopes = [Scopes(w) for w in self.worlds]
+        self.scopes = self._all_scopes[-1]
+        self.history = History(state)
+        self.costs = Costs(profile, self.history.ended)
+        self.ledger = Ledger(self.history.active)
+        self.finder = Finder(self.world, self.scopes, rules, self.ledger.arriving)
+        self.found: dict[tuple[PolicyName, str], Finding] = {}
+        self.ranked: list[Ranked] = []
+        self._involuntary: dict[tuple[str, bool], str] = {}
+        for record in self.history.active:
+            if record.planned.lane == "involuntary":
+                why = f"{record.planned.kind.value} of {record.planned.worker} is under way because a node is going"
+                self._note(record.planned, why)
+
+    def find(
+        self,
+        policy: Policy,
+        subject: str,
+        verdict: Verdict,
+        reason: str,
+        *,
+        gate: str = "",
+        evidence: Sequence[Evidence] = (),
+        since: float | None = None,
+    ) -> None:
+        """Enter what the policy says of the subject. Said again, it replaces what was said before."""
+        self.found[policy.name, subject] = Finding(
+            policy=policy.name,
+            subject=subject,
+            verdict=verdict,
+            lane=lane_of(policy),
+            reason=reason,
+            gate=gate,
+            since=since,
+            evidence=tuple(evidence),
+        )
+
+    def plan(
+        self,
+        policy: Policy,
+        kind: OperationKind,
+        worker: Worker,
+        expect: Preconditions,
+        *,
+        cause: str,
+        reason: str,
+        value: float = 0.0,
+        estimate: Estimate | None = None,
+        deadline: float | None = None,
+        **more: Any,  # noqa: ANN401  (other fields of PlannedOperation)
+    ) -> PlannedOperation:
+        """Enter an operation. A voluntary one without a deadline gets one, so that it can't stand half-way for ever."""
+        attempt = self.history.attempt(kind, worker.id, cause)
+        cost = estimate or Estimate()
+        lane = lane_of(policy)
+        operation = PlannedOperation(
+            id=operation_id(kind, worker.id, worker.incarnation, cause, attempt),
+            kind=kind,
+            worker=worker.id,
+            lane=lane,
+            policy=policy.name,
+            reason=reason,
+            expect=expect,
+            cause=cause,
+            attempt=attempt,
+            estimate=cost,
+            deadline=patience(self.now, cost.total) if deadline is None and lane == "voluntary" else deadline,
+            preview=policy.document.spec.mode == "preview",
+            **more,
+        )
+        self.ledger.take(operation)
+        self.ranked.append(Ranked(operation=operation, value=value, priority=policy.document.spec.priority))
+        if lane == "involuntary":
+            self._note(operation, f"{kind.value} of {worker.id} comes first, by {policy.name}")
+        return operation
+
+    def _note(self, operation: PlannedOperation, why: str) -> None:
+        worker = self.world.workers.get(operation.worker)
+        if worker is not None:
+            self._involuntary.setdefault((worker.graph, operation.preview), why)
+
+    def covers(self, policy: Policy, worker: Worker) -> tuple[bool | Undecided, tuple[Evidence, ...]]:
+        """Whether the policy's selector covers the worker. No evidence: role or graph alone decided."""
+        select = policy.document.spec.workers
+        if (select.role is not None and worker.role != select.role) or (select.graph is not None and worker.graph != select.graph):
+            return False, ()
+        if select.where is None:
+            return True, ()
+        answer, evidence = ask(self.rules, "workers.where", select.where, self.scopes.worker(policy, worker))
+        return answer, (evidence,)
+
+    def series(self, policy: Policy, graph: str) -> list[tuple[float, Mapping[str, Any]]]:
+        """Each snapshot's time and the graph's scope in it, oldest first."""
+        return [(w.at, s.graph(policy, graph)) for w, s in zip(self.worlds, self._all_scopes, strict=True)]
+
+    def free_slots(self) -> dict[NodeId, list[Slot]]:
+        """Slots that nobody has or is promised, by node, in order."""
+        free: dict[NodeId, list[Slot]] = defaultdict(list)
+        for node in self.world.nodes.values():
+            free[node.id] = [s for s in sorted(node.slots, key=lambda s: s.id) if self.ledger.free(s)]
+        return free
+
+    def needs(self, subject: Worker | Image) -> Needs:
+        """What a destination of this worker or image must offer."""
+        return needs_of_worker(self.world, subject) if isinstance(subject, Worker) else needs_of_image(self.world, subject)
+
+    def phases(self, worker: Worker, size: int | None = None) -> Phases:
+        """What dumping and restoring the worker costs; `size` is an image's, None the worker's own."""
+        own, source = (size, "") if size is not None else self.world.size(worker)
+        phases = self.costs.phases(own, gpu=self.world.has_gpus(worker))
+        if not source or own is None:
+            return phases
+        return Phases(freeze=phases.freeze, restore=phases.restore, basis=f"{phases.basis}; {source}", bytes=own)
+
+    def involuntary(self, graph: str, *, preview: bool) -> str | None:
+        """Why voluntary work in the graph waits: an involuntary operation under way or planned; None if there is none.
+
+        What is only shown doesn't hold up what is carried out.
+        """
+        return self._involuntary.get((graph, False)) or (self._involuntary.get((graph, True)) if preview else None)
+
+    def keepers(self, worker: Worker, number: int, used: Mapping[NodeId, int]) -> tuple[NodeId, ...]:
+        """Up to `number` nodes that stay and can hold the worker's image, its own not among them: those on which it could be restored
+        first, then those that hold the least, then those with the most free slots.
+        """
+        needs = self.needs(worker)
+
+        def key(node: NodeId) -> tuple[bool, int, int, NodeId]:
+            return unfit(node), used.get(node, 0), -sum(self.ledger.free(s) for s in self.world.nodes[node].slots), node
+
+        def unfit(node: NodeId) -> bool:
+            other = self.world.nodes[node]
+            return unfit_node(self.world, needs, other) is not None
+
+        others = [n for n in self.world.nodes if n != worker.node and self.world.stays(n)]
+        return tuple(sorted(others, key=key)[:number])
+
+
+def lane_of(policy: Policy) -> Lane:
+    """Notices make involuntary work, everything else is voluntary."""
+    return "involuntary" if isinstance(policy.document, PreemptionPolicy) else "voluntary"

@@ -1,0 +1,58 @@
+"""The one function that decides: production, preview, backtest and replay all call it."""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from shunter.decide.checkpoint import checkpoint
+from shunter.decide.deciding import Deciding, lane_of
+from shunter.decide.plan import ordered
+from shunter.decide.preempt import preempt
+from shunter.decide.profile import Profile
+from shunter.decide.reassign import reassign
+from shunter.decide.retention import retain
+from shunter.model.expression import Rules
+from shunter.model.operation import EngineState
+from shunter.model.plan import Evaluation, Plan
+from shunter.model.policy import CheckpointPolicy, Policy, PolicySet, PreemptionPolicy
+from shunter.model.snapshot import Snapshot
+
+_DEFAULT = Profile()
+
+
+def evaluate(
+    policies: PolicySet, snapshots: Sequence[Snapshot], state: EngineState, now: float, rules: Rules, profile: Profile = _DEFAULT
+) -> Evaluation:
+    """Say what each policy says of each subject, and what is to be done.
+
+    `snapshots` are oldest first; the last is the current one, the others are the history for `for`. Raises ValueError when there is none
+    or they aren't in order. `now` is seconds since the epoch. The same inputs give the same bytes, whatever order the parts of a
+    snapshot, the policies or the operations are listed in (but for the snapshot's own digest).
+
+    What is carried out goes before what is only shown, and work for a node that is going before voluntary work; then the policies of
+    higher priority go first, and those whose names come first. Whoever goes first takes its workers and slots.
+    """
+    if not snapshots:
+        raise ValueError("there is no snapshot to decide on")
+    if any(a.at > b.at for a, b in pairwise(snapshots)):
+        raise ValueError("the snapshots aren't in the order of their times")
+    d = Deciding(policies, snapshots, state, now, rules, profile)
+    in_force = sorted((p for p in policies.policies if p.document.spec.mode != "off"), key=_precedence)
+    for policy in in_force:
+        _rule(policy)(d, policy)
+    for policy in in_force:
+        if isinstance(policy.document, CheckpointPolicy):
+            retain(d, policy)
+    findings = tuple(d.found[key] for key in sorted(d.found))
+    plan = Plan(at=now, commit=policies.commit, policy_set=policies.digest, snapshot=snapshots[-1].id, operations=ordered(d.ranked))
+    return Evaluation(findings=findings, plan=plan)
+
+
+def _precedence(policy: Policy) -> tuple[bool, bool, int, str]:
+    spec = policy.document.spec
+    return spec.mode == "preview", lane_of(policy) == "voluntary", -spec.priority, policy.name
+
+
+def _rule(policy: Policy) -> Callable[[Deciding, Policy], None]:
+    if isinstance(policy.document, PreemptionPolicy):
+        return preempt
+    return checkpoint if isinstance(policy.document, CheckpointPolicy) else reassign

@@ -1,0 +1,80 @@
+"""Why a worker is, or isn't, acted on: for each policy the first gate that decided."""
+
+import msgspec
+
+from shunter.model.finding import Evidence, Finding, Verdict
+from shunter.model.ids import PolicyName, WorkerId
+from shunter.model.plan import Evaluation, PlannedOperation
+from shunter.model.policy import Policy, PolicySet
+from shunter.model.snapshot import Snapshot, Worker
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """What one policy means for one worker.
+
+    `gate` is the first that stood in the way, or that decided to act; `expression`, `value` and `since` (seconds since the epoch) are
+    its own, empty or None where it has none. `finding` is None when role, graph or mode alone keep the policy from it. `subject` is the
+    worker, or its graph when the policy decides on pools.
+    """
+
+    policy: PolicyName
+    kind: str
+    subject: str
+    verdict: Verdict
+    gate: str
+    reason: str
+    expression: str = ""
+    value: str = ""
+    since: float | None = None
+    finding: Finding | None = None
+    operations: tuple[PlannedOperation, ...] = ()
+
+
+def explain(evaluation: Evaluation, policies: PolicySet, snapshot: Snapshot, worker: WorkerId) -> tuple[Explanation, ...]:
+    """One explanation for each policy, in the order of their names. Raises KeyError for a worker that the snapshot doesn't have."""
+    known = next((w for w in snapshot.fleet.workers if w.id == worker), None)
+    if known is None:
+        raise KeyError(worker)
+    return tuple(_one(evaluation, policy, known) for policy in sorted(policies.policies, key=lambda p: p.name))
+
+
+def _one(evaluation: Evaluation, policy: Policy, worker: Worker) -> Explanation:
+    static = _static(policy, worker)
+    own = {f.subject: f for f in evaluation.findings if f.policy == policy.name and f.subject in (worker.id, worker.graph)}
+    finding = own.get(worker.id) or own.get(worker.graph)
+    if static is not None or finding is None:
+        gate, reason = static or ("workers", "the policy has nothing to say of it")
+        return Explanation(policy=policy.name, kind=policy.kind, subject=worker.id, verdict=Verdict.PASS, gate=gate, reason=reason)
+    evidence = _decisive(finding)
+    return Explanation(
+        policy=policy.name,
+        kind=policy.kind,
+        subject=finding.subject,
+        verdict=finding.verdict,
+        gate=finding.gate or (evidence.gate if evidence else ""),
+        reason=finding.reason,
+        expression=evidence.expression if evidence else "",
+        value=evidence.detail if evidence else "",
+        since=finding.since,
+        finding=finding,
+        operations=tuple(o for o in evaluation.plan.operations if o.policy == policy.name and o.worker == worker.id),
+    )
+
+
+def _static(policy: Policy, worker: Worker) -> tuple[str, str] | None:
+    """Why the policy can't be about the worker, by what stands in the file alone."""
+    spec = policy.document.spec
+    if spec.mode == "off":
+        return "mode", "the policy is off"
+    if spec.workers.graph not in (None, worker.graph):
+        return "workers.graph", f"it covers {spec.workers.graph}, and the worker serves {worker.graph}"
+    if spec.workers.role not in (None, worker.role):
+        return "workers.role", f"it covers {spec.workers.role} workers, and this is a {worker.role} worker"
+    return None
+
+
+def _decisive(finding: Finding) -> Evidence | None:
+    """The evidence that decided: that of the finding's gate, else the first that wasn't met, else the last."""
+    named = [e for e in finding.evidence if e.gate == finding.gate]
+    unmet = [e for e in finding.evidence if e.result is not True]
+    return next(iter([*named, *unmet, *finding.evidence[-1:]]), None)

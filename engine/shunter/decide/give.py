@@ -1,0 +1,186 @@
+"""Giving a slot to the other pool: a free one if there is one, else that of a worker which makes way with its sessions."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from shunter.decide.deciding import Deciding
+from shunter.decide.gates import missing
+from shunter.decide.pick import candidates, fits
+from shunter.decide.place import Job, place
+from shunter.decide.shift import Condition, Stop, spec_of
+from shunter.decide.words import holds
+from shunter.decide.world import AWAY, STANDING
+from shunter.model.finding import Evidence, Verdict
+from shunter.model.ids import OperationId, SlotId, WorkerId, pool_id
+from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
+from shunter.model.policy import Policy
+from shunter.model.snapshot import Image, Worker
+
+
+class Shift(msgspec.Struct, frozen=True, kw_only=True):
+    """What every step of one shift knows."""
+
+    policy: Policy
+    graph: str
+    cause: str
+    why: str
+
+
+def give(d: Deciding, policy: Policy, graph: str, cause: str, trigger: Condition) -> tuple[Stop, tuple[Evidence, ...]]:
+    """Plan up to `limits.step` shifts. The answer says what was planned, or why nothing was."""
+    shift = Shift(policy=policy, graph=graph, cause=cause, why=trigger.evidence[0].detail)
+    done: list[str] = []
+    evidence: list[Evidence] = []
+    last: Stop | None = None
+    for _ in range(max(1, spec_of(policy).limits.step)):
+        outcome, gates = _one(d, shift, len(done))
+        evidence += gates
+        if isinstance(outcome, Stop):
+            last = outcome
+            break
+        done.append(outcome)
+    if done:
+        return Stop(verdict=Verdict.ACT, reason="; ".join(done), gate="when"), tuple(evidence)
+    assert last is not None, "the first step either does something or says why not"
+    return last, tuple(evidence)
+
+
+def _one(d: Deciding, shift: Shift, done: int) -> tuple[Stop | str, list[Evidence]]:
+    """One worker for the other pool: what was planned in words, or why not."""
+    limits, to = spec_of(shift.policy).limits, spec_of(shift.policy).to
+    serving = _standing(d, shift.graph, to) + done
+    if limits.to is not None:
+        within = Evidence(gate="limits.to.max", result=serving < limits.to.max, detail=f"{serving} {to} workers, at most {limits.to.max}")
+        if not within.result:
+            return Stop(verdict=Verdict.HOLD, reason=f"there are {serving} {to} workers, as many as may be", gate="limits.to.max"), [within]
+    waiting = _waiting(d, shift.graph, to)
+    if not waiting:
+        reason = f"no parked {to} worker of {shift.graph} has an image that can be restored, and native starts aren't done here"
+        return Stop(verdict=Verdict.HOLD, reason=reason, gate="to"), [Evidence(gate="to", result=False, detail=reason)]
+    if (direct := _into_free(d, shift, waiting)) is not None:
+        return direct, [Evidence(gate="to", result=True, detail=direct)]
+    return _make_way(d, shift, waiting)
+
+
+def _standing(d: Deciding, graph: str, role: str) -> int:
+    return sum(w.state in STANDING for w in d.world.pools.get(pool_id(graph, role), ()))
+
+
+def _waiting(d: Deciding, graph: str, role: str) -> list[tuple[Worker, Image]]:
+    """Workers of the pool that can be restored, the newest image first."""
+    pool = d.world.pools.get(pool_id(graph, role), ())
+    away = [w for w in pool if w.state in AWAY and d.ledger.blocked(w.id) is None]
+    found = [(w, image) for w in away if (image := d.world.restorable(w.id)) is not None]
+    return sorted(found, key=lambda pair: (-pair[1].taken_at, pair[0].id))
+
+
+def _into_free(d: Deciding, shift: Shift, waiting: Sequence[tuple[Worker, Image]]) -> str | None:
+    """Restore one of the waiting into a free slot: nobody has to make way. None when there is no such slot."""
+    free = d.free_slots()
+    for worker, image in waiting:
+        found = d.finder.find(d.needs(image), free, scope={})
+        placed = place([Job(worker=worker.id)], {worker.id: found.options}, {}, d.now)
+        if (slot := placed.slots.get(worker.id)) is not None:
+            restore(d, shift, worker, image, slot, f"{slot} is free: no {spec_of(shift.policy).from_} worker has to make way")
+            return f"{worker.id} is restored into {slot}, which is free"
+    return None
+
+
+def _make_way(d: Deciding, shift: Shift, waiting: Sequence[tuple[Worker, Image]]) -> tuple[Stop | str, list[Evidence]]:
+    """Have one worker leave its slot for one of the waiting."""
+    spec = spec_of(shift.policy)
+    evidence: list[Evidence] = []
+    serving = _standing(d, shift.graph, spec.from_) - _leaving(d, shift.graph, spec.from_)
+    if spec.sessions != "move":
+        within = Evidence(
+            gate="limits.from.min",
+            result=serving - 1 >= spec.limits.from_.min,
+            detail=f"{serving} {spec.from_} workers, one fewer after it, at least {spec.limits.from_.min}",
+        )
+        evidence.append(within)
+        if not within.result:
+            reason = f"{serving} {spec.from_} workers are left: no fewer than {spec.limits.from_.min} may be"
+            return Stop(verdict=Verdict.HOLD, reason=reason, gate="limits.from.min"), evidence
+    able, undecided = candidates(d, shift.policy, shift.graph)
+    why = f"no {spec.from_} worker may be taken"
+    for candidate in able:
+        pair = next((p for p in waiting if fits(d, d.needs(p[1]), candidate.worker)), None)
+        if pair is None:
+            why = f"no waiting {spec.to} worker fits into the slot of a {spec.from_} worker that may be taken"
+            continue
+        left, reason = _leave(d, shift, candidate.worker)
+        if left is None:
+            why = reason
+            continue
+        worker, image = pair
+        assert candidate.worker.slot is not None, "a candidate occupies a slot"
+        restore(d, shift, worker, image, candidate.worker.slot, f"{candidate.worker.id} makes way ({spec.sessions})", after=(left.id,))
+        d.find(shift.policy, candidate.worker.id, Verdict.ACT, f"it makes way for {worker.id}: {reason}", gate="pick.prefer")
+        return f"{candidate.worker.id} makes way for {worker.id} in {candidate.worker.slot}: {reason}", evidence
+    if not able and undecided is not None:
+        return Stop(verdict=Verdict.INCONCLUSIVE, reason=missing(undecided), gate="pick.where"), evidence
+    evidence.append(Evidence(gate="pick", result=False, detail=why))
+    return Stop(verdict=Verdict.HOLD, reason=why, gate="pick"), evidence
+
+
+def _leaving(d: Deciding, graph: str, role: str) -> int:
+    """Workers of the pool that operations of this plan, or under way, take out of it."""
+    operations = [one.operation for one in d.ranked] + [r.planned for r in d.history.active]
+    gone = {o.worker for o in operations if o.kind in (OperationKind.PARK, OperationKind.DRAIN)}
+    return sum(w.id in gone and w.state in STANDING for w in d.world.pools.get(pool_id(graph, role), ()))
+
+
+def _leave(d: Deciding, shift: Shift, worker: Worker) -> tuple[PlannedOperation | None, str]:
+    """Plan how the worker leaves its slot, and say it; or say why it can't."""
+    sessions = spec_of(shift.policy).sessions
+    told = holds(worker, d.scopes.worker(shift.policy, worker))
+    slot: SlotId | None = None
+    if sessions == "move":
+        found = d.finder.find(d.needs(worker), d.free_slots(), scope={})
+        slot = place([Job(worker=worker.id)], {worker.id: found.options}, {}, d.now).slots.get(worker.id)
+        if slot is None:
+            return None, f"there is no slot to move a {worker.role} worker to ({found.why()})"
+    phases = d.phases(worker)
+    kind = {"move": OperationKind.MOVE, "park": OperationKind.PARK, "drain": OperationKind.DRAIN}[sessions]
+    estimate = {"move": phases.moving(), "park": phases.dumping(copies=False)}.get(sessions)
+    operation = d.plan(
+        shift.policy,
+        kind,
+        worker,
+        Preconditions(incarnation=worker.incarnation, at=worker.slot, free=slot),
+        cause=shift.cause,
+        reason=f"{shift.why}; {told}",
+        estimate=estimate,
+        from_slot=worker.slot,
+        to_slot=slot,
+        copies=(worker.node,) if sessions == "park" and worker.node else (),
+    )
+    return operation, {"move": f"it moves to {slot}", "park": "it is parked", "drain": "it finishes its streams and ends"}[sessions]
+
+
+def restore(
+    d: Deciding, shift: Shift, worker: Worker, image: Image, slot: SlotId, how: str, *, after: tuple[OperationId, ...] = ()
+) -> PlannedOperation:
+    """Plan to bring a waiting worker back into a slot that is free or, `after` another operation, will be."""
+    return d.plan(
+        shift.policy,
+        OperationKind.RESTORE,
+        worker,
+        Preconditions(incarnation=worker.incarnation, absent=True, free=slot, image=image.id),
+        cause=shift.cause,
+        reason=f"{shift.why}; {how}",
+        estimate=d.phases(worker, image.bytes).restoring(),
+        to_slot=slot,
+        image=image.id,
+        after=after,
+    )
+
+
+def waiting_worker(d: Deciding, worker: WorkerId) -> tuple[Worker, Image] | None:
+    """The worker and its image, if it waits for a slot and nothing is planned for it."""
+    known = d.world.workers.get(worker)
+    image = d.world.restorable(worker)
+    if known is None or image is None or known.state not in AWAY or d.ledger.blocked(worker) is not None:
+        return None
+    return known, image

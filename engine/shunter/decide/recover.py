@@ -1,0 +1,132 @@
+"""Workers that a going node has cost their process: brought back from their images where there is room."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from shunter.decide.cases import TRIES, spec_of
+from shunter.decide.deciding import Deciding
+from shunter.decide.history import failed_nodes, said
+from shunter.decide.place import Job, place
+from shunter.decide.plan import round_of
+from shunter.decide.words import clock
+from shunter.decide.world import AWAY
+from shunter.model.finding import Evidence, Verdict
+from shunter.model.ids import NoticeId
+from shunter.model.operation import OperationRecord, Status
+from shunter.model.plan import OperationKind, Preconditions
+from shunter.model.policy import Policy
+from shunter.model.snapshot import Image, NoticeKind, Role, Worker, WorkerState
+
+
+class Away(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker without a process, the image that it can come back from, and why it should."""
+
+    worker: Worker
+    image: Image
+    cause: str
+    why: str
+    notice: NoticeId | None
+    failed: tuple[OperationRecord, ...]
+
+
+def recover(d: Deciding, policy: Policy, role: Role) -> None:
+    """Restore workers of the role: lost ones if the policy answers to `gone`, and those that it parked itself when there was no room."""
+    away = [a for w in d.world.workers.values() if w.role == role and w.state in AWAY and (a := _away(d, policy, w)) is not None]
+    ready = [a for a in away if _ready(d, policy, a)]
+    free = d.free_slots()
+    founds = {
+        a.worker.id: d.finder.find(
+            d.needs(a.image),
+            free,
+            scope=d.scopes.worker(policy, a.worker),
+            to=spec_of(policy).move.to,
+            avoid=failed_nodes(a.failed),
+        )
+        for a in ready
+    }
+    jobs = [Job(worker=a.worker.id, tail=d.phases(a.worker, a.image.bytes).restore) for a in ready]
+    placed = place(jobs, {w: f.options for w, f in founds.items()}, {}, d.now)
+    for a in ready:
+        slot = placed.slots.get(a.worker.id)
+        if slot is None:
+            why = "others come first" if founds[a.worker.id].options else founds[a.worker.id].why()
+            d.find(policy, a.worker.id, Verdict.HOLD, f"{a.why}, and there is no slot to restore it into ({why})", gate="move.to")
+            continue
+        d.plan(
+            policy,
+            OperationKind.RESTORE,
+            a.worker,
+            Preconditions(incarnation=a.worker.incarnation, absent=True, free=slot, image=a.image.id),
+            cause=a.cause,
+            reason=f"{a.worker.id}: {a.why}; its image {a.image.id} is {d.now - a.image.taken_at:.0f} s old",
+            estimate=d.phases(a.worker, a.image.bytes).restoring(),
+            to_slot=slot,
+            image=a.image.id,
+            notice=a.notice,
+        )
+        d.find(policy, a.worker.id, Verdict.ACT, f"{a.why}: it is restored into {slot}", gate="worker.state", evidence=_evidence(a))
+
+
+def _away(d: Deciding, policy: Policy, worker: Worker) -> Away | None:
+    """The worker's case, or None, with a finding where the policy is about it but can do nothing."""
+    covered, evidence = d.covers(policy, worker)
+    reason = _reason(d, policy, worker) if covered is not False else None
+    if reason is None:
+        return None
+    image = d.world.restorable(worker.id)
+    if image is None:
+        held = Evidence(gate="image", result=False, detail=f"{len(d.world.images.get(worker.id, ()))} images, none on a node that answers")
+        d.find(
+            policy,
+            worker.id,
+            Verdict.HOLD,
+            f"{reason}, and no node that answers has an image of it",
+            gate="image",
+            evidence=(*evidence, held),
+        )
+        return None
+    cause = round_of(f"lost:{image.id}" if worker.state is WorkerState.LOST else f"parked:{image.id}", image.taken_at, d.now)
+    notices = d.world.notices.get(worker.node, ()) if worker.node else ()
+    return Away(
+        worker=worker,
+        image=image,
+        cause=cause,
+        why=reason,
+        notice=next((n.id for n in notices if n.kind in spec_of(policy).notices), None),
+        failed=tuple(d.history.failures(OperationKind.RESTORE, worker.id, cause)),
+    )
+
+
+def _reason(d: Deciding, policy: Policy, worker: Worker) -> str | None:
+    """Why this policy should bring the worker back, or None when that is none of its business."""
+    own = [r for r in d.history.of_worker(worker.id) if r.planned.policy == policy.name and r.planned.lane == "involuntary"]
+    if worker.state is WorkerState.LOST:
+        failed = bool(own) and own[-1].status is Status.FAILED
+        return "its process is lost" if failed or NoticeKind.GONE in spec_of(policy).notices else None
+    parked = [r for r in d.history.of_worker(worker.id) if r.planned.kind is OperationKind.PARK and r.status is Status.SUCCEEDED]
+    if parked and parked[-1].planned.policy == policy.name:
+        return "it was parked for want of a slot"
+    return None
+
+
+def _ready(d: Deciding, policy: Policy, a: Away) -> bool:
+    blocked = d.ledger.blocked(a.worker.id)
+    if blocked is None and len(a.failed) < TRIES:
+        return True
+    reason = blocked or f"{a.why}, and it needs a person: {'; '.join(_said(a.failed))}"
+    d.find(policy, a.worker.id, Verdict.HOLD, reason, gate="worker" if blocked else "restore", evidence=_evidence(a))
+    return False
+
+
+def _said(failed: Sequence[OperationRecord]) -> list[str]:
+    return [said(r) for r in failed]
+
+
+def _evidence(a: Away) -> tuple[Evidence, ...]:
+    taken = f"{a.image.id}, taken at {clock(a.image.taken_at)}, {a.image.bytes:,} bytes, held by {', '.join(a.image.nodes)}"
+    return (
+        Evidence(gate="worker.state", result=True, detail=a.worker.state.value),
+        Evidence(gate="image", result=True, detail=taken),
+        *(Evidence(gate="restore", result=False, detail=told) for told in _said(a.failed)),
+    )

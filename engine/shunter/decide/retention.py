@@ -1,0 +1,84 @@
+"""Retention: images that no policy keeps any longer are discarded, one of a worker at a time, and never the last that it could come back
+from.
+"""
+
+from shunter.decide.deciding import Deciding
+from shunter.decide.history import said
+from shunter.decide.plan import round_of
+from shunter.decide.words import count
+from shunter.model.finding import Evidence, Verdict
+from shunter.model.plan import OperationKind, Preconditions
+from shunter.model.policy import CheckpointPolicy, Policy
+from shunter.model.snapshot import Image, Worker
+
+_RETRY = 60.0
+"""Seconds after a discard that failed before it is tried again, doubled with each further failure."""
+
+
+def retain(d: Deciding, policy: Policy) -> None:
+    """Plan a discard for every covered worker that has images to spare and nothing else to do."""
+    for worker in d.world.workers.values():
+        if d.world.images.get(worker.id) and d.covers(policy, worker)[0] is True:
+            _retain(d, policy, worker)
+
+
+def _retain(d: Deciding, policy: Policy, worker: Worker) -> None:
+    spare = _spare(d, worker)
+    held = d.ledger.blocked(worker.id) or d.involuntary(worker.graph, preview=policy.document.spec.mode == "preview")
+    if spare is None or held is not None:
+        return
+    cause = round_of(f"retention:{spare.id}", spare.taken_at, d.now)
+    failed = d.history.failures(OperationKind.DISCARD, worker.id, cause)
+    if failed and failed[-1].outcome and d.now < failed[-1].outcome.at + _RETRY * 2.0 ** min(len(failed) - 1, 6):
+        return
+    last = _last(d, worker)
+    reason = f"{worker.id}: {spare.id} is older than the {count(last, 'image')} kept"
+    d.plan(
+        policy,
+        OperationKind.DISCARD,
+        worker,
+        Preconditions(incarnation=worker.incarnation, image=spare.id),
+        cause=cause,
+        reason=reason + (f"; tried before: {said(failed[-1])}" if failed else ""),
+        image=spare.id,
+    )
+    earlier = d.found.get((policy.name, worker.id))
+    evidence = Evidence(gate="keep.last", result=True, detail=f"{len(d.world.images[worker.id])} images, {last} kept")
+    d.find(
+        policy,
+        worker.id,
+        Verdict.ACT,
+        f"{spare.id} is discarded: {count(last, 'newer image')} kept",
+        gate="keep.last",
+        evidence=(*(earlier.evidence if earlier else ()), evidence),
+    )
+
+
+def _spare(d: Deciding, worker: Worker) -> Image | None:
+    """The oldest image that is beyond what is kept, or None.
+
+    Only images on nodes that stay count as kept: one on a node that is going may be gone before it is needed. An image is left alone
+    while one of its holders doesn't answer (its copy there couldn't be deleted) or an operation refers to it.
+    """
+    last = _last(d, worker)
+    kept = [i for i in d.world.images[worker.id] if any(d.world.stays(n) for n in i.nodes)][:last]
+    if len(kept) < last:
+        return None
+    oldest = kept[-1]
+    older = [i for i in d.world.images[worker.id] if (i.incarnation, i.taken_at) < (oldest.incarnation, oldest.taken_at)]
+    ready = [
+        i
+        for i in older
+        if i.id not in d.ledger.images and i.nodes and all((n := d.world.nodes.get(h)) is not None and n.reachable for h in i.nodes)
+    ]
+    return min(ready, key=lambda i: (i.incarnation, i.taken_at, i.id), default=None)
+
+
+def _last(d: Deciding, worker: Worker) -> int:
+    """How many images of the worker are kept: the most that any policy in force wants, also one that may or may not cover it."""
+    wanted = [
+        p.document.spec.keep.last
+        for p in d.policies.policies
+        if isinstance(p.document, CheckpointPolicy) and p.document.spec.mode != "off" and d.covers(p, worker)[0] is not False
+    ]
+    return max([1, *wanted])

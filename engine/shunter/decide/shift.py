@@ -1,0 +1,113 @@
+"""Shifts of hardware between pools, as the engine did them: when, how often, and what can still be undone."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from shunter.decide.deciding import Deciding
+from shunter.decide.gates import ask
+from shunter.decide.history import HOUR
+from shunter.decide.hold import Held, held
+from shunter.decide.words import clock
+from shunter.model.expression import Expression, Undecided
+from shunter.model.finding import Evidence, Verdict
+from shunter.model.operation import OperationRecord
+from shunter.model.policy import Policy, ReassignmentPolicy, ReassignmentSpec
+
+MOST_PER_HOUR = 3
+"""Shifts of a graph by one policy within an hour; after that a person is asked whether the policy does any good."""
+
+
+class Condition(msgspec.Struct, frozen=True, kw_only=True):
+    """A condition on a graph: its answer now, and how long it has held."""
+
+    answer: bool | Undecided
+    held: Held
+    evidence: tuple[Evidence, ...]
+
+    def since(self, now: float) -> str:
+        """What names this stretch of the condition being true: when it began, if the snapshots show that, else the hour."""
+        return f"{self.held.since:.3f}" if self.held.begun and self.held.since is not None else f"h{int(now // HOUR)}"
+
+
+class Stop(msgspec.Struct, frozen=True, kw_only=True):
+    """Why nothing is done for a graph."""
+
+    verdict: Verdict
+    reason: str
+    gate: str
+
+
+def spec_of(policy: Policy) -> ReassignmentSpec:
+    """The spec of a ReassignmentPolicy. Raises TypeError for another kind."""
+    if not isinstance(policy.document, ReassignmentPolicy):
+        raise TypeError(f"{policy.name} is a {policy.kind}")
+    return policy.document.spec
+
+
+def condition(d: Deciding, policy: Policy, graph: str, when: Expression, needed: float, prefix: str = "") -> Condition:
+    """Test a condition in every snapshot, and its `for`. `prefix` goes before the gates' names."""
+    series = d.series(policy, graph)
+    answer, evidence = ask(d.rules, f"{prefix}when", when, series[-1][1])
+    if answer is not True:
+        return Condition(answer=answer, held=Held(since=None, remaining=needed, why="it doesn't hold now"), evidence=(evidence,))
+    answers: list[tuple[float, bool | None]] = []
+    for at, scope in series[:-1]:
+        earlier = d.rules.test(when, scope)
+        answers.append((at, None if isinstance(earlier, Undecided) else earlier))
+    stretch = held([*answers, (series[-1][0], True)], d.now, needed)
+    since = f"since {clock(stretch.since)}" if stretch.since is not None else "not at all"
+    lasted = Evidence(
+        gate=f"{prefix}for", result=stretch.remaining <= 0, detail=f"{since}, {needed:g} s wanted{'; ' if stretch.why else ''}{stretch.why}"
+    )
+    return Condition(answer=True, held=stretch, evidence=(evidence, lasted))
+
+
+def records(d: Deciding, policy: Policy, graph: str) -> list[OperationRecord]:
+    """Operations of the policy on workers of the graph that began within the hour, oldest first."""
+    own = d.history.of_policy(policy.name)
+    return [r for r in own if (w := d.world.workers.get(r.planned.worker)) is not None and w.graph == graph and r.created_at > d.now - HOUR]
+
+
+def restraints(d: Deciding, policy: Policy, graph: str) -> tuple[Stop | None, tuple[Evidence, ...]]:
+    """What keeps any shift of the graph from being done now, whichever way: the first of the gates that is shut."""
+    own = records(d, policy, graph)
+    preview = policy.document.spec.mode == "preview"
+    busy = next((r for r in own if r in d.history.active), None)
+    gates = (
+        ("lane", d.involuntary(graph, preview=preview)),
+        ("active", f"busy with {busy.planned.kind.value} {busy.id}" if busy else None),
+        ("cooldown", _cooling(d, policy, own)),
+        ("repeats", _repeats(own)),
+    )
+    evidence: list[Evidence] = []
+    for gate, why in gates:
+        evidence.append(Evidence(gate=gate, result=why is None, detail=why or ""))
+        if why is not None:
+            return Stop(verdict=Verdict.HOLD, reason=why, gate=gate), tuple(evidence)
+    return None, tuple(evidence)
+
+
+def _cooling(d: Deciding, policy: Policy, own: Sequence[OperationRecord]) -> str | None:
+    over = own[-1].created_at + spec_of(policy).cooldown if own else d.now
+    return f"the last change began at {clock(own[-1].created_at)}; the next may at {clock(over)}" if d.now < over else None
+
+
+def _repeats(own: Sequence[OperationRecord]) -> str | None:
+    shifts = {(r.planned.cause, r.planned.attempt) for r in own}
+    if len(shifts) < MOST_PER_HOUR:
+        return None
+    return f"{len(shifts)} changes within the hour, back and forth or in vain: it needs a person"
+
+
+def opposed(d: Deciding, policy: Policy, graph: str) -> Stop | None:
+    """Who would undo a shift at once: another policy of the other direction whose condition is true now, or None."""
+    spec = spec_of(policy)
+    for other in d.policies.policies:
+        if other.name == policy.name or not isinstance(other.document, ReassignmentPolicy):
+            continue
+        its = other.document.spec
+        covers = its.mode != "off" and its.workers.graph in (None, graph) and (its.from_, its.to) == (spec.to, spec.from_)
+        if covers and d.rules.test(its.when, d.scopes.graph(other, graph)) is True:
+            return Stop(verdict=Verdict.HOLD, reason=f"{other.name} wants the opposite now", gate="opposite")
+    return None

@@ -1,0 +1,98 @@
+"""One snapshot, indexed: what is where, in an order that doesn't depend on how the snapshot was put together."""
+
+from collections import defaultdict
+from functools import cached_property
+
+from shunter.model.ids import NodeId, PoolId, SlotId, WorkerId, node_of
+from shunter.model.snapshot import Image, Node, Notice, Slot, Snapshot, Worker, WorkerState
+
+STANDING = (WorkerState.RUNNING, WorkerState.FENCED)
+AWAY = (WorkerState.PARKED, WorkerState.LOST)
+
+
+class World:
+    """Read-only indexes over a snapshot, each made when first asked for."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self.at = snapshot.at
+
+    @cached_property
+    def nodes(self) -> dict[NodeId, Node]:
+        """By id, in the order of ids."""
+        return {n.id: n for n in sorted(self.snapshot.fleet.nodes, key=lambda n: n.id)}
+
+    @cached_property
+    def workers(self) -> dict[WorkerId, Worker]:
+        """By id, in the order of ids."""
+        return {w.id: w for w in sorted(self.snapshot.fleet.workers, key=lambda w: w.id)}
+
+    @cached_property
+    def pools(self) -> dict[PoolId, tuple[Worker, ...]]:
+        """All workers of each pool, whatever their state."""
+        pools: dict[PoolId, list[Worker]] = defaultdict(list)
+        for worker in self.workers.values():
+            pools[worker.pool].append(worker)
+        return {pool: tuple(members) for pool, members in pools.items()}
+
+    @cached_property
+    def graphs(self) -> tuple[str, ...]:
+        """Graphs that have workers, sorted."""
+        return tuple(sorted({w.graph for w in self.snapshot.fleet.workers}))
+
+    @cached_property
+    def slots(self) -> dict[SlotId, Slot]:
+        """All slots, in the order of nodes and then of slots."""
+        return {s.id: s for node in self.nodes.values() for s in sorted(node.slots, key=lambda s: s.id)}
+
+    @cached_property
+    def images(self) -> dict[WorkerId, tuple[Image, ...]]:
+        """Each worker's images, the newest first."""
+        images: dict[WorkerId, list[Image]] = defaultdict(list)
+        for image in self.snapshot.fleet.images:
+            images[image.worker].append(image)
+        return {w: tuple(sorted(own, key=lambda i: (-i.incarnation, -i.taken_at, i.id))) for w, own in images.items()}
+
+    @cached_property
+    def notices(self) -> dict[NodeId, tuple[Notice, ...]]:
+        """Each node's open notices, the nearest deadline first, those without one last."""
+        notices: dict[NodeId, list[Notice]] = defaultdict(list)
+        for notice in self.snapshot.notices:
+            notices[notice.node].append(notice)
+        return {node: tuple(sorted(own, key=_urgency)) for node, own in notices.items()}
+
+    def node_of_slot(self, slot: SlotId) -> Node | None:
+        """The node of a slot, or None when it isn't in the fleet."""
+        return self.nodes.get(node_of(slot))
+
+    def stays(self, node: NodeId) -> bool:
+        """The node is known, answers, and nothing says that it is going."""
+        return (known := self.nodes.get(node)) is not None and known.reachable and not self.notices.get(node)
+
+    def restorable(self, worker: WorkerId) -> Image | None:
+        """The worker's newest image that a node which answers holds, or None."""
+        return next((i for i in self.images.get(worker, ()) if any(self._answers(n) for n in i.nodes)), None)
+
+    def _answers(self, node: NodeId) -> bool:
+        return (known := self.nodes.get(node)) is not None and known.reachable
+
+    def size(self, worker: Worker) -> tuple[int | None, str]:
+        """Bytes that a dump of the worker will have, and where the figure is from. None: nothing is known of its pool either."""
+        if worker.memory is not None:
+            return worker.memory, ""
+        own = self.images.get(worker.id, ())
+        if own:
+            return own[0].bytes, "size of its newest image"
+        largest = max((w.memory for w in self.pools[worker.pool] if w.memory is not None), default=None)
+        return largest, "size of the largest worker of its pool"
+
+    def has_gpus(self, worker: Worker) -> bool:
+        """The worker occupies GPUs, or, while it is away, its pool does."""
+        slot = self.slots.get(worker.slot) if worker.slot else None
+        if slot is not None:
+            return slot.gpus > 0
+        return any((s := self.slots.get(w.slot)) is not None and s.gpus > 0 for w in self.pools[worker.pool] if w.slot)
+
+
+def _urgency(notice: Notice) -> tuple[bool, float, str]:
+    return (notice.deadline is None, notice.deadline or 0.0, notice.id)
