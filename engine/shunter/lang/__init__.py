@@ -1,1 +1,1 @@
-"""Text to a PolicySet or positioned errors. The only room that knows YAML, JSON Schema and CEL."""
+"""The policy language: YAML files to a `PolicySet`, or problems with the line and column. The only room that knows CEL."""

@@ -1,0 +1,100 @@
+"""What a well-formed policy can still get wrong: its expressions, and fields that contradict each other."""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from shunter.lang import cel
+from shunter.lang.bind import Found, Path
+from shunter.lang.diagnostics import SourceText
+from shunter.lang.locate import in_file
+from shunter.lang.yaml import Mapping, Scalar, look_up
+from shunter.model.errors import Problem, Severity
+from shunter.model.policy import CheckpointSpec, Document, ReassignmentSpec, WorkerSelector
+
+_FLEET: Final = frozenset({"worker", "node", "pool", "pools", "metrics", "now"})
+_POOLS: Final = frozenset({"pools", "metrics", "now"})
+_DESTINATION: Final = frozenset({"worker", "node", "notice"})
+
+FIELDS: Final[dict[tuple[str, str], tuple[cel.Result, frozenset[str]]]] = {
+    **{(kind, "workers.where"): ("bool", _FLEET) for kind in ("PreemptionPolicy", "ReassignmentPolicy", "CheckpointPolicy")},
+    ("PreemptionPolicy", "move.to.where"): ("bool", _DESTINATION),
+    ("PreemptionPolicy", "move.to.prefer"): ("number", _DESTINATION),
+    ("PreemptionPolicy", "move.order"): ("number", _DESTINATION),
+    ("ReassignmentPolicy", "when"): ("bool", _POOLS),
+    ("ReassignmentPolicy", "revert.when"): ("bool", _POOLS),
+    ("ReassignmentPolicy", "pick.where"): ("bool", _FLEET),
+    ("ReassignmentPolicy", "pick.prefer"): ("number", _FLEET),
+    ("CheckpointPolicy", "when"): ("bool", _FLEET),
+}
+"""For each expression of each kind (its path below `spec`): what it must give, and the variables that it sees by their first name."""
+
+
+def declared_metrics(node: Mapping) -> frozenset[str]:
+    """Names under `spec.metrics`, whether or not the rest of the document is in order."""
+    metrics = look_up(node, ("spec", "metrics"))
+    spec = node.get("spec")
+    return frozenset(metrics.entries) if isinstance(metrics, Mapping) and metrics is not spec and metrics is not node else frozenset()
+
+
+def expressions(source: SourceText, kind: str, node: Mapping, found: Iterable[Found]) -> Iterator[Problem]:
+    """Everything wrong with a document's expressions, and a warning for each declared metric that none of them reads."""
+    metrics = declared_metrics(node)
+    read: set[str] = set()
+    sound = True
+    for expression in found:
+        result, roots = FIELDS[kind, ".".join(str(step) for step in expression.path[1:])]
+        faults = cel.check(expression.node.text, result, roots, metrics)
+        sound = sound and not faults
+        read.update(cel.named(expression.node.text))
+        for fault in faults:
+            offset = in_file(source.text, expression.node, fault.offset)
+            yield source.problem(fault.code, offset, fault.what, fault.remedy)
+    if sound:
+        yield from _unread(source, node, sorted(metrics - {name.removeprefix("metrics.") for name in read}))
+
+
+def _unread(source: SourceText, node: Mapping, names: list[str]) -> Iterator[Problem]:
+    for name in names:
+        table = look_up(node, ("spec", "metrics"))
+        assert isinstance(table, Mapping)
+        what = f"nothing reads metrics.{name}"
+        yield source.problem(
+            "SH125", table.entries[name][0].start, what, "Use it in an expression, or remove it", severity=Severity.WARNING
+        )
+
+
+def document(source: SourceText, node: Mapping, policy: Document) -> Iterator[Problem]:
+    """Everything wrong with a bound document that isn't an expression's fault."""
+
+    def problem(code: str, path: Path, what: str, remedy: str) -> Problem:
+        return source.problem(code, look_up(node, path).start, what, remedy)
+
+    yield from _selector(source, node, policy.spec.workers)
+    spec = policy.spec
+    if isinstance(spec, ReassignmentSpec):
+        if spec.from_ == spec.to:
+            yield problem("SH122", ("spec", "to"), f"from and to are both {spec.to}", "Give the hardware to the other role")
+        if spec.workers.role is not None and spec.workers.role != spec.from_:
+            what = f"workers.role is {spec.workers.role}, but hardware is taken from {spec.from_}: no worker can be picked"
+            yield problem("SH122", ("spec", "workers", "role"), what, f"Remove the role, or write {spec.from_}")
+    if isinstance(spec, CheckpointSpec) and spec.every <= 0:
+        yield problem("SH115", ("spec", "every"), "spec.every must be more than 0", "Write how long to wait between images, such as 5m")
+    for name, metric in spec.metrics.items():
+        if metric.max_age <= 0:
+            what = f"spec.metrics.{name}.maxAge must be more than 0: no sample is that fresh"
+            yield problem("SH115", ("spec", "metrics", name, "maxAge"), what, "Write how old a sample may be, such as 30s")
+
+
+def _selector(source: SourceText, node: Mapping, workers: WorkerSelector) -> Iterator[Problem]:
+    path = ("spec", "workers")
+    conditions = [name for name in ("role", "graph", "where") if getattr(workers, name) is not None]
+    if workers.all and conditions:
+        what = f"all: true stands beside {' and '.join(conditions)}"
+        yield source.problem("SH121", look_up(node, (*path, "all")).start, what, "Keep the conditions, or all: true, not both")
+    elif not workers.all and not conditions:
+        what = "spec.workers selects by nothing"
+        yield source.problem("SH120", look_up(node, path).start, what, "Name a role, a graph or a condition, or say all: true")
+    if workers.graph is not None and not workers.graph.strip():
+        graph = look_up(node, (*path, "graph"))
+        assert isinstance(graph, Scalar)
+        yield source.problem("SH115", graph.start, "spec.workers.graph is empty", "Name a graph, or remove the key")

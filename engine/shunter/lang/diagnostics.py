@@ -1,0 +1,103 @@
+"""Every code of this room with its title, and how a problem gets its place, its source line and its "did you mean"."""
+
+import difflib
+import re
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Final
+
+from shunter.model.errors import Place, Problem, Severity
+
+CODES: Final[dict[str, str]] = {
+    "SH101": "the file isn't readable text",
+    "SH102": "the YAML can't be parsed",
+    "SH103": "a key stands twice",
+    "SH104": "an anchor or an alias",
+    "SH105": "a tag",
+    "SH106": "a key isn't text",
+    "SH107": "a value that YAML versions read differently",
+    "SH108": "too large or too deep",
+    "SH109": "the file has no policy",
+    "SH110": "not a policy document",
+    "SH111": "an unknown key",
+    "SH112": "a missing key",
+    "SH113": "a value of the wrong type",
+    "SH114": "a value that isn't one of those allowed",
+    "SH115": "a number or a list outside its bounds",
+    "SH116": "a quantity without a proper unit",
+    "SH117": "a name that can't be used",
+    "SH120": "a selector that selects by nothing",
+    "SH121": "`all: true` beside other conditions",
+    "SH122": "hardware given to where it comes from",
+    "SH123": "an entry stands twice in a list",
+    "SH124": "two policies of one name",
+    "SH125": "a declared metric that nothing reads",
+    "SH130": "an expression's syntax is wrong",
+    "SH131": "an unknown variable",
+    "SH132": "a variable that can't be used in this field",
+    "SH133": "an operator or function that doesn't fit its operands",
+    "SH134": "an expression's result has the wrong type",
+    "SH135": "`has()` on a variable that always exists",
+    "SH136": "an expression that is empty, too long or too deep",
+    "SH137": "an unknown function",
+    "SH199": "the checker itself failed on a file",
+}
+"""Code to title. A code is never given another meaning."""
+
+
+_LINE_END: Final = re.compile(r"\r\n|\r|\n")
+
+
+class SourceText:
+    """A file's text, for turning an offset (in characters) into a place and a source line. Lines end at LF, CR LF or CR."""
+
+    def __init__(self, path: str, text: str) -> None:
+        self.path = path
+        self.text = text
+        self._starts = [0, *(found.end() for found in _LINE_END.finditer(text))]
+
+    def place(self, offset: int) -> Place:
+        """The place of the character at `offset`; offsets beyond the end mean the end."""
+        offset = min(max(offset, 0), len(self.text))
+        row = bisect_right(self._starts, offset) - 1
+        return Place(file=self.path, line=row + 1, column=offset - self._starts[row] + 1)
+
+    def line(self, number: int) -> str:
+        """Line `number` (from 1) without its end; empty beyond the last."""
+        if not 1 <= number <= len(self._starts):
+            return ""
+        return self.text[self._starts[number - 1] : (*self._starts, len(self.text))[number]].rstrip("\r\n")
+
+    def problem(self, code: str, offset: int, what: str, remedy: str, *, severity: Severity = Severity.ERROR) -> Problem:
+        """A problem at `offset`, with its source line."""
+        place = self.place(offset)
+        return Problem(code=code, what=what, remedy=remedy, place=place, severity=severity, excerpt=self.line(place.line))
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that `word` most probably was meant to be, or None."""
+    choices = sorted(known)
+    found = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
+    if found:
+        return found[0]
+    folded = {c.lower(): c for c in choices}
+    found = difflib.get_close_matches(word.lower(), list(folded), n=1, cutoff=0.6)
+    return folded[found[0]] if found else None
+
+
+def suggest(word: str, known: Iterable[str], otherwise: str) -> str:
+    """A remedy: `Did you mean "x"?` when some known word is near, else `otherwise`."""
+    found = nearest(word, known)
+    return f'Did you mean "{found}"?' if found else otherwise
+
+
+def one_of(words: Iterable[str]) -> str:
+    """Words for a sentence: `a, b or c`."""
+    items = list(words)
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} or {items[-1]}"
+
+
+def shown(text: str, limit: int = 60) -> str:
+    """`text` on one line, shortened, for use inside a message."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= limit else flat[: limit - 3] + "..."

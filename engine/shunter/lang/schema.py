@@ -1,0 +1,341 @@
+"""JSON Schema of the policy kinds, generated from the structs in `model.policy`, and its errors put into words and places.
+
+The schema says what a document may look like; editors use the same file (schemas/policy.v1alpha1.json). `bind` enforces the same rules on
+the way to the structs, faster, but only as yes or no: on a no, `explain` asks the schema for every reason.
+"""
+
+import ast
+import inspect
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import msgspec
+import msgspec.inspect as mi
+
+from shunter.lang.diagnostics import SourceText, nearest, one_of, shown, suggest
+from shunter.lang.yaml import Mapping, Node, Scalar, look_up, plain
+from shunter.model import policy
+from shunter.model.errors import Problem
+from shunter.model.expression import Expression
+from shunter.model.units import Duration
+
+if TYPE_CHECKING:
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import ValidationError
+
+Schema = dict[str, Any]
+
+SCHEMA_ID: Final = "https://shunter.dev/schemas/policy.v1alpha1.json"
+KINDS: Final[dict[str, type]] = {
+    kind.__name__: kind for kind in (policy.PreemptionPolicy, policy.ReassignmentPolicy, policy.CheckpointPolicy)
+}
+NAME: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+METRIC_NAME: Final = r"^[A-Za-z_][A-Za-z0-9_]*$"
+_DURATION: Final = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+$"
+
+BOUNDS: Final[dict[tuple[str, str], Schema]] = {
+    ("Metadata", "name"): {"pattern": NAME, "maxLength": 63},
+    ("_Spec", "metrics"): {"propertyNames": {"pattern": METRIC_NAME}},
+    ("_Spec", "workers"): {"minProperties": 1},
+    ("MetricInput", "query"): {"minLength": 1},
+    ("PreemptionSpec", "notices"): {"minItems": 1, "uniqueItems": True},
+    ("PreemptionSpec", "otherwise"): {"uniqueItems": True},
+    ("Floor", "min"): {"minimum": 0},
+    ("Ceiling", "max"): {"minimum": 1},
+    ("Limits", "step"): {"minimum": 1},
+    ("Keep", "last"): {"minimum": 1},
+    ("CheckpointSpec", "copies"): {"minimum": 1},
+}
+"""Bounds that Python's types don't say, by struct and field, as JSON Schema keywords."""
+
+
+def bounds(cls: type, field: str) -> Schema:
+    """The keywords in BOUNDS for a struct's field, its bases' included."""
+    return next((BOUNDS[base.__name__, field] for base in cls.__mro__ if (base.__name__, field) in BOUNDS), {})
+
+
+def fields(struct: mi.StructType) -> Iterator[tuple[mi.Field, mi.Type, Schema]]:
+    """A struct's fields, each with its type (None left out: an optional key is simply absent) and its bounds."""
+    for field in struct.fields:
+        kind = field.type
+        if isinstance(kind, mi.UnionType):
+            parts = tuple(part for part in kind.types if not isinstance(part, mi.NoneType))
+            kind = parts[0] if len(parts) == 1 else mi.UnionType(types=parts)
+        yield field, kind, bounds(struct.cls, field.name)
+
+
+@cache
+def struct_type(cls: type) -> mi.StructType:
+    """The reflected struct `cls`."""
+    return cast(mi.StructType, mi.type_info(cls))
+
+
+@cache
+def field_docs(cls: type) -> dict[str, str]:
+    """Field name to the string that stands under it in the source, for a struct and its bases."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if base.__module__ != policy.__name__:
+            continue
+        body = cast(ast.ClassDef, ast.parse(inspect.getsource(base)).body[0]).body
+        for here, after in pairwise(body):
+            if isinstance(here, ast.AnnAssign) and isinstance(here.target, ast.Name) and isinstance(after, ast.Expr):
+                text = after.value.value if isinstance(after.value, ast.Constant) else ""
+                docs[here.target.id] = inspect.cleandoc(str(text))
+    return docs
+
+
+class _Generator:
+    def __init__(self) -> None:
+        self.defs: dict[str, Schema] = {
+            "Duration": {
+                "type": "string",
+                "title": "Duration",
+                "pattern": _DURATION,
+                "description": "A number with a unit, or several with falling units: 30s, 5m, 1h30m, 250ms.",
+            },
+            "Expression": {
+                "type": "string",
+                "title": "Expression",
+                "minLength": 1,
+                "maxLength": 4096,
+                "description": "A CEL expression over the policy variables.",
+            },
+        }
+
+    def of(self, kind: mi.Type) -> Schema:
+        match kind:
+            case mi.StructType(cls=cls) if cls is Expression:
+                return {"$ref": "#/$defs/Expression"}
+            case mi.StructType():
+                return self.struct(kind)
+            case mi.CustomType(cls=cls) if cls is Duration:
+                return {"$ref": "#/$defs/Duration"}
+            case mi.UnionType(types=types):
+                return {"anyOf": [self.of(part) for part in types]}
+            case mi.LiteralType(values=values):
+                return {"enum": sorted(str(value) for value in values)}
+            case mi.EnumType(cls=cls):
+                return {"enum": [member.value for member in cls]}
+            case mi.DictType(value_type=value):
+                return {"type": "object", "additionalProperties": self.of(value)}
+            case mi.VarTupleType(item_type=item):
+                return {"type": "array", "items": self.of(item)}
+        return {"type": _SCALARS[type(kind)]}
+
+    def struct(self, kind: mi.StructType) -> Schema:
+        name = kind.cls.__name__
+        if name not in self.defs:
+            properties: dict[str, Schema] = {}
+            required = [field.encode_name for field in kind.fields if field.required]
+            if kind.tag_field:
+                properties["kind"] = {"const": kind.tag, "description": inspect.cleandoc(kind.cls.__doc__ or "")}
+                required = ["apiVersion", "kind", *required]
+            docs = field_docs(kind.cls)
+            for field, inner, limits in fields(kind):
+                entry = {**self.of(inner), **limits}
+                if field.name in docs:
+                    entry["description"] = docs[field.name]
+                if not field.required and field.default not in (None, msgspec.NODEFAULT) and not isinstance(inner, mi.StructType):
+                    entry["default"] = str(field.default) if isinstance(field.default, Duration) else field.default
+                properties[field.encode_name] = entry
+            self.defs[name] = {
+                "type": "object",
+                "title": name,
+                "description": inspect.cleandoc(kind.cls.__doc__ or ""),
+                "properties": properties,
+                "required": required,
+                "additionalProperties": False,
+            }
+        return {"$ref": f"#/$defs/{name}"}
+
+
+_SCALARS: Final[dict[type, str]] = {mi.StrType: "string", mi.IntType: "integer", mi.FloatType: "number", mi.BoolType: "boolean"}
+
+
+@cache
+def policy_schema() -> Schema:
+    """The schema of one document of a policy file, Draft 2020-12."""
+    generator = _Generator()
+    kinds = [generator.struct(struct_type(kind)) for kind in KINDS.values()]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": SCHEMA_ID,
+        "title": "Shunter policy, shunter.dev/v1alpha1",
+        "oneOf": kinds,
+        "$defs": {name: generator.defs[name] for name in sorted(generator.defs)},
+    }
+
+
+@cache
+def validator(kind: str) -> "Draft202012Validator":
+    """The validator of one kind's documents, built once. `1.0` is no whole number here: what a reader sees is what counts."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend
+
+    checker = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: isinstance(value, int) and not isinstance(value, bool))
+    strict = extend(Draft202012Validator, type_checker=checker)  # type: ignore[no-untyped-call]
+    return cast("Draft202012Validator", strict({"$ref": f"#/$defs/{kind}", "$defs": policy_schema()["$defs"]}))
+
+
+_TYPE_NAMES: Final = {
+    "string": "text",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "object": "a mapping",
+    "array": "a list",
+}
+
+
+def explain(source: SourceText, kind: str, document: Mapping) -> list[Problem]:
+    """Every place where a document doesn't fit its kind's schema. Empty when it does."""
+    found: dict[Problem, None] = {}
+    for error in validator(kind).iter_errors(cast(Any, plain(document))):
+        found.update(dict.fromkeys(_Explanation(source, document, error).problems()))
+    return list(found)
+
+
+class _Explanation:
+    """One schema error, in words."""
+
+    def __init__(self, source: SourceText, document: Mapping, error: "ValidationError") -> None:
+        self.source = source
+        self.error = error
+        self.path = tuple(error.absolute_path)
+        self.node = look_up(document, self.path)
+        self.where = ".".join(str(step) for step in self.path) or "the document"
+        parent = look_up(document, self.path[:-1]) if self.path else None
+        self.key = parent.entries[str(self.path[-1])][0] if isinstance(parent, Mapping) else None
+        self.title = str(error.schema.get("title", "")) if isinstance(error.schema, dict) else ""
+
+    def at(self, code: str, what: str, remedy: str, node: "Node | None" = None) -> Problem:
+        return self.source.problem(code, (node or self.node).start, what, remedy)
+
+    def problems(self) -> Iterable[Problem]:
+        if "propertyNames" in self.error.absolute_schema_path:
+            return [self.name(str(self.error.instance), self.key_node(str(self.error.instance)), "letters, digits and _, no digit first")]
+        handler = _HANDLERS.get(str(self.error.validator), _Explanation.other)
+        return handler(self)
+
+    def key_node(self, key: str) -> Node:
+        return self.node.entries[key][0] if isinstance(self.node, Mapping) and key in self.node.entries else self.node
+
+    def unknown_keys(self) -> list[Problem]:
+        known = list(self.error.schema["properties"])  # type: ignore[index]
+        extra = [key for key in cast(dict[str, Any], self.error.instance) if key not in known]
+        return [
+            self.at(
+                "SH111", f'"{shown(key)}" is not a key of {self.where}', suggest(key, known, f"It has {one_of(known)}"), self.key_node(key)
+            )
+            for key in extra
+        ]
+
+    def missing_keys(self) -> list[Problem]:
+        given = cast(dict[str, Any], self.error.instance)
+        missing = [key for key in cast(list[str], self.error.validator_value) if key not in given]
+        return [self.at("SH112", f'{self.where} lacks the key "{key}"', f"Add {key}: to it", self.key or self.node) for key in missing]
+
+    def wrong_type(self) -> list[Problem]:
+        wanted = str(self.error.validator_value)
+        scalar = self.node if isinstance(self.node, Scalar) else None
+        if scalar is not None and scalar.value is None:
+            return [self.at("SH113", f"{self.where} has no value", "Give it one, or remove the key")]
+        given = shown(scalar.text) if scalar else _TYPE_NAMES["object" if isinstance(self.node, Mapping) else "array"]
+        if self.title == "Duration":
+            remedy = (
+                f"Write it with a unit, such as {given}s" if scalar and scalar.text.isdigit() else "Write a number with a unit, such as 30s"
+            )
+            return [self.at("SH116", f"{self.where} must be a duration: {given} is not", remedy)]
+        remedy = f'Put it in quotes: "{given}"' if wanted == "string" and scalar else f"Write {_TYPE_NAMES[wanted]}"
+        return [self.at("SH113", f"{self.where} must be {_TYPE_NAMES[wanted]}: {given} is not", remedy)]
+
+    def not_allowed(self) -> list[Problem]:
+        wanted = self.error.validator_value
+        allowed = [str(value) for value in (wanted if isinstance(wanted, list) else [wanted])]
+        given = shown(self.node.text) if isinstance(self.node, Scalar) else "that"
+        hint = nearest(given, allowed) if given != "that" else None
+        listed = f"Write {one_of(allowed)}"
+        return [self.at("SH114", f"{given or 'nothing'} can't be {self.where}", f'Did you mean "{hint}"? {listed}' if hint else listed)]
+
+    def no_choice(self) -> list[Problem]:
+        parts = cast(list[Schema], self.error.validator_value)
+        listed = one_of(word for part in parts for word in part.get("enum", [_TYPE_NAMES.get(part.get("type", ""), "another value")]))
+        given = shown(self.node.text) if isinstance(self.node, Scalar) else "that"
+        return [self.at("SH114", f"{given or 'nothing'} can't be {self.where}", f"Write {listed}")]
+
+    def out_of_bounds(self) -> list[Problem]:
+        least = self.error.validator_value
+        if self.error.validator == "minimum":
+            return [self.at("SH115", f"{self.where} must be at least {least}: {self.error.instance} is not", f"Write {least} or more")]
+        if self.title == "Expression":
+            return []  # the expression's own check says it
+        words = {"minItems": "is empty", "minLength": "is empty", "maxLength": "is too long"}
+        limit = f"at most {least} characters" if self.error.validator == "maxLength" else "at least one entry"
+        return [self.at("SH115", f"{self.where} {words[str(self.error.validator)]}", f"Give it {limit}")]
+
+    def empty_selector(self) -> list[Problem]:
+        return [self.at("SH120", f"{self.where} selects by nothing", "Name a role, a graph or a condition, or say all: true", self.key)]
+
+    def repeated(self) -> list[Problem]:
+        items = cast(list[Any], self.error.instance)
+        places = self.node.items if not isinstance(self.node, Scalar | Mapping) else []
+        again = next((i for i, item in enumerate(items) if item in items[:i]), 0)
+        return [
+            self.at("SH123", f"{self.where} has {shown(str(items[again]))} twice", "Remove one of them", places[again] if places else None)
+        ]
+
+    def pattern(self) -> list[Problem]:
+        if self.title == "Duration":
+            return []  # `bind` parsed it, and says more
+        return [self.name(str(self.error.instance), self.node, "lower-case letters, digits and -, a letter or digit at both ends")]
+
+    def name(self, given: str, node: Node, allowed: str) -> Problem:
+        return self.at("SH117", f'"{shown(given)}" can\'t be a name', f"Use {allowed}", node)
+
+    def other(self) -> list[Problem]:
+        return [self.at("SH113", f"{self.where} doesn't fit: {shown(self.error.message)}", "See the policy reference")]
+
+
+_HANDLERS: Final = {
+    "additionalProperties": _Explanation.unknown_keys,
+    "required": _Explanation.missing_keys,
+    "type": _Explanation.wrong_type,
+    "enum": _Explanation.not_allowed,
+    "const": _Explanation.not_allowed,
+    "anyOf": _Explanation.no_choice,
+    "minimum": _Explanation.out_of_bounds,
+    "minItems": _Explanation.out_of_bounds,
+    "minLength": _Explanation.out_of_bounds,
+    "maxLength": _Explanation.out_of_bounds,
+    "minProperties": _Explanation.empty_selector,
+    "uniqueItems": _Explanation.repeated,
+    "pattern": _Explanation.pattern,
+}
+
+
+def keep(value: object, limits: Schema) -> bool:
+    """Whether a value keeps the keywords of BOUNDS: `bind`'s side of what `explain` reports. For mappings `value` is the tuple of keys."""
+    return all(_KEYWORDS[keyword](value, limit) for keyword, limit in limits.items())
+
+
+_KEYWORDS: Final[dict[str, Any]] = {
+    "pattern": lambda value, limit: re.search(limit, value) is not None and not value.endswith("\n"),
+    "maxLength": lambda value, limit: len(value) <= limit,
+    "minLength": lambda value, limit: len(value) >= limit,
+    "minimum": lambda value, limit: value >= limit,
+    "minItems": lambda value, limit: len(value) >= limit,
+    "minProperties": lambda value, limit: len(value) >= limit,
+    "uniqueItems": lambda value, _: len(set(value)) == len(value),
+    "propertyNames": lambda value, limit: all(re.search(limit["pattern"], key) for key in value),
+}
+
+
+def rendered() -> str:
+    """The schema file's text, with a newline at its end."""
+    import json
+
+    return json.dumps(policy_schema(), indent=2, ensure_ascii=False) + "\n"
