@@ -87,10 +87,26 @@ class Held(Protocol):
 
 
 class Network(Protocol):
-    """A worker's network identity on this node. Made disconnected; the same address must never be connected in two places."""
+    """A worker's network identity on this node. Made disconnected; the same address must never be connected in two places.
+
+    `own` is False for a worker that shares its node's network; then nothing is done by any of it. `netns` is a descriptor of the network
+    namespace that the worker lives in, None for the agent's own. A driver's network and its other calls belong together.
+    """
+
+    @property
+    def own(self) -> bool:
+        """The worker has a network namespace of its own."""
+        ...
+
+    @property
+    def netns(self) -> int | None:
+        """The worker's network namespace as a descriptor that keeps it; None for the agent's own."""
+        ...
 
     def connect(self) -> None:
-        """Join the node's network and announce the address. Idempotent."""
+        """Join the node's network and announce the address. Idempotent. Raises Retry.
+
+        Of a restored worker: right before `Held.resume`, as its first packet tells its peers to go on."""
         ...
 
     def disconnect(self) -> None:
@@ -112,8 +128,9 @@ class Runtime(Protocol):
         """What restores on this node must match: kernel, arch, cpu, criu version, driver."""
         ...
 
-    def network(self, spec: WorkerSpec) -> Network:
-        """Make (or find again, after a restart of the agent) the worker's network identity here, disconnected if it is new."""
+    def network(self, spec: WorkerSpec, process: Process | None = None) -> Network:
+        """Make the worker's network identity here, disconnected; or, given the process of a worker that is here already (after a restart of
+        the agent), find the one that it lives in, connected or not as it is. Raises Retry, Rejected."""
         ...
 
     def start(self, spec: WorkerSpec, network: Network) -> Process:

@@ -1,0 +1,164 @@
+"""The driver that freezes, dumps and restores workers with CRIU.
+
+Both directions are a two-phase commit (see docs/decisions/0005): a dump stops at CRIU's `post-dump`, whole and undoable; a restore stops at
+`post-restore`, complete and not yet running. If the agent dies there, CRIU puts things back by itself.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from shunter.model.errors import Problem, Rejected
+
+from shunter_agent.runtime import canary, holds, hostfacts, locktables, preflight, swrk
+from shunter_agent.runtime import criu_rpc_pb2 as rpc
+from shunter_agent.runtime import process as processes
+from shunter_agent.runtime.namespaces import become_subreaper
+from shunter_agent.runtime.network import NoNetwork, Uplink, WorkerNetwork
+from shunter_agent.runtime.port import Dump, Network, Process, WorkerSpec
+
+OLDEST: Final = (4, 2)
+"""Older releases can't dump sockets on kernels from 6.16 on, though their own check says that all is well."""
+GHOST_LIMIT: Final = 1 << 30
+"""Bytes of an unlinked but open file that go into an image."""
+FREEZE_LIMIT_S: Final = 30
+"""Seconds that CRIU may take to bring all tasks to a stop."""
+
+
+class CriuRuntime:
+    """Implements `port.Runtime`. One per agent; may be used from several threads."""
+
+    name = "criu"
+
+    def __init__(self, criu: Path, uplink: Uplink, clock: Callable[[], float] = time.time) -> None:
+        """Make this process the reaper of its workers' orphans. `clock` gives seconds since the epoch.
+
+        Raises Retry or Rejected SH703 when CRIU is missing, doesn't answer, or is older than 4.2.
+        """
+        self._criu = criu
+        self._uplink = uplink
+        self._clock = clock
+        self._version = swrk.version(criu)
+        if self._version < OLDEST:
+            found, least = (".".join(map(str, v)) for v in (self._version, OLDEST))
+            raise Rejected(
+                Problem(
+                    code="SH703",
+                    what=f"CRIU {found} is older than {least}, and can't dump sockets on newer kernels",
+                    remedy="Install a newer one with scripts/install-criu",
+                    subject=str(criu),
+                )
+            )
+        become_subreaper()
+
+    def facts(self) -> dict[str, str]:
+        """See `port.Runtime`; `criu` is `major.minor`."""
+        return {**hostfacts.host_facts(), "runtime": self.name, "criu": ".".join(map(str, self._version))}
+
+    def canary(self, folder: Path) -> tuple[Problem, ...]:
+        """Dump and restore a tiny process with a connected socket, with its image in `folder` (made, and removed after): about 0.3 s.
+
+        Empty: CRIU works on this kernel. `criu check` can't tell that: it says yes where no socket can be dumped. Else SH704.
+        """
+        return canary.canary(self, folder)
+
+    def network(self, spec: WorkerSpec, process: Process | None = None) -> Network:
+        """See `port.Runtime`. Raises Retry SH706."""
+        if not spec.mac:
+            return NoNetwork()
+        if process is None:
+            return WorkerNetwork.make(spec, self._uplink)
+        network = WorkerNetwork.adopt(spec, self._uplink, process)
+        if not preflight.traced(process.pid):  # else a dump of the agent before this one is still being undone, by CRIU itself
+            with contextlib.suppress(OSError):  # a kernel without nftables has no lock left behind either
+                locktables.sweep(network.netns)
+        return network
+
+    def start(self, spec: WorkerSpec, network: Network) -> Process:
+        """See `port.Runtime`. Raises Stalled SH705."""
+        return processes.start(spec.command, spec.env, network.netns)
+
+    def check(self, process: Process, spec: WorkerSpec) -> tuple[Problem, ...]:
+        """See `port.Runtime`. Codes SH710 and SH720 to SH732."""
+        return preflight.check(process, ghost_limit=GHOST_LIMIT)
+
+    def freeze(
+        self, process: Process, spec: WorkerSpec, network: Network, folder: Path, on_frozen: Callable[[float], None]
+    ) -> holds.CriuFrozen:
+        """See `port.Runtime`. Raises Rejected SH701, SH710; Retry SH703."""
+        if not processes.find(process):
+            raise Rejected(processes.gone(process.pid))
+        began = time.monotonic()
+        frozen_at = self._clock()
+
+        def answer(notify: rpc.Notify) -> bool | None:
+            nonlocal frozen_at
+            if notify.script == "pre-dump":
+                frozen_at = self._clock()  # the last moment at which it certainly runs: a pause is never told shorter than it is
+            elif notify.script == "query-ext-files":
+                on_frozen(frozen_at)  # the first thing that CRIU says once all tasks stand still
+            return None if notify.script == "post-dump" else True
+
+        options = {"pid": process.pid, "ghost_limit": GHOST_LIMIT, "timeout": FREEZE_LIMIT_S}
+        session = swrk.Session(self._criu, network.netns)
+        with _undoing(session, lambda: holds.sweep_lock(network, folder)):
+            try:
+                response = _ask(session, rpc.DUMP, folder, holds.DUMP_LOG, options, answer)
+            except ConnectionError as error:
+                raise Rejected(holds.refused(process, folder, "CRIU died")) from error
+            if response.type != rpc.NOTIFY:
+                raise Rejected(holds.refused(process, folder))
+        dump = Dump(frozen_at=frozen_at, dump_s=time.monotonic() - began)
+        return holds.CriuFrozen(session, process, network, folder, dump)
+
+    def restore(self, spec: WorkerSpec, network: Network, folder: Path) -> holds.CriuHeld:
+        """See `port.Runtime`. Raises Rejected SH702, Retry SH703."""
+        session = swrk.Session(self._criu, network.netns)
+        with _undoing(session):
+            try:
+                response = _ask(session, rpc.RESTORE, folder, holds.RESTORE_LOG, {"rst_sibling": True}, _until_restored)
+            except ConnectionError as error:
+                raise Rejected(holds.failed(spec, folder, "CRIU died")) from error
+            if response.type != rpc.NOTIFY:
+                raise Rejected(holds.failed(spec, folder))
+            return holds.CriuHeld(session, processes.note(response.notify.pid), spec, folder)
+
+    def find(self, process: Process) -> bool:
+        """See `port.Runtime`."""
+        return processes.find(process)
+
+    def end(self, process: Process) -> None:
+        """See `port.Runtime`. Raises Unknown SH707."""
+        processes.end(process)
+
+    def memory(self, process: Process) -> int | None:
+        """See `port.Runtime`."""
+        return processes.memory(process)
+
+
+@contextlib.contextmanager
+def _undoing(session: swrk.Session, also: Callable[[], None] = lambda: None) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        session.close()
+        also()
+        raise
+
+
+def _until_restored(notify: rpc.Notify) -> bool | None:
+    return None if notify.script == "post-restore" else True
+
+
+def _ask(
+    session: swrk.Session, kind: rpc.RequestType, folder: Path, log: str, values: dict[str, bool | int], answer: swrk.Answer
+) -> rpc.Response:
+    (folder / log).unlink(missing_ok=True)  # an earlier attempt's reasons are not this one's
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return session.ask(rpc.Request(type=kind, opts=swrk.options(descriptor, log, values)), answer)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,152 @@
+"""The two points at which CRIU stands and waits: a worker that is dumped but not yet ended, a copy that is restored but doesn't run yet."""
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Final
+
+from shunter.model.errors import Problem, Rejected, Unknown
+
+from shunter_agent.runtime import locktables, preflight, swrk
+from shunter_agent.runtime import process as processes
+from shunter_agent.runtime.port import Dump, Network, Process, WorkerSpec
+
+DUMP_LOG: Final = "dump.log"
+RESTORE_LOG: Final = "restore.log"
+_THAW_S: Final = 10.0
+
+
+def refused(process: Process, folder: Path, otherwise: str = "CRIU gave no reason") -> Problem:
+    """SH701, with the reason from CRIU's log in `folder`."""
+    why = swrk.reasons(folder / DUMP_LOG) or otherwise
+    return Problem(
+        code="SH701",
+        what=f"the dump failed, and the worker runs on: {why}",
+        remedy=f"See {DUMP_LOG} in the image's folder, and what preflight says of the worker",
+        subject=f"pid {process.pid}",
+    )
+
+
+def failed(spec: WorkerSpec, folder: Path, otherwise: str = "CRIU gave no reason") -> Problem:
+    """SH702, with the reason from CRIU's log in `folder`."""
+    why = swrk.reasons(folder / RESTORE_LOG) or otherwise
+    return Problem(
+        code="SH702",
+        what=f"the restore failed, and no copy is left: {why}",
+        remedy=f"The image is as it was. See {RESTORE_LOG} in its folder, or restore it on a node like the one that it came from",
+        subject=spec.worker,
+    )
+
+
+def sweep_lock(network: Network, folder: Path) -> None:
+    """Delete the network lock that the dump in `folder` may have left behind.
+
+    In a worker's own network any lock is its own; in a shared one only the lock with this dump's run id is touched.
+    """
+    only = None if network.own else swrk.run_id(folder / DUMP_LOG)
+    if network.own or only:
+        with contextlib.suppress(OSError):  # no nftables in this kernel: then there was no lock either
+            locktables.sweep(network.netns, only)
+
+
+def _over(process: Process, what: str, remedy: str) -> Rejected:
+    return Rejected(Problem(code="SH708", what=what, remedy=remedy, subject=f"pid {process.pid}"))
+
+
+class CriuFrozen:
+    """Implements `port.Frozen`: CRIU waits for an answer to `post-dump`."""
+
+    def __init__(self, session: swrk.Session, process: Process, network: Network, folder: Path, dump: Dump) -> None:
+        self.dump = dump
+        self._session = session
+        self._process = process
+        self._network = network
+        self._folder = folder
+        self._open = True
+
+    def alive(self) -> bool:
+        """See `port.Frozen`."""
+        return self._open and self._session.alive and processes.find(self._process)
+
+    def thaw(self) -> None:
+        """See `port.Frozen`. Does nothing after a thaw. Raises Unknown SH711."""
+        if self._open:
+            self._open = False
+            with contextlib.suppress(OSError):  # CRIU is dead: the kernel let the worker go with it
+                self._session.answer(False)
+            self._session.close()
+            sweep_lock(self._network, self._folder)
+        self._confirm_running()
+
+    def _confirm_running(self) -> None:
+        until = time.monotonic() + _THAW_S
+        while preflight.traced(self._process.pid):
+            if time.monotonic() > until:
+                break
+            time.sleep(0.001)
+        if not processes.find(self._process) or preflight.traced(self._process.pid):
+            raise Unknown(
+                Problem(
+                    code="SH711",
+                    what=f"the worker was let go after its dump, but process {self._process.pid} doesn't run",
+                    remedy="Look at it with ps; if it is dead, restore it from the image just taken",
+                    subject=f"pid {self._process.pid}",
+                )
+            )
+
+    def release(self) -> None:
+        """See `port.Frozen`. Raises Rejected SH708 when the hold is over, so that the worker runs; Unknown SH707."""
+        if not self.alive():
+            raise _over(
+                self._process,
+                "the hold is over: the worker was thawed or died, and its image is not the newest of it",
+                "Freeze it again if it runs",
+            )
+        self._open = False
+        try:
+            self._session.answer(True)
+        except OSError:
+            pass  # whether CRIU killed it before it died is seen at the process itself
+        finally:
+            self._session.close()
+        if not processes.wait_reaped(self._process):
+            raise Unknown(processes.undead(self._process))
+
+
+class CriuHeld:
+    """Implements `port.Held`: CRIU waits for an answer to `post-restore`."""
+
+    def __init__(self, session: swrk.Session, process: Process, spec: WorkerSpec, folder: Path) -> None:
+        self.process = process
+        self._session = session
+        self._spec = spec
+        self._folder = folder
+        self._open = True
+
+    def resume(self) -> Process:
+        """See `port.Held`. Raises Rejected SH708 when the copy is dead or was aborted, SH702 when its last steps fail."""
+        if not (self._open and self._session.alive and processes.find(self.process)):
+            self.abort()
+            raise _over(self.process, "the held copy is gone: its hold has ended", "Restore the image again")
+        self._open = False
+        try:
+            success = self._session.answer(True).success
+        except OSError:
+            success = False
+        self._session.close()
+        if success and processes.find(self.process):
+            return self.process
+        # neither a yes nor a death: CRIU ended on the way, and the copy may have started
+        processes.end(self.process)
+        raise Rejected(failed(self._spec, self._folder, "CRIU died while it let the copy go, and the copy was ended"))
+
+    def abort(self) -> None:
+        """See `port.Held`. Does nothing after an abort. Raises Rejected SH708 after a resume, Unknown SH707."""
+        if not self._open and processes.find(self.process):
+            raise _over(self.process, "the copy runs: it was resumed", "End it as a running worker")
+        if self._open:
+            self._open = False
+            with contextlib.suppress(OSError):
+                self._session.answer(False)
+            self._session.close()
+        processes.end(self.process)

@@ -1,0 +1,63 @@
+"""CRIU's network locks: nftables tables `inet CRIU-<run id>` that drop a worker's packets while it stands still.
+
+A CRIU that is killed leaves its table behind, and the worker's connections then hang for ever without an error. The tables are listed and
+deleted by netlink itself, since a node need not have the `nft` command.
+"""
+
+import os
+import socket
+import struct
+from typing import Final
+
+from shunter_agent.runtime import netlink
+from shunter_agent.runtime.namespaces import inside
+
+_NETLINK_NETFILTER: Final = 12
+_NFPROTO_INET: Final = 1
+_NFTABLES: Final = 10
+_GET_TABLE: Final = (_NFTABLES << 8) | 1
+_DELETE_TABLE: Final = (_NFTABLES << 8) | 2
+_BATCH_BEGIN, _BATCH_END = 16, 17
+_TABLE_NAME: Final = 1
+_GENERAL: Final = struct.Struct("=BBH")
+_PREFIX: Final = "CRIU-"
+_NO_SUCH: Final = 2
+
+
+def _general(family: int, resource: int = 0) -> bytes:
+    return _GENERAL.pack(family, 0, socket.htons(resource))
+
+
+def _list(link: socket.socket) -> list[str]:
+    bodies = netlink.dump(link, _GET_TABLE, _general(_NFPROTO_INET))
+    names = [netlink.attributes(body[_GENERAL.size :])[_TABLE_NAME].rstrip(b"\0").decode() for body in bodies]
+    return [name for name in names if name.startswith(_PREFIX)]
+
+
+def _delete(link: socket.socket, name: str) -> None:
+    table = _general(_NFPROTO_INET) + netlink.attribute(_TABLE_NAME, name.encode() + b"\0")
+    link.send(
+        netlink.message(_BATCH_BEGIN, netlink.REQUEST, _general(0, _NFTABLES), 1)
+        + netlink.message(_DELETE_TABLE, netlink.REQUEST | netlink.ACK, table, 2)
+        + netlink.message(_BATCH_END, netlink.REQUEST, _general(0, _NFTABLES), 3)
+    )
+    for kind, body in netlink.messages(link.recv(1 << 16)):
+        number = netlink.error_of(body) if kind == netlink.ERROR else 0
+        if number not in (0, _NO_SUCH):  # no such table: somebody else was faster, which is as good
+            raise OSError(number, f"deleting nftables table {name}: {os.strerror(number)}")
+
+
+def tables(netns: int | None) -> list[str]:
+    """Names of CRIU's lock tables in a network namespace (None: the agent's own). Raises OSError."""
+    with inside(netns, lambda: netlink.connect(_NETLINK_NETFILTER)) as link:
+        return _list(link)
+
+
+def sweep(netns: int | None, only: str | None = None) -> list[str]:
+    """Delete CRIU's lock tables there; with `only`, those of that CRIU run id alone. Returns the names deleted. Raises OSError."""
+    with inside(netns, lambda: netlink.connect(_NETLINK_NETFILTER)) as link:
+        # CRIU cuts the run id to fit, hence the comparison by prefix
+        found = [name for name in _list(link) if only is None or only.startswith(name.removeprefix(_PREFIX))]
+        for name in found:
+            _delete(link, name)
+        return found

@@ -1,0 +1,90 @@
+"""Linux calls that Python 3.11 has no words for: join and make namespaces for one thread, and become the reaper of orphans.
+
+A namespace belongs to a thread. Everything here that changes one does so in a thread made for it, so that the agent's own threads stay
+where they are; what such a thread starts inherits its namespaces.
+"""
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
+T = TypeVar("T")
+
+CLONE_NEWNET: Final = 0x4000_0000
+CLONE_NEWPID: Final = 0x2000_0000
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def _call(name: str, *arguments: int) -> None:
+    if getattr(_libc, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+class _Errand(threading.Thread, Generic[T]):
+    """Runs one function in a thread of its own and keeps what came out."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        super().__init__(name="namespace-errand", daemon=True)
+        self._function = function
+        self._result: T
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Called by `start`."""
+        try:
+            self._result = self._function()
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> T:
+        """Wait for it. Raises what the function raised."""
+        self.join()
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+def inside(netns: int | None, function: Callable[[], T], *, new_pids: bool = False) -> T:
+    """Call `function` in the network namespace behind the descriptor `netns` (None: the agent's own).
+
+    With `new_pids` the first process that it starts is process 1 of a new PID namespace. Raises OSError, and what `function` raises.
+    """
+    if netns is None and not new_pids:
+        return function()
+
+    def errand() -> T:
+        if netns is not None:
+            _call("setns", netns, CLONE_NEWNET)
+        if new_pids:
+            _call("unshare", CLONE_NEWPID)
+        return function()
+
+    thread = _Errand(errand)
+    thread.start()
+    return thread.result()
+
+
+def make_network() -> int:
+    """A new, empty network namespace, as a descriptor that keeps it. Raises OSError."""
+
+    def errand() -> int:
+        _call("unshare", CLONE_NEWNET)
+        return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+    thread = _Errand(errand)
+    thread.start()
+    return thread.result()
+
+
+def network_of(pid: int) -> int:
+    """The network namespace that process `pid` is in, as a descriptor that keeps it. Raises OSError."""
+    return os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def become_subreaper() -> None:
+    """Orphans of this process's children become its own children, so that they can be reaped. Raises OSError."""
+    _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -1,0 +1,189 @@
+"""Worker processes as the kernel shows them: start, find, measure, end and reap them. Nothing here knows a checkpoint driver."""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from shunter.model.errors import Problem, Rejected, Stalled, Unknown
+
+from shunter_agent.runtime.namespaces import inside
+from shunter_agent.runtime.port import Process
+
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+DEATH_S: Final = 30.0
+"""Seconds that a killed process may take to be gone: the kernel frees its memory first."""
+
+
+class Stat(msgspec.Struct, frozen=True):
+    """What /proc/PID/stat says: state letter (`Z` zombie, `T` stopped, `t` traced), parent, session, start in clock ticks since boot."""
+
+    pid: int
+    state: str
+    parent: int
+    session: int
+    started: int
+
+
+def stat(pid: int) -> Stat | None:
+    """None when there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text.rpartition(")")[2].split()  # the name before it may hold blanks and brackets
+    return Stat(pid, fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+
+
+def note(pid: int) -> Process:
+    """The process `pid` as a journal can keep it. Raises Rejected SH710 when it is gone."""
+    seen = stat(pid)
+    if seen is None:
+        raise Rejected(gone(pid))
+    return Process(pid=pid, started=seen.started)
+
+
+def gone(pid: int) -> Problem:
+    """SH710."""
+    return Problem(
+        code="SH710",
+        what="the worker's process is gone",
+        remedy="Restore the worker from its newest image, or start it again",
+        subject=f"pid {pid}",
+    )
+
+
+def reap(pid: int) -> None:
+    """Take the exit status of a dead child, so that its pid becomes free. Does nothing for what isn't a dead child of this process."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def find(process: Process) -> bool:
+    """It is alive and the same as when it was noted. A dead child is reaped on the way."""
+    seen = stat(process.pid)
+    if seen is None or seen.started != process.started:
+        return False
+    if seen.state in "ZX":
+        reap(process.pid)
+        return False
+    return True
+
+
+def wait_dead(process: Process, deadline_s: float = DEATH_S) -> bool:
+    """Wait until it is dead, and reap it. False when it lives on after `deadline_s` seconds."""
+    if not find(process):
+        return True
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return True
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        poll.poll(deadline_s * 1000)
+    finally:
+        os.close(descriptor)
+    return not find(process)
+
+
+def wait_reaped(process: Process, deadline_s: float = DEATH_S) -> bool:
+    """Wait until even its pid is free. False after `deadline_s` seconds: whoever its parent is hasn't reaped it.
+
+    A dead process can't be waited for by anything but its parent, hence the looking again.
+    """
+    until = time.monotonic() + deadline_s
+    if not wait_dead(process, deadline_s):
+        return False
+    while (seen := stat(process.pid)) is not None and seen.started == process.started:
+        reap(process.pid)
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def end(process: Process) -> None:
+    """Kill the root of a worker's PID namespace, and with it all in it; wait until it is dead. Raises Unknown SH707."""
+    if find(process):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+    if not wait_dead(process):
+        raise Unknown(undead(process))
+
+
+def undead(process: Process) -> Problem:
+    """SH707."""
+    return Problem(
+        code="SH707",
+        what=f"process {process.pid} was killed, but it is not dead after {DEATH_S:.0f} s",
+        remedy="Look for what it waits for in the kernel (state D in ps); don't run its image anywhere until it is gone",
+        subject=f"pid {process.pid}",
+    )
+
+
+def tree(root: int) -> list[int]:
+    """The pids of a process and all its descendants, root first. Those that end meanwhile are left out."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (seen := stat(int(name))) is not None:
+            children.setdefault(seen.parent, []).append(seen.pid)
+    found = [root]
+    for pid in found:  # grows while it is walked
+        found.extend(children.get(pid, ()))
+    return found
+
+
+def memory(process: Process) -> int | None:
+    """Resident bytes of its tree, shared pages counted once per process. None when it is gone."""
+    if not find(process):
+        return None
+    total = 0
+    for pid in tree(process.pid):
+        with contextlib.suppress(OSError):
+            total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+    return total
+
+
+def start(command: Sequence[str], environment: Mapping[str, str], netns: int | None, *, own_pids: bool = True) -> Process:
+    """Start a worker as leader of a session of its own, with /dev/null for its streams and no other descriptor.
+
+    With `own_pids` it is process 1 of its own PID namespace, so that its pids are free wherever it is restored; otherwise it is an
+    ordinary child. Its output goes nowhere on purpose: a log that has grown since a dump makes the restore fail. Raises Stalled SH705.
+    """
+    if not command:
+        raise Stalled(_unstartable("it has no command: it came by an image", "Restore it from an image"))
+
+    def spawn() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            list(command),
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            close_fds=True,
+        )
+
+    try:
+        child = inside(netns, spawn, new_pids=own_pids)
+    except OSError as error:
+        raise Stalled(_unstartable(f"{command[0]}: {error}", "Check its command, and that the agent runs as root")) from error
+    process = Process(pid=child.pid, started=_started(child.pid))
+    child.returncode = 0  # from here on it is known by its Process alone; subprocess must neither warn of it nor reap it
+    return process
+
+
+def _started(pid: int) -> int:
+    seen = stat(pid)  # a child that isn't reaped yet is always there
+    return seen.started if seen else 0
+
+
+def _unstartable(what: str, remedy: str) -> Problem:
+    return Problem(code="SH705", what=f"the worker can't be started: {what}", remedy=remedy)

@@ -1,0 +1,161 @@
+"""One CRIU process that serves one request over a socket (`criu swrk`), and its protocol: protobuf messages, one a packet.
+
+CRIU asks at each stage whether to go on (a notification), and waits for the answer. Should this process die, the socket closes, CRIU takes
+that for a no, and puts everything back: a dump's worker runs on, a restore's copy is killed.
+"""
+
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from shunter.model.errors import Problem, Rejected, Retry
+
+from shunter_agent.runtime import criu_rpc_pb2 as rpc
+from shunter_agent.runtime.namespaces import inside
+
+_ERROR: Final = re.compile(r"\bError \([^)]*\): (.*)")
+_NOISE: Final = ("rlimit: Can't setup RLIMIT_NOFILE",)
+"""What CRIU calls an error in every log where it lacks CAP_SYS_RESOURCE."""
+
+Answer = Callable[[rpc.Notify], bool | None]
+"""Says yes or no to a notification; None: stop here, and answer later."""
+
+
+class Session:
+    """A running CRIU and its socket. Use `ask` once, then `answer` if it stopped; `close` always."""
+
+    def __init__(self, criu: Path, netns: int | None) -> None:
+        """Start CRIU in the network namespace `netns` (None: the agent's own). Raises Retry SH703."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+        def spawn() -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                [str(criu), "swrk", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # a terminal's Ctrl-C is for the agent; CRIU then sees the socket close, and cleans up
+                restore_signals=False,  # SIGPIPE stays ignored: writing to a dead agent must fail, not kill CRIU before it has cleaned up
+                umask=0o077,
+            )
+
+        try:
+            self._criu = inside(netns, spawn)
+        except OSError as error:
+            ours.close()
+            raise Retry(
+                Problem(
+                    code="SH703",
+                    what=f"CRIU can't be started: {error}",
+                    remedy="Install it with scripts/install-criu, and run the agent as root",
+                    subject=str(criu),
+                )
+            ) from error
+        finally:
+            theirs.close()
+        self._socket = ours
+
+    def ask(self, request: rpc.Request, answer: Answer) -> rpc.Response:
+        """Send the request and answer notifications until one is left open (its NOTIFY response is returned) or CRIU has ended.
+
+        Raises ConnectionError when CRIU dies on the way.
+        """
+        self._send(request)
+        return self._listen(answer)
+
+    def answer(self, success: bool) -> rpc.Response:
+        """Answer the notification that was left open, say yes to all that follow, and return how it ended. Raises ConnectionError."""
+        self._reply(success)
+        return self._listen(lambda _notify: True)
+
+    def _listen(self, answer: Answer) -> rpc.Response:
+        while True:
+            packet = self._socket.recv(1 << 16)
+            if not packet:
+                raise ConnectionResetError("CRIU went away")
+            response = rpc.Response.FromString(packet)
+            if response.type != rpc.NOTIFY:
+                return response
+            verdict = answer(response.notify)
+            if verdict is None:
+                return response
+            self._reply(verdict)
+
+    def _reply(self, success: bool) -> None:
+        self._send(rpc.Request(type=rpc.NOTIFY, notify_success=success))
+
+    def _send(self, request: rpc.Request) -> None:
+        self._socket.send(request.SerializeToString(), socket.MSG_NOSIGNAL)
+
+    @property
+    def alive(self) -> bool:
+        """CRIU still runs."""
+        return self._criu.poll() is None
+
+    def close(self) -> None:
+        """Close the socket, which is a no to whatever is open, and wait until CRIU has cleaned up. Idempotent."""
+        self._socket.close()
+        self._criu.wait()
+
+
+def options(folder: int, log: str, values: Mapping[str, bool | int]) -> rpc.Options:
+    """The options of every dump and restore. `folder` is a descriptor of the image folder; `values` are those of this one."""
+    return rpc.Options(
+        images_dir_fd=folder,
+        log_file=log,
+        log_level=3,  # the least at which the log names the run id
+        notify_scripts=True,
+        tcp_established=True,
+        ext_unix_sk=True,
+        file_locks=True,
+        shell_job=True,
+        network_lock=rpc.NFTABLES,  # the other, iptables, needs a command that nodes may not have
+        **values,  # type: ignore[arg-type]
+    )
+
+
+def reasons(log: Path, most: int = 3) -> str:
+    """The last error lines of a CRIU log, oldest first: the first ones are noise of its start. Empty when there are none."""
+    try:
+        text = log.read_text(errors="replace")
+    except OSError:
+        return ""
+    found = [line for line in _ERROR.findall(text) if not line.startswith(_NOISE)]
+    return "; ".join(line.strip().rstrip(".") for line in found[-most:])
+
+
+def run_id(log: Path) -> str | None:
+    """CRIU's id of a dump, after which its network lock is named. None when the log doesn't say."""
+    try:
+        with log.open(errors="replace") as lines:
+            for line in lines:
+                _before, mark, name = line.partition("Dump CRIU run id = ")
+                if mark:
+                    return name.strip()
+    except OSError:
+        return None
+    return None
+
+
+def version(criu: Path) -> tuple[int, int]:
+    """CRIU's major and minor version. Raises Retry SH703, Rejected SH703 for an answer that isn't one."""
+    session = Session(criu, None)
+    try:
+        response = session.ask(rpc.Request(type=rpc.VERSION), lambda _notify: True)
+    except OSError as error:
+        raise Rejected(
+            Problem(
+                code="SH703",
+                what=f"CRIU doesn't answer ({error})",
+                remedy="Run `criu check` by hand on this node",
+                subject=os.fspath(criu),
+            )
+        ) from error
+    finally:
+        session.close()
+    return response.version.major_number, response.version.minor_number
