@@ -238,13 +238,12 @@ class GitSource:
                 )
             )
         listed = self._sound(self._git("ls-tree", "-r", "-l", "-z", top, output_bytes=self._limits.entries * 200))
-        entries, problems = tree.parse(listed.output, self._limits)
-        return Revision(
-            commit=commit,
-            committed_at=self._time(commit),
-            files=tuple(self._files(entries)),
-            problems=problems,
-        )
+        try:
+            entries, problems = tree.parse(listed.output, self._limits)
+            files = tuple(self._files(entries))
+        except tree.Unsound as error:
+            raise _CacheBroken from error
+        return Revision(commit=commit, committed_at=self._time(commit), files=files, problems=problems)
 
     def _files(self, entries: tuple[tree.Entry, ...]) -> Iterator[SourceFile]:
         if not entries:
@@ -252,11 +251,8 @@ class GitSource:
         names = "".join(f"{e.blob}\n" for e in entries).encode()
         room = sum(e.size + 200 for e in entries)
         ended = self._sound(self._git("cat-file", "--batch", given=names, output_bytes=room))
-        try:
-            for entry, data in tree.contents(ended.output, entries):
-                yield SourceFile(path=entry.path, blob=entry.blob, data=data)
-        except tree.Unsound as error:
-            raise _CacheBroken from error
+        for entry, data in tree.contents(ended.output, entries):
+            yield SourceFile(path=entry.path, blob=entry.blob, data=data)
 
     def _resolve(self, revision: str | None) -> Commit:
         if not (self._cache / _MARK).exists():

@@ -27,7 +27,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 def parse(listing: bytes, limits: Limits) -> tuple[tuple[Entry, ...], tuple[Problem, ...]]:
     """`git ls-tree -r -l -z` into the files to read and the problems of those that aren't, both by path.
 
-    Raises Rejected SH213 when there are too many of them, or too much in them.
+    Raises Rejected SH213 when there are too many of them, or too much in them, and Unsound when one isn't there.
     """
     records = listing.split(b"\0")
     if len(records) > limits.entries:
@@ -58,6 +58,8 @@ def _entry(record: bytes, limits: Limits) -> Entry | Problem | None:
         return bad
     if mode not in _REGULAR:
         return not_regular(path, _KINDS.get(mode, f"an entry of mode {mode}"))
+    if not size.isdecimal():
+        raise Unsound(blob)  # git says BAD for an object that it hasn't got
     if int(size) > limits.file_bytes:
         return too_large(path, int(size), limits.file_bytes)
     return Entry(path=path, blob=blob, size=int(size))
