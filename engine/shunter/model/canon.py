@@ -52,6 +52,23 @@ def encode(value: object) -> bytes:
     return msgspec.json.encode(plain, order="deterministic")
 
 
+def plain(value: object) -> Any:  # noqa: ANN401  (JSON has no narrower type)
+    """A model value as JSON's own types, keys sorted. A float that isn't finite becomes `{"notFinite": "nan"}` (or `inf`, `-inf`), so that
+    a reader can tell it from a missing one and no JSON reader chokes on it.
+    """
+    return _tag_non_finite(msgspec.to_builtins(value, enc_hook=_enc_hook, order="deterministic"))
+
+
+def _tag_non_finite(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"notFinite": str(value)}
+    if isinstance(value, dict):
+        return {key: _tag_non_finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_tag_non_finite(part) for part in value]
+    return value
+
+
 def decode(data: bytes | str, kind: type[T]) -> T:
     """Read what `encode` wrote. Raises msgspec.ValidationError or msgspec.DecodeError."""
     return msgspec.json.decode(data, type=kind, dec_hook=_dec_hook)
