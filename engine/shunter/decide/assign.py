@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def assign(costs: Sequence[Sequence[int | None]]) -> list[int] | None:
-    """A column for each row, all different, of the least sum of costs, or None if there is no such assignment. A cost of None: it may not be.
+    """A column for each row, all different, of the least sum of costs, or None if there is none. A cost of None: it may not be.
 
     The Hungarian method with potentials (Kuhn 1955; Munkres 1957), O(rows^2 * columns). There must be at least as many columns as rows.
     """

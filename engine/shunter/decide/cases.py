@@ -119,8 +119,9 @@ def lanes(d: Deciding, cases: Iterable[Case]) -> dict[NodeId, float]:
     for one in d.ranked:
         o = one.operation
         worker = d.world.workers.get(o.worker)
-        if o.from_slot and worker and worker.node in busy and o.kind in (OperationKind.MOVE, OperationKind.PARK):
-            busy[worker.node] += d.phases(worker).freeze
+        node = worker.node if worker and o.from_slot and o.kind in (OperationKind.MOVE, OperationKind.PARK) else None
+        if worker and node is not None and node in busy:
+            busy[node] += d.phases(worker).freeze
     return busy
 
 

@@ -114,6 +114,7 @@ class Finder:
             if node.id == leaving:
                 continue
             why, slots = self._slots(needs, node, free.get(node.id, ()))
+            doubtful, prefer = 0, None
             if why is None:
                 why, doubtful, prefer = self._wish(to, scope, node)
             if why is not None:

@@ -75,6 +75,7 @@ def kept(d: Deciding, worker: Worker) -> str | None:
 
 
 def fits(d: Deciding, needs: Needs, worker: Worker) -> bool:
+    """Whether something with these needs could have the slot that the worker occupies now."""
     assert worker.slot is not None, "a candidate occupies a slot"
     slot, node = d.world.slots.get(worker.slot), d.world.node_of_slot(worker.slot)
     return slot is not None and node is not None and unfit_slot(needs, slot) is None and unfit_node(d.world, needs, node) is None

@@ -1,0 +1,401 @@
+"""What holds for every fleet, every set of policies and every history: determinism, safety of the unknown, no conflicts, hard limits."""
+
+import itertools
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shunter.decide.evaluate import evaluate
+from shunter.decide.place import Job, Option, place
+from shunter.decide.profile import Profile
+from shunter.model.canon import encode
+from shunter.model.errors import Place
+from shunter.model.expression import Expression, Scope, Undecided
+from shunter.model.finding import Verdict
+from shunter.model.operation import EngineState, OperationRecord, Outcome, Status
+from shunter.model.plan import Evaluation, OperationKind, PlannedOperation, Preconditions
+from shunter.model.policy import (
+    CheckpointPolicy,
+    CheckpointSpec,
+    Destination,
+    Keep,
+    Limits,
+    Metadata,
+    Move,
+    Pick,
+    Policy,
+    PolicySet,
+    PreemptionPolicy,
+    PreemptionSpec,
+    ReassignmentPolicy,
+    ReassignmentSpec,
+    Trigger,
+    WorkerSelector,
+)
+from shunter.model.sample import Known, Missing
+from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Samples, Slot, Snapshot, Worker, WorkerState
+from shunter.model.units import Duration
+
+NOW = 50_000.0
+PROFILE = Profile(gpu_restore_floor_s=0)
+
+
+class Threshold:
+    """`name` measures a variable; `name>1` tests it. Nothing more, so that it can't be wrong in the way of a real language."""
+
+    def _value(self, name: str, scope: Scope) -> float | Undecided:
+        found = scope.get(name)
+        if isinstance(found, Known):
+            return found.value
+        if isinstance(found, bool | int | float):
+            return float(found)
+        return Undecided(inputs=((name, "unknown"),))
+
+    def test(self, expression: Expression, scope: Scope) -> bool | Undecided:
+        name, _, bound = expression.text.partition(">")
+        value = self._value(name, scope)
+        return value if isinstance(value, Undecided) else value > float(bound)
+
+    def measure(self, expression: Expression, scope: Scope) -> float | Undecided:
+        return self._value(expression.text, scope)
+
+    def inputs(self, expression: Expression) -> tuple[str, ...]:
+        return (expression.text.partition(">")[0],)
+
+
+def maybe(*texts: str) -> st.SearchStrategy[Expression | None]:
+    return st.sampled_from([None, *(Expression(text=t) for t in texts)])
+
+
+WORKER = ("worker.sessions>1", "worker.waiting>0")
+POOLS = ("pools.prefill.waiting>1", "pools.decode.sessions>2", "pools.decode.workers>1")
+SELECTORS = st.builds(WorkerSelector, role=st.sampled_from([None, None, "decode"]), where=maybe(*WORKER), all=st.just(True))
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> list[Policy]:
+    made: list[Any] = []
+    for index in range(draw(st.integers(1, 4))):
+        meta = Metadata(name=f"p{index}")
+        base: dict[str, Any] = {
+            "workers": draw(SELECTORS),
+            "mode": draw(st.sampled_from(["enforce", "enforce", "enforce", "preview", "off"])),
+            "priority": draw(st.integers(0, 2)),
+        }
+        kind = draw(st.sampled_from(["preemption", "checkpoint", "reassignment"]))
+        if kind == "preemption":
+            move = Move(
+                to=Destination(
+                    where=draw(maybe("node.freeSlots>0", "worker.sessions>1")), prefer=draw(maybe("node.freeSlots", "worker.kvUsage"))
+                ),
+                order=draw(maybe("worker.sessions", "worker.kvTokens")),
+                make_room=draw(st.sampled_from(["none", "prefill"])),
+            )
+            made.append(PreemptionPolicy(metadata=meta, spec=PreemptionSpec(notices=tuple(NoticeKind), move=move, **base)))
+        elif kind == "checkpoint":
+            spec = CheckpointSpec(
+                every=Duration(60),
+                when=draw(maybe(*WORKER)),
+                keep=Keep(last=draw(st.integers(1, 2))),
+                copies=draw(st.integers(1, 3)),
+                **base,
+            )
+            made.append(CheckpointPolicy(metadata=meta, spec=spec))
+        else:
+            way = draw(st.sampled_from([("decode", "prefill"), ("prefill", "decode")]))
+            spec_ = ReassignmentSpec(
+                from_=way[0],
+                to=way[1],
+                when=Expression(text=draw(st.sampled_from(POOLS))),
+                for_=Duration(draw(st.sampled_from([0, 4]))),
+                revert=draw(st.sampled_from([None, Trigger(when=Expression(text="pools.prefill.workers>1"))])),
+                pick=Pick(where=draw(maybe(*WORKER)), prefer=draw(maybe("worker.sessions"))),
+                sessions=draw(st.sampled_from(["move", "park", "drain"])),
+                limits=Limits(step=draw(st.integers(1, 2))),
+                cooldown=Duration(60),
+                **base,
+            )
+            made.append(ReassignmentPolicy(metadata=meta, spec=spec_))
+    return [Policy(document=d, place=Place(file="p", line=1, column=1), blob="b", commit="c") for d in made]
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> Fleet:
+    workers, nodes, images = [], [], []
+    for n in range(draw(st.integers(1, 4))):
+        slots = []
+        for s in range(draw(st.integers(1, 3))):
+            held = None
+            if draw(st.booleans()):
+                held = f"w{len(workers)}"
+                workers.append(
+                    (held, f"n{n}/{s}", draw(st.sampled_from([WorkerState.RUNNING] * 4 + [WorkerState.FENCED, WorkerState.FROZEN])))
+                )
+            roles = draw(st.sampled_from([("prefill", "decode"), ("prefill", "decode"), ("decode",)]))
+            slots.append(Slot(id=f"n{n}/{s}", worker=held, roles=roles))
+        nodes.append(
+            Node(id=f"n{n}", slots=tuple(slots), reachable=draw(st.integers(0, 5)) > 0, facts={"kernel": draw(st.sampled_from("112"))})
+        )
+    for _ in range(draw(st.integers(0, 3))):
+        workers.append((f"w{len(workers)}", None, draw(st.sampled_from([WorkerState.PARKED, WorkerState.LOST]))))
+    made = [
+        Worker(
+            id=w, role=draw(st.sampled_from(["prefill", "decode"])), graph=draw(st.sampled_from(["g", "g", "h"])), engine="e", state=state,
+            node=slot.split("/")[0] if slot else None, slot=slot, incarnation=draw(st.integers(0, 1)),
+            memory=draw(st.sampled_from([None, 10**9, 10**11])),
+        )
+        for w, slot, state in workers
+    ]  # fmt: skip
+    for index, w in enumerate(made):
+        for copy in range(draw(st.integers(0, 2))):
+            holders = draw(st.lists(st.sampled_from([n.id for n in nodes]), min_size=1, max_size=2, unique=True))
+            images.append(
+                Image(
+                    id=f"i{index}-{copy}", worker=w.id, incarnation=w.incarnation, taken_at=NOW - draw(st.integers(1, 200)), bytes=10**9,
+                    nodes=tuple(holders), role=w.role, graph=w.graph, engine="e", facts={"kernel": "1"},
+                )
+            )  # fmt: skip
+    return Fleet(nodes=tuple(nodes), workers=tuple(made), images=tuple(images))
+
+
+@st.composite
+def samples(draw: st.DrawFn, fleet: Fleet) -> Samples:
+    def one() -> Any:
+        value = draw(st.integers(-1, 4))
+        return Missing(reason="no data") if value < 0 else Known(value=value, unit="1", at=NOW, query="q")
+
+    return Samples(workers={w.id: {f: one() for f in ("sessions", "waiting", "kvTokens")} for w in fleet.workers})
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[list[Policy], list[Snapshot], EngineState]:
+    fleet = draw(fleets())
+    noticed = draw(st.lists(st.sampled_from([n.id for n in fleet.nodes]), max_size=2, unique=True))
+    notices = tuple(
+        Notice(
+            id=f"n-{n}", kind=draw(st.sampled_from(list(NoticeKind))), node=n, seen_at=NOW - 1,
+            deadline=draw(st.sampled_from([None, NOW - 1, NOW + 30, NOW + 120])),
+        )
+        for n in noticed
+    )  # fmt: skip
+    series = [Snapshot(at=NOW - 2 * back, fleet=fleet, notices=notices, samples=draw(samples(fleet))) for back in (2, 1, 0)]
+    return draw(policies()), series, draw(states(fleet))
+
+
+@st.composite
+def states(draw: st.DrawFn, fleet: Fleet) -> EngineState:
+    if not fleet.workers:
+        return EngineState()
+
+    def record(index: int) -> OperationRecord:
+        w = draw(st.sampled_from(fleet.workers))
+        kind = draw(st.sampled_from(list(OperationKind)))
+        planned = PlannedOperation(
+            id=f"o{index}", kind=kind, worker=w.id, lane=draw(st.sampled_from(["voluntary", "involuntary"])), policy=f"p{draw(st.integers(0, 3))}",
+            reason="r", expect=Preconditions(incarnation=w.incarnation), from_slot=w.slot, cause=draw(st.sampled_from(["notice:n-n0", "every:1"])),
+        )  # fmt: skip
+        return OperationRecord(planned=planned, plan="sha256:x", epoch=1, created_at=NOW - draw(st.integers(1, 3000)))
+
+    active = [record(i) for i in range(draw(st.integers(0, 1)))]
+    status = st.sampled_from([Status.SUCCEEDED, Status.ROLLED_BACK, Status.FAILED, Status.SUPERSEDED, Status.UNKNOWN])
+    recent = [
+        msgspec.structs.replace(record(10 + i), outcome=Outcome(status=draw(status), at=NOW - 1, code=draw(st.sampled_from(["", "SH701"]))))
+        for i in range(draw(st.integers(0, 3)))
+    ]
+    return EngineState(active=tuple(active), recent=tuple(recent))
+
+
+def run(policies: list[Policy], series: list[Snapshot], state: EngineState, now: float = NOW) -> Evaluation:
+    given_ = PolicySet(commit="c", digest="sha256:p", policies=tuple(policies))
+    return evaluate(given_, series, state, now, Threshold(), PROFILE)
+
+
+@given(situations())
+@settings(max_examples=150, deadline=None)
+def test_the_same_inputs_give_the_same_bytes(situation):
+    assert encode(run(*situation)) == encode(run(*situation))
+
+
+@given(situations(), st.randoms(use_true_random=False))
+@settings(max_examples=150, deadline=None)
+def test_the_order_of_the_inputs_does_not_matter(situation, random):
+    policies_, series, state = situation
+
+    def mixed(items: Any) -> tuple[Any, ...]:
+        return tuple(random.sample(list(items), len(items)))
+
+    def shuffled(snapshot: Snapshot) -> Snapshot:
+        fleet = snapshot.fleet
+        nodes = mixed([msgspec.structs.replace(n, slots=mixed(n.slots)) for n in fleet.nodes])
+        given_ = Samples(workers=dict(mixed(snapshot.samples.workers.items())))
+        other = Fleet(nodes=nodes, workers=mixed(fleet.workers), images=mixed(fleet.images))
+        return msgspec.structs.replace(snapshot, fleet=other, notices=mixed(snapshot.notices), samples=given_)
+
+    one = run(policies_, series, state)
+    other = run(list(mixed(policies_)), [shuffled(s) for s in series], EngineState(active=mixed(state.active), recent=mixed(state.recent)))
+    assert encode(other.findings) == encode(one.findings)
+    assert encode(other.plan.operations) == encode(one.plan.operations)
+
+
+@given(situations())
+@settings(max_examples=250, deadline=None)
+def test_no_two_operations_meet(situation):
+    _, series, state = situation
+    result = run(*situation)
+    operations = result.plan.operations
+    busy = [r for r in (*state.active, *state.recent) if r.status in (Status.ACTIVE, Status.UNKNOWN)]
+    assert len({o.worker for o in operations}) == len(operations)
+    assert not {o.worker for o in operations} & {r.planned.worker for r in busy}
+    arriving = [o.to_slot for o in operations if o.to_slot]
+    assert len(set(arriving)) == len(arriving)
+    assert not set(arriving) & {r.planned.from_slot for r in busy}
+    leaving = {o.from_slot: o for o in operations if o.from_slot}
+    occupied = {s.id for n in series[-1].fleet.nodes for s in n.slots if s.worker}
+    seen: set[str] = set()
+    for o in operations:
+        assert set(o.after) <= seen
+        seen.add(o.id)
+        if o.to_slot in occupied:
+            assert leaving[o.to_slot].id in o.after, "it is somebody's until the one before has left"
+
+
+@given(situations())
+@settings(max_examples=250, deadline=None)
+def test_destinations_are_within_the_hard_limits(situation):
+    _, series, _ = situation
+    fleet = series[-1].fleet
+    nodes = {n.id: n for n in fleet.nodes}
+    slots = {s.id: s for n in fleet.nodes for s in n.slots}
+    workers = {w.id: w for w in fleet.workers}
+    images = {i.id: i for i in fleet.images}
+    going = {n.node for n in series[-1].notices}
+    for o in run(*situation).plan.operations:
+        worker = workers[o.worker]
+        if o.to_slot:
+            there = nodes[o.to_slot.split("/")[0]]
+            facts = images[o.image].facts if o.image else nodes[worker.node].facts
+            assert there.reachable
+            assert there.id not in going
+            assert worker.role in slots[o.to_slot].roles
+            assert there.facts["kernel"] == facts["kernel"]
+        if o.kind is OperationKind.RESTORE:
+            assert worker.state in (WorkerState.PARKED, WorkerState.LOST)
+            assert any(nodes[n].reachable for n in images[o.image].nodes)
+        if o.lane == "voluntary" and o.from_slot:
+            assert worker.node not in going
+        if o.kind is OperationKind.DISCARD:
+            left = [i for i in fleet.images if i.worker == o.worker and i.id != o.image and i.taken_at >= images[o.image].taken_at]
+            assert any(nodes[n].reachable and n not in going for i in left for n in i.nodes), "something to come back from is left"
+
+
+def without_metrics(series: list[Snapshot]) -> list[Snapshot]:
+    return [msgspec.structs.replace(s, samples=Samples()) for s in series]
+
+
+@given(situations())
+@settings(max_examples=250, deadline=None)
+def test_nothing_voluntary_is_done_on_an_unknown_input(situation):
+    policies_, series, state = situation
+    result = run(policies_, without_metrics(series), state)
+    reads = {p.name: p for p in policies_}
+    for o in result.plan.operations:
+        if o.lane == "involuntary" or o.kind is OperationKind.DISCARD:
+            continue
+        spec = reads[o.policy].document.spec
+        conditions = [spec.workers.where if o.kind is not OperationKind.RESTORE and "revert" not in o.cause else None]
+        if isinstance(spec, CheckpointSpec):
+            conditions.append(spec.when)
+        if isinstance(spec, ReassignmentSpec):
+            conditions.append(spec.revert.when if o.cause.startswith("revert") and spec.revert else spec.when)
+            conditions.append(spec.pick.where if o.kind is not OperationKind.RESTORE and "revert" not in o.cause else None)
+        for condition in conditions:
+            assert condition is None or condition.text in ("pools.decode.workers>1", "pools.prefill.workers>1"), condition
+
+
+@given(situations())
+@settings(max_examples=250, deadline=None)
+def test_an_unknown_metric_never_keeps_a_worker_on_a_node_that_is_going(situation):
+    policies_, series, state = situation
+    blind = run(policies_, without_metrics(series), state)
+    saved = {
+        (o.worker)
+        for o in run(policies_, series, state).plan.operations
+        if o.lane == "involuntary" and o.notice and not o.cause.startswith("room")
+    }
+    acted = {o.worker for o in blind.plan.operations}
+    held = {
+        f.subject for f in blind.findings if f.lane == "involuntary" and f.verdict is not Verdict.ACT and "needs a person" not in f.reason
+    }
+    running = {w.id for w in series[-1].fleet.workers if w.slot}
+    assert not (saved & running & held) - acted
+    assert not any(f.lane == "involuntary" and f.verdict is Verdict.INCONCLUSIVE for f in blind.findings)
+
+
+@given(situations(), st.floats(0.1, 1.9))
+@settings(max_examples=150, deadline=None)
+def test_ids_stay_while_the_decision_does(situation, later):
+    policies_, series, state = situation
+    now = NOW - NOW % 60 + 30  # within a period of checkpoints
+    first, second = run(policies_, series, state, now), run(policies_, series, state, now + later)
+    ids = {(o.worker, o.kind, o.cause): o.id for o in first.plan.operations}
+    assert all(ids.get((o.worker, o.kind, o.cause), o.id) == o.id for o in second.plan.operations)
+    same = {(o.worker, o.kind) for o in first.plan.operations} & {(o.worker, o.kind) for o in second.plan.operations}
+    causes = [{(o.worker, o.kind): o.cause for o in e.plan.operations if (o.worker, o.kind) in same} for e in (first, second)]
+    assert causes[0] == causes[1]
+
+
+@st.composite
+def placements(draw: st.DrawFn) -> tuple[list[Job], dict[str, dict[str, Option]], dict[str, float]]:
+    slots = [f"s/{i}" for i in range(draw(st.integers(1, 4)))]
+    jobs, options = [], {}
+    for index in range(draw(st.integers(1, 5))):
+        name = f"w{index}"
+        jobs.append(
+            Job(
+                worker=name, value=draw(st.integers(0, 5)), lane=draw(st.sampled_from("ab")), occupy=draw(st.integers(1, 9)),
+                tail=draw(st.integers(0, 5)), limit=draw(st.sampled_from([None, 8.0, 15.0])),
+            )
+        )  # fmt: skip
+        own = draw(st.lists(st.sampled_from(slots), unique=True))
+        options[name] = {s: Option(prefer=draw(st.integers(0, 3)), load=draw(st.integers(0, 2))) for s in own}
+    return jobs, options, {"a": draw(st.integers(0, 3))}
+
+
+@given(placements())
+@settings(max_examples=200, deadline=None)
+def test_small_placements_are_the_best_there_are(case):
+    jobs, options, lanes = case
+    best: tuple[float, int] = (0.0, 0)
+    for size in range(len(jobs) + 1):
+        for chosen in itertools.combinations(jobs, size):
+            if in_time_in_some_order(chosen, lanes) and matchings(chosen, options):
+                best = max(best, (sum(j.value for j in chosen), size))
+    result = place(jobs, options, lanes, 0.0)
+    placed = [j for j in jobs if j.worker in result.slots]
+    assert (sum(j.value for j in placed), len(placed)) == best
+    assert in_time_in_some_order(placed, lanes)
+    liked = max((sum(options[j.worker][s].prefer for j, s in zip(placed, m, strict=True)) for m in matchings(placed, options)), default=0)
+    assert sum(options[w][s].prefer for w, s in result.slots.items()) == liked
+    assert set(result.slots) | set(result.late) | set(result.without) == {j.worker for j in jobs}
+
+
+def matchings(chosen: Any, options: dict[str, dict[str, Option]]) -> list[tuple[str, ...]]:
+    return [m for m in itertools.product(*(options[j.worker] for j in chosen)) if len(set(m)) == len(m)]
+
+
+def in_time_in_some_order(chosen: Any, lanes: dict[str, float]) -> bool:
+    """By trying every order on every lane, without the theorem that `timetable` relies on."""
+    for lane in "ab":
+        own = [j for j in chosen if j.lane == lane]
+        if not any(_in_time(order, lanes.get(lane, 0.0)) for order in itertools.permutations(own)):
+            return False
+    return True
+
+
+def _in_time(order: Any, clock: float) -> bool:
+    for job in order:
+        clock += job.occupy
+        if job.limit is not None and clock + job.tail > job.limit:
+            return False
+    return True
