@@ -110,10 +110,8 @@ def _read(paths: list[Path]) -> Iterator[tuple[str, bytes]]:
 def _below(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    hidden = (file.relative_to(path).parts for file in path.rglob("*"))
-    return sorted(
-        path.joinpath(*parts) for parts in hidden if not _hidden(parts) and is_policy_file(parts[-1]) and path.joinpath(*parts).is_file()
-    )
+    inside = sorted(file.relative_to(path) for file in path.rglob("*"))
+    return [path / file for file in inside if not _hidden(file.parts) and is_policy_file(file.name) and (path / file).is_file()]
 
 
 def _hidden(parts: tuple[str, ...]) -> bool:

@@ -170,9 +170,15 @@ def _check(path: str, data: bytes) -> _Checked:
     if not stated and not problems:
         remedy = "Add a policy, or remove the file"
         problems.append(source.problem("SH109", 0, "the file has no policy", remedy, severity=Severity.WARNING))
-    problems.sort(key=lambda p: (p.place.line, p.place.column) if p.place else (0, 0))
-    checked = _Checked(tuple(stated), tuple(dict.fromkeys(problems)))
+    checked = _Checked(tuple(stated), _in_order(problems))
     return checked if checked.good else _Checked((), checked.problems)
+
+
+def _in_order(problems: list[Problem]) -> tuple[Problem, ...]:
+    """By place. What doubtful YAML means for the policy isn't worth a second problem at the same place."""
+    doubtful = {problem.place for problem in problems if problem.code in ("SH105", "SH107")}
+    told = (p for p in problems if p.place not in doubtful or p.code < "SH110")
+    return tuple(sorted(dict.fromkeys(told), key=lambda p: (p.place.line, p.place.column) if p.place else (0, 0)))
 
 
 def _document(source: SourceText, node: Node) -> tuple[list[Problem], Document | None]:
