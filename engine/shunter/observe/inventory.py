@@ -1,0 +1,236 @@
+"""Agents' reports and what was known before, merged into one fleet.
+
+An agent that doesn't answer proves nothing about its workers: they stay as they were last known, so that nothing else is started in their
+name. Only the end of its node, announced and due, makes them lost.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import msgspec
+
+from shunter.model.errors import Problem, Severity
+from shunter.model.ids import ImageId, NodeId, WorkerId
+from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Worker, WorkerState
+from shunter.model.view import NodeView
+
+_AWAY = (WorkerState.PARKED, WorkerState.LOST)
+_STANDING = (WorkerState.RUNNING, WorkerState.FENCED)
+_TAKING = (NoticeKind.PREEMPTION, NoticeKind.MAINTENANCE)
+"""Notices after whose deadline a node that is silent is gone."""
+
+
+class Inventory(msgspec.Struct, frozen=True, kw_only=True):
+    """The fleet and the open notices, sorted, and what is wrong with what was reported (SH310, SH311)."""
+
+    fleet: Fleet
+    notices: tuple[Notice, ...]
+    problems: tuple[Problem, ...] = ()
+
+
+def merge(
+    views: Sequence[NodeView],
+    previous: Fleet | None,
+    notices_previous: Sequence[Notice],
+    expected: Collection[NodeId],
+    now: float,
+    *,
+    ended: frozenset[WorkerId] = frozenset(),
+    busy: frozenset[WorkerId] = frozenset(),
+    gone_after_s: float = 5.0,
+) -> Inventory:
+    """The fleet at `now` (seconds since the epoch), from this round's views and the round before.
+
+    - A node without a view keeps its last slots, workers, images and notices, with `reachable=False`. Once it is gone (a `gone` notice, or
+      a preemption or maintenance whose deadline passed more than `gone_after_s` seconds ago) it has no slots and holds no images, and its
+      workers are LOST. Notices of a node that answers are exactly those that it reports.
+    - `expected` are the nodes of the settings; one that never answered is in the fleet without slots.
+    - A worker that no node reports, and whose node answers, has ended: PARKED if it is in `ended` and an image is left, out of the fleet if
+      it is in `ended` and none is, LOST otherwise. `ended` are the workers whose newest operation ended them on purpose.
+    - `busy` are those with an operation under way, which may be between two nodes: FROZEN where they were, until it is over.
+    - A worker known from its images alone (after a restart of the engine) is taken up, PARKED or LOST, once every node has answered or is
+      gone.
+    - A worker that two nodes report alive is FROZEN, so that nothing is decided on it, and SH310.
+
+    `previous` is None in the first round.
+    """
+    before = previous or Fleet()
+    newest = {v.node.id: v for v in sorted(views, key=lambda v: v.at)}
+    notices = _notices(newest, notices_previous)
+    gone = _gone(newest, notices, now, gone_after_s)
+    nodes = _nodes(newest, before.nodes, expected, gone)
+    images, problems = _images(newest, before.images, gone)
+    silent = frozenset(n.id for n in nodes if not n.reachable)
+    round_ = _Round(
+        nodes_silent=silent - gone,
+        images=_newest_image(images),
+        ended=ended,
+        busy=busy,
+    )
+    reported, twice = _reported(newest, before)
+    known = {**_reported_away(newest), **{w.id: w for w in before.workers}}
+    workers = {**round_.remembered(known.values(), reported, gone), **reported}
+    workers.update(round_.imaged(workers))
+    return Inventory(
+        fleet=Fleet(nodes=nodes, workers=tuple(workers[w] for w in sorted(workers)), images=images),
+        notices=notices,
+        problems=(*problems, *twice),
+    )
+
+
+def _notices(newest: Mapping[NodeId, NodeView], previous: Sequence[Notice]) -> tuple[Notice, ...]:
+    kept = [n for n in previous if n.node not in newest]
+    told = [n for view in newest.values() for n in view.notices]
+    return tuple(sorted({(n.node, n.id): n for n in (*kept, *told)}.values(), key=lambda n: (n.node, n.id)))
+
+
+def _gone(newest: Mapping[NodeId, NodeView], notices: Iterable[Notice], now: float, gone_after_s: float) -> frozenset[NodeId]:
+    def ends(notice: Notice) -> bool:
+        if notice.kind is NoticeKind.GONE:
+            return True
+        return notice.kind in _TAKING and notice.deadline is not None and now - notice.deadline > gone_after_s
+
+    return frozenset(n.node for n in notices if n.node not in newest and ends(n))
+
+
+def _nodes(
+    newest: Mapping[NodeId, NodeView], previous: Iterable[Node], expected: Collection[NodeId], gone: frozenset[NodeId]
+) -> tuple[Node, ...]:
+    known = {n.id: n for n in previous}
+    nodes = {}
+    for name in {*known, *newest, *expected}:
+        if name in newest:
+            nodes[name] = msgspec.structs.replace(newest[name].node, reachable=True)
+        else:
+            last = known.get(name) or Node(id=name, slots=())
+            nodes[name] = msgspec.structs.replace(last, reachable=False, slots=() if name in gone else last.slots)
+    return tuple(nodes[name] for name in sorted(nodes))
+
+
+def _images(
+    newest: Mapping[NodeId, NodeView], previous: Iterable[Image], gone: frozenset[NodeId]
+) -> tuple[tuple[Image, ...], list[Problem]]:
+    """Images by id over their holders. Copies that claim to be the same image and aren't are left out: neither can be trusted."""
+    held: dict[ImageId, list[tuple[NodeId, Image]]] = defaultdict(list)
+    for name in sorted(newest):
+        for image in newest[name].images:
+            held[image.id].append((name, image))
+    for image in previous:
+        for holder in image.nodes:
+            if holder not in newest and holder not in gone:
+                held[image.id].append((holder, image))
+    images, problems = [], []
+    for image_id, copies in sorted(held.items()):
+        first = copies[0][1]
+        if len({(i.worker, i.incarnation, i.bytes) for _, i in copies}) > 1:
+            holders = ", ".join(sorted({node for node, _ in copies}))
+            problems.append(
+                Problem(
+                    code="SH311",
+                    what=f"nodes {holders} hold different images under one id, which is left out",
+                    remedy="Delete the image on all of them, and find out who made it twice",
+                    subject=image_id,
+                )
+            )
+        else:
+            images.append(msgspec.structs.replace(first, nodes=tuple(sorted({node for node, _ in copies}))))
+    return tuple(images), problems
+
+
+def _newest_image(images: Iterable[Image]) -> dict[WorkerId, Image]:
+    return {i.worker: i for i in sorted(images, key=lambda i: (i.incarnation, i.taken_at, i.id))}
+
+
+def _reported(newest: Mapping[NodeId, NodeView], before: Fleet) -> tuple[dict[WorkerId, Worker], list[Problem]]:
+    """Workers that are alive somewhere by this round's views."""
+    copies: dict[WorkerId, list[Worker]] = defaultdict(list)
+    for name in sorted(newest):
+        for worker in newest[name].workers:
+            if worker.state not in _AWAY:
+                copies[worker.id].append(msgspec.structs.replace(worker, node=name))
+    was = {w.id: w.node for w in before.workers}
+    found, problems = {}, []
+    for worker_id, own in sorted(copies.items()):
+        if len(own) == 1:
+            found[worker_id] = own[0]
+            continue
+        # The source stands still and the destination is held in the middle of every move: only a copy that serves is wrong then.
+        likely = max(own, key=lambda w: (w.incarnation, w.node == was.get(w.id)))
+        found[worker_id] = msgspec.structs.replace(likely, state=WorkerState.FROZEN)
+        serving = [w for w in own if w.state in _STANDING]
+        if serving:
+            problems.append(_twice(worker_id, own, certain=len(serving) > 1))
+    return found, problems
+
+
+def _reported_away(newest: Mapping[NodeId, NodeView]) -> dict[WorkerId, Worker]:
+    """Workers of which an agent says itself that they have ended: as good as known from the round before."""
+    return {w.id: msgspec.structs.replace(w, node=name) for name in sorted(newest) for w in newest[name].workers if w.state in _AWAY}
+
+
+def _twice(worker: WorkerId, copies: Sequence[Worker], *, certain: bool) -> Problem:
+    said = ", ".join(f"{w.node} ({w.state}, incarnation {w.incarnation})" for w in copies)
+    return Problem(
+        code="SH310",
+        what=f"more than one node reports the worker alive: {said}; nothing is decided on it until one does",
+        remedy="If it lasts, end all copies but one by hand, on the nodes themselves",
+        subject=worker,
+        severity=Severity.ERROR if certain else Severity.WARNING,
+    )
+
+
+class _Round(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of workers that nobody reports."""
+
+    nodes_silent: frozenset[NodeId]
+    """Without an answer, and not gone."""
+    images: dict[WorkerId, Image]
+    ended: frozenset[WorkerId]
+    busy: frozenset[WorkerId]
+
+    def remembered(self, previous: Iterable[Worker], reported: Collection[WorkerId], gone: frozenset[NodeId]) -> dict[WorkerId, Worker]:
+        """Those of the round before."""
+        kept = {}
+        for worker in previous:
+            if worker.id in reported:
+                continue
+            now = self._now(worker, gone)
+            if now is not None:
+                kept[worker.id] = now
+        return kept
+
+    def _now(self, worker: Worker, gone: frozenset[NodeId]) -> Worker | None:
+        if worker.id in self.busy and worker.node not in gone:
+            return worker if worker.state in _AWAY else msgspec.structs.replace(worker, state=WorkerState.FROZEN)
+        if worker.id in self.ended or worker.state is WorkerState.PARKED:
+            return self._put_away(worker)
+        if worker.node in self.nodes_silent:
+            return worker
+        return msgspec.structs.replace(worker, state=WorkerState.LOST, node=None, slot=None)
+
+    def _put_away(self, worker: Worker) -> Worker | None:
+        """Ended on purpose. Without an image there is nothing that could come back, and so nothing to know; but one that was parked, and
+        whose images are gone, is a loss.
+        """
+        if worker.id in self.images:
+            return msgspec.structs.replace(worker, state=WorkerState.PARKED, node=None, slot=None)
+        return msgspec.structs.replace(worker, state=WorkerState.LOST, node=None, slot=None) if worker.state in _AWAY else None
+
+    def imaged(self, known: Collection[WorkerId]) -> dict[WorkerId, Worker]:
+        """Workers of which only images are known. While a node is silent one of them may be alive there."""
+        if self.nodes_silent:
+            return {}
+        return {
+            name: Worker(
+                id=name,
+                role=image.role,
+                graph=image.graph,
+                engine=image.engine,
+                state=WorkerState.PARKED if name in self.ended else WorkerState.LOST,
+                node=None,
+                slot=None,
+                incarnation=image.incarnation,
+            )
+            for name, image in self.images.items()
+            if name not in known and name not in self.busy
+        }

@@ -1,0 +1,149 @@
+"""Take all samples of one instant: the catalog's fields for every live worker, and the metrics that policies declare."""
+
+import asyncio
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Final, TypeAlias
+
+from shunter.model.errors import Rejected, Retry
+from shunter.model.policy import MetricInput
+from shunter.model.sample import Known, Missing, Sample
+from shunter.model.snapshot import Fleet, Samples, Worker, WorkerState
+from shunter.observe.catalog import Catalog, Field, window
+from shunter.observe.prometheus import Answer, Client, Series
+from shunter.observe.resolve import Ask, Empty, one, partial
+
+Answers: TypeAlias = Mapping[tuple[str, float | None], Answer | Missing]
+"""By query and look-back; Missing says why there is no answer."""
+
+_SELECTOR: Final = re.compile(r"""\s*[a-zA-Z_:][a-zA-Z0-9_:]*\s*(?:\{(?:[^{}"'`]|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|`[^`]*`)*\}\s*)?""")
+"""A plain selector: a metric's name, perhaps with matchers, and nothing else. Only such a query can be turned into a range."""
+_NUMBERS: Final = ("inf", "nan")
+_LIVE: Final = (WorkerState.RUNNING, WorkerState.FENCED)
+_CATALOG: Final = Catalog()
+
+
+async def sample(
+    client: Client,
+    fleet: Fleet,
+    inputs: Mapping[str, Mapping[str, MetricInput]],
+    at: float,
+    *,
+    catalog: Catalog = _CATALOG,
+    parallel: int = 4,
+    within_s: float = 5.0,
+) -> Samples:
+    """Samples at `at` (seconds since the epoch): Known, Missing or Stale for each catalog field of each running or fenced worker, and for
+    each metric in `inputs` (policy name to metric name to what it declares).
+
+    At most `parallel` queries are under way at once, and those that haven't been answered `within_s` seconds after the start are Missing: a
+    slow server costs samples, never the tick. A failed query costs its own samples only. Raises nothing for what a server does.
+    """
+    live = [w for w in fleet.workers if w.state in _LIVE]
+    engines = {w.engine for w in live}
+    fields = [(f, catalog.query(f, engines)) for f in catalog.fields] if live else []
+    declared = {(policy, name): _asked(metric) for policy, metrics in inputs.items() for name, metric in metrics.items()}
+    wanted = dict.fromkeys([*((query, None) for _, query in fields), *declared.values()])
+    answers = await _ask(client, list(wanted), at, parallel, within_s)
+    policies: dict[str, dict[str, dict[str, Sample]]] = {policy: {} for policy in inputs}
+    for (policy, name), key in declared.items():
+        metric = inputs[policy][name]
+        ask = Ask(query=metric.query, unit=metric.unit, at=at, max_age=float(metric.max_age))
+        policies[policy][name] = _of_policy(answers[key], metric, ask, live, catalog.label)
+    workers: dict[str, dict[str, Sample]] = {w.id: {} for w in live}
+    for field, query in fields:
+        ask = Ask(query=query, unit=field.unit, at=at, max_age=catalog.max_age)
+        for worker, value in _of_field(answers[query, None], field, ask, live, catalog.label):
+            workers[worker.id][field.name] = value
+    return Samples(workers=workers, policies=policies)
+
+
+def _asked(metric: MetricInput) -> tuple[str, float | None]:
+    """The query to send and its look-back. A plain selector is asked as a range, for the samples' own times; of anything else only the time
+    of evaluation can be known, so the server is asked not to reach back further than `maxAge`.
+    """
+    if _SELECTOR.fullmatch(metric.query) and metric.query.strip().lower() not in _NUMBERS:
+        return f"{metric.query.strip()}[{window(metric.max_age)}s]", None
+    return metric.query, float(metric.max_age)
+
+
+async def _ask(client: Client, wanted: list[tuple[str, float | None]], at: float, parallel: int, within_s: float) -> Answers:
+    room = asyncio.Semaphore(parallel)
+
+    async def one_query(query: str, lookback_s: float | None) -> Answer | Missing:
+        async with room:
+            try:
+                return await client.query(query, at, lookback_s=lookback_s)
+            except (Retry, Rejected) as error:
+                return Missing(reason=error.problem.what, query=query)
+
+    tasks = {key: asyncio.ensure_future(one_query(*key)) for key in wanted}
+    if not tasks:
+        return {}
+    try:
+        await asyncio.wait(tasks.values(), timeout=within_s)
+    finally:
+        late = [task for task in tasks.values() if task.cancel()]
+        await asyncio.gather(*late, return_exceptions=True)
+    return {
+        key: Missing(reason=f"no answer within the {within_s:g} s that a round of samples may take", query=key[0])
+        if task.cancelled()
+        else task.result()
+        for key, task in tasks.items()
+    }
+
+
+def _by_worker(answer: Answer, label: str) -> dict[str, list[Series]]:
+    """Series by the worker that they name; `""` for those that name none."""
+    found: dict[str, list[Series]] = defaultdict(list)
+    for series in answer.series:
+        found[series.labels.get(label, "")].append(series)
+    return found
+
+
+def _of_field(answer: Answer | Missing, field: Field, ask: Ask, live: list[Worker], label: str) -> list[tuple[Worker, Sample]]:
+    if not isinstance(answer, Missing):
+        answer = partial(answer, ask.query) or answer
+    if isinstance(answer, Missing):
+        return [(worker, answer) for worker in live]
+    found = _by_worker(answer, label)
+    return [(worker, _plain(one(_preferred(found.get(worker.id, []), field, worker), ask))) for worker in live]
+
+
+def _preferred(series: list[Series], field: Field, worker: Worker) -> list[Series]:
+    """The worker's series of the first gauge that it has any of."""
+    for gauge in field.gauges_for(worker.engine):
+        own = [s for s in series if s.labels.get("__name__") == gauge.name and gauge.labels.items() <= s.labels.items()]
+        if own:
+            return own
+    return []
+
+
+def _of_policy(answer: Answer | Missing, metric: MetricInput, ask: Ask, live: list[Worker], label: str) -> dict[str, Sample]:
+    """By worker id, or under `""` one value for all."""
+    if not isinstance(answer, Missing):
+        answer = partial(answer, ask.query) or answer
+    if isinstance(answer, Missing):
+        return {"": answer}
+    found = _by_worker(answer, label)
+    nameless = found.pop("", [])
+    if not found:
+        return {"": _or_declared(one(nameless, ask), metric, ask)}
+    if nameless:
+        return {"": Missing(reason=f"some series have the label {label} and some have not", query=ask.query)}
+    return {worker.id: _or_declared(one(found.get(worker.id, []), ask), metric, ask) for worker in live}
+
+
+def _plain(value: Sample | Empty) -> Sample:
+    return value.missing if isinstance(value, Empty) else value
+
+
+def _or_declared(value: Sample | Empty, metric: MetricInput, ask: Ask) -> Sample:
+    """The author's own word for no data, only where there was an answer without data."""
+    if not isinstance(value, Empty):
+        return value
+    if isinstance(metric.on_missing, str):
+        return value.missing
+    said = f"{ask.query} (no data: {value.missing.reason}; onMissing declares {float(metric.on_missing):g})"
+    return Known(value=float(metric.on_missing), unit=ask.unit, at=ask.at, query=said)
