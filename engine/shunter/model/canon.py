@@ -31,6 +31,8 @@ def _enc_hook(value: object) -> object:
 def _dec_hook(kind: type[Any], value: Any) -> Any:  # noqa: ANN401  (msgspec's own signature)
     if kind in (Duration, Share, Bytes):
         return kind(value)
+    if kind is object:  # a record's body: JSON as it is
+        return value
     raise NotImplementedError(f"{kind.__name__} can't be decoded")
 
 
