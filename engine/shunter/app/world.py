@@ -1,0 +1,85 @@
+"""The world as it is: ask every agent and Prometheus at once, and make a snapshot of the answers.
+
+Agents that don't answer in time are unreachable for this snapshot, and metrics that don't come are missing: neither holds the others up.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from shunter.model.errors import Problem, ShunterError
+from shunter.model.ids import NodeId, WorkerId
+from shunter.model.policy import MetricInput, PolicySet
+from shunter.model.snapshot import Fleet, Notice, Samples, Snapshot
+from shunter.model.view import NodeView
+from shunter.observe.catalog import Catalog
+from shunter.observe.inventory import Inventory, merge
+from shunter.observe.prometheus import Client
+from shunter.observe.sample import sample
+
+VIEW_TIMEOUT_S = 2.0
+"""An agent that takes longer is unreachable for this snapshot."""
+
+
+class Viewed(Protocol):
+    """What is asked of an agent here."""
+
+    async def view(self) -> NodeView:
+        """Its node as it is. Raises ShunterError."""
+        ...
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """What is remembered from the round before, and of the engine's own doing, so that a missing answer isn't a missing worker.
+
+    `ended` are workers that operations ended on purpose; `busy` those with an operation under way.
+    """
+
+    fleet: Fleet | None = None
+    notices: tuple[Notice, ...] = ()
+    ended: frozenset[WorkerId] = frozenset()
+    busy: frozenset[WorkerId] = frozenset()
+
+
+class World:
+    """Takes snapshots. Remembers nothing itself: memory goes in and out."""
+
+    def __init__(self, agents: Mapping[NodeId, Viewed], metrics: Client, catalog: Catalog) -> None:
+        self._agents, self._metrics, self._catalog = agents, metrics, catalog
+        self.unreachable: dict[NodeId, Problem] = {}
+        """Why nodes didn't answer in the last round."""
+
+    async def look(self, memory: Memory, now: float) -> Inventory:
+        """Nodes, workers, images and notices at `now` (seconds since the epoch)."""
+        answers = await asyncio.gather(*(self._view(node) for node in self._agents))
+        views = [answer for answer in answers if isinstance(answer, NodeView)]
+        self.unreachable = {node: answer for node, answer in zip(self._agents, answers, strict=True) if isinstance(answer, Problem)}
+        return merge(views, memory.fleet, memory.notices, tuple(self._agents), now, ended=memory.ended, busy=memory.busy)
+
+    async def _view(self, node: NodeId) -> NodeView | Problem:
+        try:
+            return await asyncio.wait_for(self._agents[node].view(), VIEW_TIMEOUT_S)
+        except ShunterError as error:
+            return error.problem
+        except TimeoutError:
+            return Problem(
+                code="SH520", what="the agent didn't answer in time", remedy="Look whether it runs, and at its network", subject=node
+            )
+
+    async def measure(self, fleet: Fleet, policies: PolicySet, at: float, *, within_s: float) -> Samples:
+        """Samples at `at` of all that the catalog and the policies name. Ends `within_s` seconds after it began at the latest."""
+        return await sample(self._metrics, fleet, inputs_of(policies), at, catalog=self._catalog, within_s=within_s)
+
+    async def history(self, fleet: Fleet, policies: PolicySet, times: Sequence[float]) -> list[Snapshot]:
+        """Snapshots at past times, with the fleet as it is now: what a condition's `for` is judged by when nobody looked before."""
+        taken = []
+        for at in times:
+            taken.append(Snapshot(at=at, fleet=fleet, samples=await self.measure(fleet, policies, at, within_s=VIEW_TIMEOUT_S)))
+        return taken
+
+
+def inputs_of(policies: PolicySet) -> dict[str, dict[str, MetricInput]]:
+    """The metrics that policies declare, by policy name."""
+    return {p.name: dict(p.document.spec.metrics) for p in policies.policies if p.document.spec.metrics and p.document.spec.mode != "off"}
