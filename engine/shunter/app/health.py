@@ -55,7 +55,7 @@ class Health:
 
 
 class _Quiet(WSGIRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, ANN401  (the base class's signature)
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: ANN401  (the base class's signature)
         """Say nothing: a scrape a second isn't news."""
 
 
@@ -66,7 +66,8 @@ def serve(listen: str, metrics: Metrics, health: Health) -> Callable[[], None]:
     def app(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
         if path == "/metrics":
-            return exposition(environ, start)
+            page: Iterable[bytes] = exposition(environ, start)
+            return page
         late = health.late() if path == "/readyz" else {}
         status = "404 Not Found" if path not in ("/healthz", "/readyz") else "503 Service Unavailable" if late else "200 OK"
         start(status, [("Content-Type", "application/json")])

@@ -1,7 +1,7 @@
 """The policy set in force: fetched in the background, swapped whole, never lost.
 
-What is fetched is parsed beside the current set; only a whole new set takes its place. While the source is away, or a version is refused, the last good one
-stays, and its age and the reason are known (`stale_since`, `problem`).
+What is fetched is parsed beside the current set; only a whole new set takes its place. While the source is away, or a version is
+refused, the last good one stays, and its age and the reason are known (`age`, `problem`).
 """
 
 import asyncio
