@@ -104,7 +104,7 @@ class CriuRuntime:
 
         options = {"pid": process.pid, "ghost_limit": GHOST_LIMIT, "timeout": FREEZE_LIMIT_S}
         session = swrk.Session(self._criu, network.netns)
-        with _undoing(session, lambda: holds.sweep_lock(network, folder)):
+        with _undoing(session, lambda: holds.sweep_lock(network, swrk.run_id(folder / holds.DUMP_LOG))):
             try:
                 response = _ask(session, rpc.DUMP, folder, holds.DUMP_LOG, options, answer)
             except ConnectionError as error:

@@ -38,15 +38,14 @@ def failed(spec: WorkerSpec, folder: Path, otherwise: str = "CRIU gave no reason
     )
 
 
-def sweep_lock(network: Network, folder: Path) -> None:
-    """Delete the network lock that the dump in `folder` may have left behind.
+def sweep_lock(network: Network, run_id: str | None) -> None:
+    """Delete the network lock that a dump may have left behind. `run_id` is CRIU's of that dump, None when its log doesn't say.
 
-    In a worker's own network any lock is its own; in a shared one only the lock with this dump's run id is touched.
+    In a worker's own network any lock is its own; in a shared one only the lock with this run id is touched.
     """
-    only = None if network.own else swrk.run_id(folder / DUMP_LOG)
-    if network.own or only:
+    if network.own or run_id:
         with contextlib.suppress(OSError):  # no nftables in this kernel: then there was no lock either
-            locktables.sweep(network.netns, only)
+            locktables.sweep(network.netns, None if network.own else run_id)
 
 
 def _over(process: Process, what: str, remedy: str) -> Rejected:
@@ -61,7 +60,7 @@ class CriuFrozen:
         self._session = session
         self._process = process
         self._network = network
-        self._folder = folder
+        self._run_id = swrk.run_id(folder / DUMP_LOG)  # now, since the folder may get another name while the hold lasts
         self._open = True
 
     def alive(self) -> bool:
@@ -75,7 +74,7 @@ class CriuFrozen:
             with contextlib.suppress(OSError):  # CRIU is dead: the kernel let the worker go with it
                 self._session.answer(False)
             self._session.close()
-            sweep_lock(self._network, self._folder)
+            sweep_lock(self._network, self._run_id)
         self._confirm_running()
 
     def _confirm_running(self) -> None:

@@ -1,7 +1,7 @@
 """What would make a dump fail, read from /proc and said in words, before anything is stopped.
 
-CRIU's own messages for these are cryptic ("Can't dump file 3 of that type [600]"), come after the worker was stopped, and for one of them (a
-UNIX stream with a peer outside) only at the restore.
+CRIU's own messages for these are cryptic ("Can't dump file 3 of that type [600]"), come after the worker was stopped, and for one of them
+(a UNIX stream with a peer outside) only at the restore.
 """
 
 import contextlib

@@ -13,7 +13,9 @@ What is true to the port: the order of the steps, who may do what when, at most 
 import contextlib
 import os
 import signal
+import tempfile
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Literal
@@ -29,14 +31,15 @@ from shunter_agent.runtime.port import Dump, Network, Process, WorkerSpec
 NOTE: Final = "pretend.json"
 _STOP_S: Final = 10.0
 State = Literal["frozen", "released", "thawed", "restored"]
+_STATES: Final[tuple[State, ...]] = ("frozen", "released", "thawed", "restored")
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pretended image holds. Restorable in state `released` only."""
+    """What a pretended image holds: which stopped process is meant, and the token under which its state is kept."""
 
     pid: int
     started: int
-    state: State
+    token: str
     pretend: bool = True
 
     @property
@@ -45,21 +48,44 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
         return Process(pid=self.pid, started=self.started)
 
 
-def _write(folder: Path, process: Process, state: State) -> None:
-    partial = folder / f"{NOTE}.partial"
-    partial.write_bytes(msgspec.json.encode(Note(pid=process.pid, started=process.started, state=state)))
-    partial.replace(folder / NOTE)
+class Shelf:
+    """The state of each pretended dump of this machine, as the suffix of an empty file, so that a rename decides who has it.
+
+    It is beside the images because they are copied, and the one process isn't.
+    """
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._root = root
+
+    def put(self, token: str) -> None:
+        """A new one, `frozen`."""
+        (self._root / f"{token}.frozen").touch(mode=0o600)
+
+    def move(self, token: str, before: State, after: State) -> bool:
+        """Change its state. False when it isn't in `before`: somebody else was first."""
+        try:
+            (self._root / f"{token}.{before}").rename(self._root / f"{token}.{after}")
+        except FileNotFoundError:
+            return False
+        return True
+
+    def state(self, token: str) -> State | None:
+        """None for a token of another machine."""
+        return next((state for state in _STATES if (self._root / f"{token}.{state}").exists()), None)
 
 
 def _read(folder: Path) -> Note:
     try:
-        return msgspec.json.decode((folder / NOTE).read_bytes(), type=Note)
-    except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        note = msgspec.json.decode((folder / NOTE).read_bytes(), type=Note)
+        uuid.UUID(note.token)  # it becomes a file's name
+    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
         raise Rejected(
             _problem(
                 "SH709", f"the image isn't one of the pretend runtime: {error}", "Restore it on a node whose runtime made it", folder.name
             )
         ) from error
+    return note
 
 
 def _problem(code: str, what: str, remedy: str, subject: str) -> Problem:
@@ -90,60 +116,57 @@ def _await_stopped(process: Process, stopped: bool) -> bool:
 class PretendFrozen:
     """Implements `port.Frozen` for a stopped process."""
 
-    def __init__(self, process: Process, folder: Path, dump: Dump) -> None:
+    def __init__(self, note: Note, shelf: Shelf, dump: Dump) -> None:
         self.dump = dump
-        self._process = process
-        self._folder = folder
-        self._open = True
+        self._note = note
+        self._shelf = shelf
 
     def alive(self) -> bool:
         """See `port.Frozen`."""
-        return self._open and processes.find(self._process)
+        return self._shelf.state(self._note.token) == "frozen" and processes.find(self._note.process)
 
     def thaw(self) -> None:
-        """See `port.Frozen`. The image can't be restored after it. Raises Unknown SH711."""
-        if not self._open:
-            return
-        self._open = False
-        _write(self._folder, self._process, "thawed")
-        try:
-            _signal(self._process, signal.SIGCONT)
-        except Rejected as error:
-            raise Unknown(error.problem) from error
-        if not _await_stopped(self._process, False):
-            raise Unknown(_problem("SH711", "the process doesn't run on after SIGCONT", "Look at it with ps", f"pid {self._process.pid}"))
+        """See `port.Frozen`. The image can't be restored after it. Does nothing when the hold is over. Raises Unknown SH711."""
+        if self._shelf.move(self._note.token, "frozen", "thawed"):
+            _let_go(self._note.process)
 
     def release(self) -> None:
         """Give the stopped process to whoever restores the image. It isn't ended: it is the image. Raises Rejected SH708."""
-        if not self.alive():
-            raise Rejected(_problem("SH708", "the hold is over", "Freeze the worker again if it runs", f"pid {self._process.pid}"))
-        self._open = False
-        _write(self._folder, self._process, "released")
+        if not processes.find(self._note.process) or not self._shelf.move(self._note.token, "frozen", "released"):
+            raise Rejected(_problem("SH708", "the hold is over", "Freeze the worker again if it runs", f"pid {self._note.pid}"))
 
 
 class PretendHeld:
     """Implements `port.Held` for a process that is stopped still."""
 
-    def __init__(self, process: Process, folder: Path) -> None:
-        self.process = process
-        self._folder = folder
+    def __init__(self, note: Note, shelf: Shelf) -> None:
+        self.process = note.process
+        self._note = note
+        self._shelf = shelf
         self._open = True
 
     def resume(self) -> Process:
-        """See `port.Held`. Raises Rejected SH708, SH710; Unknown SH711."""
-        if not self._open:
-            raise Rejected(_problem("SH708", "the held copy was resumed or aborted", "Restore the image again", f"pid {self.process.pid}"))
+        """See `port.Held`. Raises Rejected SH708; Unknown SH711."""
+        if not self._open or not processes.find(self.process):
+            raise Rejected(
+                _problem("SH708", "the held copy is gone, resumed or aborted", "Restore the image again", f"pid {self._note.pid}")
+            )
         self._open = False
-        _signal(self.process, signal.SIGCONT)
-        if not _await_stopped(self.process, False):
-            raise Unknown(_problem("SH711", "the process doesn't run on after SIGCONT", "Look at it with ps", f"pid {self.process.pid}"))
+        _let_go(self.process)
         return self.process
 
     def abort(self) -> None:
-        """Give it back: the image can be restored again, the process stays stopped. Does nothing after an abort."""
+        """Give it back: the image can be restored again, the process stays stopped. Does nothing after a resume or an abort."""
         if self._open:
             self._open = False
-            _write(self._folder, self.process, "released")
+            self._shelf.move(self._note.token, "restored", "released")
+
+
+def _let_go(process: Process) -> None:
+    with contextlib.suppress(Rejected):
+        _signal(process, signal.SIGCONT)
+    if not _await_stopped(process, False):
+        raise Unknown(_problem("SH711", "the process doesn't run on after SIGCONT", "Look at it with ps", f"pid {process.pid}"))
 
 
 class PretendRuntime:
@@ -151,7 +174,9 @@ class PretendRuntime:
 
     name = "pretend"
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, shelf: Path | None = None, clock: Callable[[], float] = time.time) -> None:
+        """`shelf` is a folder that all pretend agents of this machine share (None: one per user beside the temporary files)."""
+        self._shelf = Shelf(shelf or Path(tempfile.gettempdir()) / f"shunter-pretend-{os.getuid()}")
         self._clock = clock
 
     def facts(self) -> dict[str, str]:
@@ -185,33 +210,35 @@ class PretendRuntime:
             )
         frozen_at = self._clock()
         on_frozen(frozen_at)
-        _write(folder, process, "frozen")
-        return PretendFrozen(process, folder, Dump(frozen_at=frozen_at, dump_s=time.monotonic() - began))
+        note = Note(pid=process.pid, started=process.started, token=str(uuid.uuid4()))
+        self._shelf.put(note.token)
+        (folder / NOTE).write_bytes(msgspec.json.encode(note))
+        return PretendFrozen(note, self._shelf, Dump(frozen_at=frozen_at, dump_s=time.monotonic() - began))
 
     def restore(self, spec: WorkerSpec, network: Network, folder: Path) -> PretendHeld:
         """See `port.Runtime`. Raises Rejected SH709."""
         note = _read(folder)
-        if note.state != "released":
+        if not processes.find(note.process):
+            raise Rejected(self._unrestorable(f"its process {note.pid} is not on this machine, or gone", folder))
+        if not self._shelf.move(note.token, "released", "restored"):
             why = {
                 "thawed": "its worker ran on after the checkpoint, and there is no second copy",
                 "frozen": "its worker is frozen, not released",
                 "restored": "it has been restored already",
-            }[note.state]
-            raise Rejected(_problem("SH709", f"the image can't be restored: {why}", "Use the criu runtime for real images", folder.name))
-        if not processes.find(note.process):
-            raise Rejected(
-                _problem("SH709", f"the image's process {note.pid} is gone", "Use the criu runtime for real images", folder.name)
-            )
-        _write(folder, note.process, "restored")
-        return PretendHeld(note.process, folder)
+            }.get(self._shelf.state(note.token) or "", "it was made on another machine")
+            raise Rejected(self._unrestorable(why, folder))
+        return PretendHeld(note, self._shelf)
+
+    @staticmethod
+    def _unrestorable(why: str, folder: Path) -> Problem:
+        return _problem("SH709", f"the image can't be restored: {why}", "Use the criu runtime for real images", folder.name)
 
     def thaw_left_behind(self, folder: Path) -> bool:
         """After a death of the agent: let the process of an image in state `frozen` run on. False when there was nothing to do."""
         note = _read(folder)
-        if note.state != "frozen" or not processes.find(note.process):
+        if not processes.find(note.process) or not self._shelf.move(note.token, "frozen", "thawed"):
             return False
-        _write(folder, note.process, "thawed")
-        _signal(note.process, signal.SIGCONT)
+        _let_go(note.process)
         return True
 
     def find(self, process: Process) -> bool:

@@ -1,0 +1,100 @@
+"""What an image's manifest says, and the rules for names that come from elsewhere."""
+
+import re
+from typing import Final
+
+import msgspec
+from shunter.model.errors import Problem, Rejected
+
+from shunter_agent.runtime.port import WorkerSpec
+
+MANIFEST: Final = "manifest.json"
+_IMAGE_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}", re.ASCII)
+_BESIDE: Final = re.compile(r".*\.log|stats-.*", re.ASCII)
+_FILE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}", re.ASCII)
+
+
+class ImageFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of an image: its name (no folders), its size in bytes, and the BLAKE3 of its bytes in hex."""
+
+    name: str
+    size: int
+    blake3: str
+
+
+class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of an image beside its bytes.
+
+    `incarnation` is the worker's at the dump. `taken_at` is when it stood still (seconds since the epoch), `pause_s` for how many seconds;
+    None while that isn't known. `facts` are those of the node that made it (see `port.Runtime.facts`).
+    """
+
+    id: str
+    spec: WorkerSpec
+    incarnation: int
+    taken_at: float
+    runtime: str
+    pause_s: float | None = None
+    facts: dict[str, str] = {}
+
+
+class ImageManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole image. `bytes` is the sum of its files' sizes; files are sorted by name, without the manifest itself."""
+
+    id: str
+    spec: WorkerSpec
+    incarnation: int
+    taken_at: float
+    runtime: str
+    bytes: int
+    files: tuple[ImageFile, ...]
+    pause_s: float | None = None
+    facts: dict[str, str] = {}
+
+
+def manifest_of(info: ImageInfo, files: tuple[ImageFile, ...]) -> ImageManifest:
+    """The manifest of an image with these files."""
+    return ImageManifest(
+        id=info.id,
+        spec=info.spec,
+        incarnation=info.incarnation,
+        taken_at=info.taken_at,
+        runtime=info.runtime,
+        pause_s=info.pause_s,
+        facts=info.facts,
+        bytes=sum(file.size for file in files),
+        files=tuple(sorted(files, key=lambda file: file.name)),
+    )
+
+
+def check_id(image: str) -> str:
+    """The id itself, which becomes a folder's name. Raises Rejected SH801."""
+    if not _IMAGE_ID.fullmatch(image):
+        raise Rejected(
+            Problem(
+                code="SH801",
+                what="an image's id is letters, digits, - and _, at most 128 of them",
+                remedy="Use an id that Shunter made",
+                subject=repr(image[:140]),
+            )
+        )
+    return image
+
+
+def belongs(name: str) -> bool:
+    """The file is part of an image. Logs and statistics aren't: a driver goes on writing them when the image is complete."""
+    return name != MANIFEST and not _BESIDE.fullmatch(name)
+
+
+def check_name(name: str) -> str:
+    """The name itself, of a file inside an image's folder. Raises Rejected SH801."""
+    if not _FILE_NAME.fullmatch(name) or not belongs(name):
+        raise Rejected(
+            Problem(
+                code="SH801",
+                what="an image's file has a plain name of letters, digits and _.+-, at most 128 of them",
+                remedy="Nothing was kept of it. Find out who sent it",
+                subject=repr(name[:140]),
+            )
+        )
+    return name

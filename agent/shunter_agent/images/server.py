@@ -1,0 +1,244 @@
+"""Receiving images from other agents: a listener, one thread for each connection, and nothing visible before all of it was checked."""
+
+import contextlib
+import errno
+import io
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+from blake3 import blake3
+from shunter.model.errors import Problem, Rejected, Retry, ShunterError
+
+from shunter_agent.images.frames import CHUNK, VERSION, Broken, Data, FromReceiver, Hello, Link, Ready, Refused, Stored, Wait, Whole
+from shunter_agent.images.manifest import ImageFile, ImageManifest, check_id, check_name
+from shunter_agent.images.store import ImageStore
+from shunter_agent.images.transfer import digests_of
+from shunter_agent.tls import TlsFiles, require_agent, server_context
+
+_DRAIN_S: Final = 2.0
+
+
+class Allowance(msgspec.Struct, frozen=True, kw_only=True):
+    """The most that is taken: bytes and files of an image, images at once; seconds for a handshake, silent, and in all."""
+
+    bytes: int = 4 << 40
+    files: int = 100_000
+    at_once: int = 8
+    handshake_s: float = 5.0
+    idle_s: float = 20.0
+    total_s: float = 3600.0
+
+
+class ImageServer:
+    """Takes images for one store. `start` it once, `close` it once; it may serve in between from as many agents as allowed."""
+
+    def __init__(
+        self,
+        store: ImageStore,
+        tls: TlsFiles,
+        host: str,
+        port: int,
+        *,
+        allow: Allowance = Allowance(),  # noqa: B008  (frozen)
+        fsync: bool = False,
+        received: Callable[[ImageManifest, str], None] = lambda _manifest, _node: None,
+    ) -> None:
+        """Bind (port 0: any that is free). `received` is called, from a thread, with each new image and the node that sent it.
+
+        Raises Stalled SH810, OSError. With `fsync` an image is on the disk before it is confirmed; else call `ImageStore.sync` in time.
+        """
+        self._store = store
+        self._allow = allow
+        self._fsync = fsync
+        self._received = received
+        self._context = server_context(tls)
+        self._listener = socket.create_server((host, port), backlog=64)
+        self._lock = threading.Lock()
+        self._busy: dict[threading.Thread, socket.socket] = {}
+        self._closing = False
+        self._thread = threading.Thread(target=self._listen, name="image-listener", daemon=True)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port that it is bound to."""
+        host, port = self._listener.getsockname()[:2]
+        return host, port
+
+    def start(self) -> None:
+        """Take connections from here on."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take no more, break off what is being received (nothing of it stays), and wait for that. Idempotent."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+            links = list(self._busy.items())
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # what wakes accept
+        for _thread, link in links:
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+        if self._thread.is_alive():
+            self._thread.join()
+        for thread, _link in links:
+            thread.join()
+        self._listener.close()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                plain, _address = self._listener.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED, errno.ENOMEM) and not self._closing:
+                    time.sleep(0.1)
+                    continue
+                return
+            thread = threading.Thread(target=self._serve, args=(plain,), name="image-receiver", daemon=True)
+            with self._lock:
+                if self._closing:
+                    plain.close()
+                    return
+                self._busy[thread] = plain
+            thread.start()
+
+    def _serve(self, plain: socket.socket) -> None:
+        try:
+            plain.settimeout(self._allow.handshake_s)
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._context.wrap_socket(plain, server_side=True) as secure:
+                with self._lock:
+                    self._busy[threading.current_thread()] = secure  # wrapping has emptied the plain one
+                    closing = self._closing
+                if not closing:
+                    self._talk(secure)
+        except (OSError, Broken):
+            pass  # the sender is told by the end of the connection, and nothing of it stays here
+        finally:
+            plain.close()
+            with self._lock:
+                self._busy.pop(threading.current_thread(), None)
+
+    def _talk(self, secure: ssl.SSLSocket) -> None:
+        link = Link(secure, self._allow.idle_s, self._allow.total_s)
+        try:
+            node = require_agent(secure)
+            with self._lock:
+                if len(self._busy) > self._allow.at_once:
+                    raise Retry(_problem("SH812", f"this node receives {self._allow.at_once} images already", "Try again in a while"))
+            self._receive(link, node)
+        except ShunterError as error:
+            _refuse(link, error.problem, again=isinstance(error, Retry))
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            what = "the disk is full" if full else f"it can't be written: {error.strerror}"
+            _refuse(
+                link, _problem("SH809", f"no image can be stored here: {what}", "Discard old images, or check the node's disk"), again=True
+            )
+
+    def _receive(self, link: Link, node: str) -> None:
+        hello = link.from_sender()
+        if not isinstance(hello, Hello) or hello.version != VERSION:
+            raise Rejected(_problem("SH805", "the sender speaks another version of this protocol", "Run the same version on all nodes"))
+        check_id(hello.image)
+        if hello.digests and self._has(hello):
+            link.send(Ready(have=True))
+            return
+        with _Incoming(self._store, hello.image, self._allow) as incoming:
+            link.send(Ready())
+            manifest = incoming.take(link)
+            self._store.commit_received(manifest, fsync=self._fsync)
+        self._received(manifest, node)
+        link.send(Stored(bytes=manifest.bytes))
+
+    def _has(self, hello: Hello) -> bool:
+        try:
+            return digests_of(self._store.get(hello.image)) == hello.digests
+        except Rejected:
+            return False
+
+
+class _Incoming:
+    """An image in the making. Leaves nothing behind unless it became whole."""
+
+    def __init__(self, store: ImageStore, image: str, allow: Allowance) -> None:
+        self._store = store
+        self._image = image
+        self._allow = allow
+        self._folder = store.begin(image)
+        self._room = min(allow.bytes, store.free_bytes())
+        self._files: dict[str, tuple[io.FileIO, blake3]] = {}
+        self._sizes: dict[str, int] = {}
+        self._buffer = memoryview(bytearray(CHUNK))
+
+    def __enter__(self) -> "_Incoming":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
+        for file, _hash in self._files.values():
+            file.close()
+        self._store.abandon(self._image)  # does nothing to one that has become whole
+
+    def take(self, link: Link) -> ImageManifest:
+        """Receive all files, compare with the manifest at the end. Raises Rejected SH801, SH804, SH805, SH808; Broken; OSError."""
+        while not isinstance(header := link.from_sender(), Whole):
+            if isinstance(header, Data):
+                self._write(header, link)
+            elif not isinstance(header, Wait):
+                raise Broken("the sender spoke out of turn")
+        for file, _hash in self._files.values():
+            file.close()
+        manifest = header.manifest
+        found = tuple(
+            ImageFile(name=name, size=size, blake3=self._files[name][1].hexdigest()) for name, size in sorted(self._sizes.items())
+        )
+        if manifest.id != self._image or manifest.files != found or manifest.bytes != sum(self._sizes.values()):
+            raise Rejected(
+                _problem("SH804", "what arrived is not what the manifest says", "Send it again; if it happens again, check the link")
+            )
+        return manifest
+
+    def _write(self, header: Data, link: Link) -> None:
+        file, digest = self._file(check_name(header.name))
+        if not 0 <= header.size <= CHUNK or header.offset != self._sizes[header.name]:
+            raise Broken("the sender's bytes are out of order")
+        self._room -= header.size
+        if self._room < 0:
+            raise Rejected(_problem("SH808", "the image is larger than what this node takes", "Choose a node with more room"))
+        body = self._buffer[: header.size]
+        link.read(body)
+        digest.update(body)
+        self._sizes[header.name] += header.size
+        while body:
+            body = body[file.write(body) :]
+
+    def _file(self, name: str) -> tuple[io.FileIO, blake3]:
+        if name not in self._files:
+            if len(self._files) >= self._allow.files:
+                raise Rejected(_problem("SH808", f"the image has more than {self._allow.files} files", "Find out what made it"))
+            descriptor = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            self._files[name] = (io.FileIO(descriptor, "w"), blake3())
+            self._sizes[name] = 0
+        return self._files[name]
+
+
+def _refuse(link: Link, problem: Problem, *, again: bool) -> None:
+    """Say no, and wait a little for the sender to read it: a connection closed on unread bytes would lose the answer."""
+    answer: FromReceiver = Refused(code=problem.code, what=problem.what, remedy=problem.remedy, again=again)
+    with contextlib.suppress(Broken, OSError):
+        link.send(answer)
+        until = time.monotonic() + _DRAIN_S
+        link.socket.settimeout(_DRAIN_S)
+        while time.monotonic() < until and link.socket.recv(CHUNK):
+            pass
+
+
+def _problem(code: str, what: str, remedy: str) -> Problem:
+    return Problem(code=code, what=what, remedy=remedy)

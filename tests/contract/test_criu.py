@@ -1,0 +1,477 @@
+"""The CRIU driver against real CRIU: moves, holds, refusals, and the deaths that a two-phase commit must survive."""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from shunter.model.errors import Rejected
+from shunter_agent.runtime import locktables, preflight, process
+from shunter_agent.runtime.criu import CriuRuntime
+from shunter_agent.runtime.namespaces import inside, make_network
+from shunter_agent.runtime.network import Uplink
+from shunter_agent.runtime.port import Network, Process, WorkerSpec
+
+pytestmark = pytest.mark.lab
+
+HOST = "10.77.0.10"
+SERVER = """
+import socket, sys, threading, time
+def serve(link):
+    number = 0
+    while True:
+        link.sendall(b"%d\\n" % number)
+        number += 1
+        time.sleep(0.002)
+listener = socket.create_server((sys.argv[1], 9000))
+ballast = bytearray(b"k" * 4096) * 4096
+open(sys.argv[2], "w").close()
+while True:
+    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+"""
+
+
+def until(condition: Callable[[], object], what: str, deadline_s: float = 10) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, f"waited {deadline_s} s in vain: {what}"
+        time.sleep(0.002)
+
+
+class Node:
+    """A network namespace with a bridge, and a runtime whose calls are made from inside it."""
+
+    def __init__(self, name: str, criu: Path) -> None:
+        self.netns = make_network()
+        self.call(lambda: _ip("link", "set", "lo", "up"))
+        self.call(lambda: _ip("link", "add", "br-shunt", "type", "bridge"))
+        self.call(lambda: _ip("link", "set", "br-shunt", "up"))
+        self.runtime = self.call(lambda: CriuRuntime(criu, Uplink(bridge="br-shunt")))
+        self.name = name
+
+    def call(self, function):
+        return inside(self.netns, function)
+
+    def address(self, cidr: str) -> None:
+        self.call(lambda: _ip("address", "add", cidr, "dev", "br-shunt"))
+
+    def cable(self, other: "Node") -> None:
+        here, there = f"/proc/{os.getpid()}/fd/{self.netns}", f"/proc/{os.getpid()}/fd/{other.netns}"
+        _ip("link", "add", "c0", "netns", here, "type", "veth", "peer", "name", "c1", "netns", there)
+        self.call(lambda: _ip("link", "set", "c0", "master", "br-shunt", "up"))
+        other.call(lambda: _ip("link", "set", "c1", "master", "br-shunt", "up"))
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)
+
+
+class Client:
+    """Reads numbers from the server on one connection, and notes what isn't the next one."""
+
+    def __init__(self, node: Node) -> None:
+        self.link = node.call(lambda: socket.create_connection((HOST, 9000), 5))
+        self.link.settimeout(10)
+        self._lines = self.link.makefile()
+        self.next = 0
+        self.wrong: list[int] = []
+        self.longest_s = 0.0
+        self.error = ""
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        last = time.monotonic()
+        try:
+            for line in self._lines:
+                now = time.monotonic()
+                self.longest_s, last = max(self.longest_s, now - last), now
+                if int(line) != self.next:
+                    self.wrong.append(int(line))
+                self.next = int(line) + 1
+        except OSError as error:
+            self.error = str(error)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.link.shutdown(socket.SHUT_RDWR)
+        self._thread.join(10)
+        self._lines.close()
+        self.link.close()
+
+    def goes_on(self, by: int = 50) -> None:
+        goal = self.next + by
+        until(lambda: self.next >= goal or self.error, f"the stream goes on from {self.next}")
+        assert (self.wrong, self.error) == ([], "")
+
+
+def spec_of(tmp_path: Path, program: str = SERVER, *arguments: str) -> WorkerSpec:
+    return WorkerSpec(
+        worker="w1",
+        role="decode",
+        graph="g",
+        engine="test",
+        address=f"{HOST}:9000",
+        mac="02:00:00:00:00:10",
+        command=(sys.executable, "-c", program, HOST, str(tmp_path / "ready"), *arguments),
+    )
+
+
+class Bench:
+    """A worker on node a, with node b beside it; what lives at the end is ended."""
+
+    def __init__(self, criu: Path, tmp_path: Path) -> None:
+        self.a, self.b = Node("a", criu), Node("b", criu)
+        self.a.cable(self.b)
+        self.b.address("10.77.0.2/24")
+        self.tmp_path = tmp_path
+        self.spec = spec_of(tmp_path)
+        self.networks: list[tuple[Node, Network]] = []
+        self.network = self.network_on(self.a)
+        self.processes: list[Process] = []
+        self.clients: list[Client] = []
+        self.worker = self.launch(self.spec)
+        self.a.call(self.network.connect)
+
+    def network_on(self, node: Node) -> Network:
+        network = node.call(lambda: node.runtime.network(self.spec))
+        self.networks.append((node, network))
+        return network
+
+    def launch(self, spec: WorkerSpec) -> Process:
+        started = self.a.call(lambda: self.a.runtime.start(spec, self.network))
+        self.processes.append(started)
+        until((self.tmp_path / "ready").exists, "the worker comes up")
+        return started
+
+    def client(self) -> Client:
+        self.clients.append(Client(self.b))
+        return self.clients[-1]
+
+    def folder(self, name: str = "image") -> Path:
+        made = self.tmp_path / name
+        made.mkdir(mode=0o700)
+        return made
+
+    def freeze(self, folder: Path, worker: Process | None = None):
+        at: list[float] = []
+        frozen = self.a.runtime.freeze(worker or self.worker, self.spec, self.network, folder, at.append)
+        assert at == [frozen.dump.frozen_at]
+        return frozen
+
+    def restore(self, folder: Path, node: Node, network: Network):
+        held = node.call(lambda: node.runtime.restore(self.spec, network, folder))
+        self.processes.append(held.process)
+        return held
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        for one in self.processes:
+            process.end(one)
+        for node, network in self.networks:
+            node.call(network.destroy)
+        os.close(self.a.netns)
+        os.close(self.b.netns)
+
+
+@pytest.fixture
+def bench(criu: Path, tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(criu, tmp_path)
+    with contextlib.closing(made):
+        yield made
+
+
+def stopped(worker: Process) -> bool:
+    seen = process.stat(worker.pid)
+    return seen is not None and seen.state == "t"
+
+
+def test_a_move_keeps_the_connection_and_every_number(bench: Bench) -> None:
+    client = bench.client()
+    client.goes_on()
+    there = bench.network_on(bench.b)
+    folder = bench.folder()
+
+    began = time.time()
+    frozen = bench.freeze(folder)
+    assert began <= frozen.dump.frozen_at <= time.time()
+    assert frozen.alive()
+    assert stopped(bench.worker)
+    assert sum(file.stat().st_size for file in folder.iterdir()) > 4096 * 4096
+    assert all(file.stat().st_mode & 0o077 == 0 for file in folder.iterdir())
+    frozen.release()
+    assert not frozen.alive()
+    assert process.stat(bench.worker.pid) is None, "its pid is free, not a zombie's"
+    bench.a.call(bench.network.disconnect)
+
+    held = bench.restore(folder, bench.b, there)
+    at = client.next
+    assert preflight.traced(held.process.pid), "it doesn't run before it is let go"
+    bench.b.call(there.connect)
+    assert client.next == at
+    running = held.resume()
+
+    client.goes_on()
+    assert client.next > at
+    assert bench.b.runtime.find(running)
+    assert not preflight.traced(running.pid)
+    assert client.longest_s < 2
+    assert (bench.b.runtime.memory(running) or 0) > 4096 * 4096
+    if os.environ.get("SHUNTER_FIGURES"):
+        print(f"dump {frozen.dump.dump_s:.3f} s, longest pause of the client {client.longest_s:.3f} s")
+
+
+def test_a_moved_worker_can_be_moved_back(bench: Bench) -> None:
+    client = bench.client()
+    there = bench.network_on(bench.b)
+    first = bench.folder("first")
+    bench.freeze(first).release()
+    bench.a.call(bench.network.destroy)
+    moved = bench.restore(first, bench.b, there)
+    bench.b.call(there.connect)
+    copy = moved.resume()
+    client.goes_on()
+
+    second = bench.folder("second")
+    back = bench.network_on(bench.a)
+    bench.b.call(lambda: bench.b.runtime.freeze(copy, bench.spec, there, second, lambda _at: None)).release()
+    bench.b.call(there.disconnect)
+    held = bench.restore(second, bench.a, back)
+    bench.a.call(back.connect)
+    held.resume()
+    client.goes_on()
+
+
+def test_a_thawed_worker_runs_on_and_its_image_is_good_for_later(bench: Bench) -> None:
+    client = bench.client()
+    client.goes_on()
+    folder = bench.folder()
+    frozen = bench.freeze(folder)
+    assert stopped(bench.worker)
+    frozen.thaw()
+    assert not frozen.alive()
+    assert locktables.tables(bench.network.netns) == []
+    client.goes_on()
+    with pytest.raises(Rejected, match="SH708"):
+        frozen.release()
+    client.goes_on()
+
+    process.end(bench.worker)
+    bench.a.call(bench.network.destroy)
+    later = bench.network_on(bench.b)
+    held = bench.restore(folder, bench.b, later)
+    bench.b.call(later.connect)
+    held.resume()
+    bench.client().goes_on()
+
+
+def test_an_aborted_copy_is_dead_and_its_image_still_restores(bench: Bench) -> None:
+    client = bench.client()
+    client.goes_on()
+    folder = bench.folder()
+    bench.freeze(folder).release()
+    bench.a.call(bench.network.disconnect)
+    there = bench.network_on(bench.b)
+    held = bench.restore(folder, bench.b, there)
+    held.abort()
+    assert process.stat(held.process.pid) is None
+    with pytest.raises(Rejected, match="SH708"):
+        held.resume()
+
+    home = bench.restore(folder, bench.a, bench.network)
+    bench.a.call(bench.network.connect)
+    home.resume()
+    client.goes_on()
+    with pytest.raises(Rejected, match="SH708"):
+        home.abort()
+    client.goes_on()
+
+
+def _in_a_child(work: Callable[[], object]) -> tuple[int, int]:
+    """Run `work` in a fork that keeps what it made and waits; give its pid and a descriptor that is readable once it has begun to wait."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            kept = work()
+            os.write(write, b"k" if kept else b"?")
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(write)
+    return pid, read
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_worker_runs_on_when_the_agent_is_killed_while_it_holds_the_dump(bench: Bench) -> None:
+    client = bench.client()
+    client.goes_on()
+    folder = bench.folder()
+    agent, ready = _in_a_child(lambda: bench.a.runtime.freeze(bench.worker, bench.spec, bench.network, folder, lambda _at: None))
+    assert os.read(ready, 1) == b"k"
+    os.close(ready)
+    assert stopped(bench.worker)
+
+    os.kill(agent, signal.SIGKILL)
+    os.waitpid(agent, 0)
+
+    until(lambda: not preflight.traced(bench.worker.pid), "CRIU lets the worker go")
+    client.goes_on()
+    assert bench.a.runtime.find(bench.worker)
+    assert locktables.tables(bench.network.netns) == []
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_held_copy_dies_with_its_agent(bench: Bench) -> None:
+    folder = bench.folder()
+    bench.freeze(folder).release()
+    there = bench.network_on(bench.b)
+    read, write = os.pipe()
+
+    def hold() -> object:
+        held = bench.b.runtime.restore(bench.spec, there, folder)
+        os.write(write, b"%d\n" % held.process.pid)
+        return held
+
+    agent, ready = _in_a_child(hold)
+    copy = process.note(int(os.read(read, 20)))
+    assert os.read(ready, 1) == b"k"
+    for descriptor in (read, write, ready):
+        os.close(descriptor)
+    assert process.find(copy)
+
+    os.kill(agent, signal.SIGKILL)
+    os.waitpid(agent, 0)
+
+    assert process.wait_dead(copy, 10)
+    held = bench.restore(folder, bench.b, there)
+    assert held.resume()
+
+
+def test_a_worker_runs_on_when_criu_is_killed_and_its_network_is_unlocked(bench: Bench) -> None:
+    client = bench.client()
+    client.goes_on()
+    frozen = bench.freeze(bench.folder())
+    tracer = int(Path(f"/proc/{bench.worker.pid}/status").read_text().split("TracerPid:")[1].split()[0])
+    assert locktables.tables(bench.network.netns), "the lock is what this is about"
+    descriptor = os.pidfd_open(tracer)
+    os.kill(tracer, signal.SIGKILL)
+    select.select([descriptor], [], [], 10)
+    os.close(descriptor)
+    until(lambda: not frozen.alive(), "the hold is seen to be over")
+    assert locktables.tables(bench.network.netns), "nobody has unlocked it yet"
+    with pytest.raises(Rejected, match="SH708"):
+        frozen.release()
+
+    frozen.thaw()
+
+    assert locktables.tables(bench.network.netns) == []
+    client.goes_on()
+
+
+def test_a_refused_dump_names_its_reason_and_leaves_the_worker_running(bench: Bench, tmp_path: Path) -> None:
+    client = bench.client()
+    client.goes_on()
+    (tmp_path / "ready").unlink()
+    uring = """
+import ctypes, sys, time
+params = ctypes.create_string_buffer(120)
+assert ctypes.CDLL(None).syscall(425, 4, params) >= 0
+open(sys.argv[2], "w").close()
+while True: time.sleep(0.01)
+"""
+    other = bench.launch(spec_of(tmp_path, uring))
+    problems = bench.a.runtime.check(other, bench.spec)
+    assert "SH720" in {problem.code for problem in problems}
+    assert any(f"pid {other.pid} fd " in problem.subject for problem in problems)
+
+    with pytest.raises(Rejected, match=r"SH701 the dump failed, and the worker runs on: .*[a-z]{4}") as caught:
+        bench.freeze(bench.folder(), other)
+
+    assert "RLIMIT" not in str(caught.value)
+    assert "no reason" not in str(caught.value)
+    assert bench.a.runtime.find(other)
+    assert not preflight.traced(other.pid)
+    assert locktables.tables(bench.network.netns) == []
+    client.goes_on()
+
+
+def test_a_leftover_lock_is_swept_when_the_worker_is_found_again(bench: Bench) -> None:
+    client = bench.client()
+    client.goes_on()
+    frozen = bench.freeze(bench.folder())
+    tracer = int(Path(f"/proc/{bench.worker.pid}/status").read_text().split("TracerPid:")[1].split()[0])
+    os.kill(tracer, signal.SIGKILL)
+    until(lambda: not preflight.traced(bench.worker.pid), "the kernel lets the worker go")
+    assert locktables.tables(bench.network.netns)
+
+    found = bench.a.call(lambda: bench.a.runtime.network(bench.spec, bench.worker))
+    bench.networks.append((bench.a, found))
+
+    assert locktables.tables(bench.network.netns) == []
+    client.goes_on()
+    assert not frozen.alive()
+    frozen.thaw()
+    bench.a.call(found.disconnect)
+    at = client.next
+    with pytest.raises(OSError):
+        bench.b.call(lambda: socket.create_connection((HOST, 9000), 0.3))
+    bench.a.call(found.connect)
+    client.goes_on()
+    assert client.next > at
+
+
+def test_a_damaged_image_leaves_no_copy_and_says_why(bench: Bench) -> None:
+    folder = bench.folder()
+    bench.freeze(folder).release()
+    (folder / "core-1.img").write_bytes(b"not an image")
+    with pytest.raises(Rejected, match=r"SH702 the restore failed, and no copy is left: .*[a-z]{4}") as caught:
+        bench.restore(folder, bench.a, bench.network)
+    assert "no reason" not in str(caught.value)
+
+
+def test_a_gone_worker_is_refused_at_once(bench: Bench) -> None:
+    process.end(bench.worker)
+    with pytest.raises(Rejected, match="SH710"):
+        bench.a.runtime.freeze(bench.worker, bench.spec, bench.network, bench.folder(), lambda _at: None)
+    assert [problem.code for problem in bench.a.runtime.check(bench.worker, bench.spec)] == ["SH710"]
+
+
+def test_a_healthy_worker_has_nothing_against_it(bench: Bench) -> None:
+    assert bench.a.runtime.check(bench.worker, bench.spec) == ()
+    opened = {os.readlink(link) for link in Path(f"/proc/{bench.worker.pid}/fd").iterdir()}
+    assert {target for target in opened if not target.startswith("socket:")} == {"/dev/null"}
+    inner = Path(f"/proc/{bench.worker.pid}/status").read_text()
+    assert inner.split("NSpid:")[1].split()[:2] == [str(bench.worker.pid), "1"]
+
+
+def test_the_canary_passes_here_and_leaves_nothing(bench: Bench, tmp_path: Path) -> None:
+    assert bench.a.runtime.canary(tmp_path / "canary") == ()
+    assert not (tmp_path / "canary").exists()
+
+
+def test_the_canary_tells_a_criu_that_does_not_work(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "criu"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(bench.a.runtime, "_criu", broken)
+    (problem,) = bench.a.runtime.canary(tmp_path / "canary")
+    assert problem.code == "SH704"
+    assert "CRIU died" in problem.what
+
+
+def test_facts_name_the_driver(bench: Bench) -> None:
+    facts = bench.a.runtime.facts()
+    assert facts["runtime"] == "criu"
+    assert facts["criu"].startswith("4.")
+    assert facts["kernel"] == os.uname().release
+    assert facts["cpu_features"].startswith("sha256:")
