@@ -73,7 +73,7 @@ class Binder:
             return self._misfit(node)
         values: dict[str, object] = {}
         known = {"kind"} if kind.tag_field else set()
-        for field, inner, limits in fields(kind):
+        for field, inner, limits in fields(kind.cls):
             name = field.encode_name
             known.add(name)
             below = node.get(name)

@@ -325,6 +325,7 @@ def _labels(plain: object) -> dict[str, str] | None:
     return entries if all(_text(part) is not None for entry in entries.items() for part in entry) else None
 
 
+@lru_cache(maxsize=4096)
 def named(text: str) -> frozenset[str]:
     """The dotted names in an expression's text, whether or not it compiles."""
     return frozenset(chain.name for chain in lexer.chains(lexer.tokens(text)))

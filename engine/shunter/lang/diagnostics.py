@@ -45,6 +45,9 @@ CODES: Final[dict[str, str]] = {
 """Code to title. A code is never given another meaning."""
 
 
+MAX_EXCERPT: Final = 8192
+"""Characters: a file of one endless line would otherwise be repeated with each of its problems."""
+
 _LINE_END: Final = re.compile(r"\r\n|\r|\n")
 
 
@@ -69,9 +72,11 @@ class SourceText:
         return self.text[self._starts[number - 1] : (*self._starts, len(self.text))[number]].rstrip("\r\n")
 
     def problem(self, code: str, offset: int, what: str, remedy: str, *, severity: Severity = Severity.ERROR) -> Problem:
-        """A problem at `offset`, with its source line."""
+        """A problem at `offset`, with its source line unless that is longer than MAX_EXCERPT."""
         place = self.place(offset)
-        return Problem(code=code, what=what, remedy=remedy, place=place, severity=severity, excerpt=self.line(place.line))
+        line = self.line(place.line)
+        excerpt = line if len(line) <= MAX_EXCERPT else None
+        return Problem(code=code, what=what, remedy=remedy, place=place, severity=severity, excerpt=excerpt)
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

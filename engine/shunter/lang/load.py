@@ -75,6 +75,7 @@ def load(revision: Revision, previous: PolicySet | None) -> PolicySet:
         checked = _cached(file)
         problems += [problem for problem in checked.problems if problem.severity is Severity.ERROR]
         if checked.good:
+            kept.pop(file.path, None)
             new[file.path] = tuple(_policy(stated, file.blob, revision.commit) for stated in checked.stated)
         elif file.path in old:
             kept[file.path] = old[file.path]

@@ -7,7 +7,7 @@ the way to the structs, faster, but only as yes or no: on a no, `explain` asks t
 import ast
 import inspect
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -57,14 +57,17 @@ def bounds(cls: type, field: str) -> Schema:
     return next((BOUNDS[base.__name__, field] for base in cls.__mro__ if (base.__name__, field) in BOUNDS), {})
 
 
-def fields(struct: mi.StructType) -> Iterator[tuple[mi.Field, mi.Type, Schema]]:
+@cache
+def fields(cls: type) -> tuple[tuple[mi.Field, mi.Type, Schema], ...]:
     """A struct's fields, each with its type (None left out: an optional key is simply absent) and its bounds."""
-    for field in struct.fields:
+    found = []
+    for field in struct_type(cls).fields:
         kind = field.type
         if isinstance(kind, mi.UnionType):
             parts = tuple(part for part in kind.types if not isinstance(part, mi.NoneType))
             kind = parts[0] if len(parts) == 1 else mi.UnionType(types=parts)
-        yield field, kind, bounds(struct.cls, field.name)
+        found.append((field, kind, bounds(cls, field.name)))
+    return tuple(found)
 
 
 @cache
@@ -135,7 +138,7 @@ class _Generator:
                 properties["kind"] = {"const": kind.tag, "description": inspect.cleandoc(kind.cls.__doc__ or "")}
                 required = ["apiVersion", "kind", *required]
             docs = field_docs(kind.cls)
-            for field, inner, limits in fields(kind):
+            for field, inner, limits in fields(kind.cls):
                 entry = {**self.of(inner), **limits}
                 if field.name in docs:
                     entry["description"] = docs[field.name]

@@ -6,7 +6,8 @@ libyaml gives events; the tree is built here, iteratively, so that depth, size, 
 
 import math
 import re
-from typing import Final, TypeAlias
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from yaml import YAMLError
@@ -44,7 +45,7 @@ _AMBIGUOUS: Final = (
     (re.compile(r"[-+]?0[0-9_]+\.[0-9_]*", re.ASCII), "is read differently by YAML versions"),
     (re.compile(r"[-+]?0(?:o[0-7]+|x[0-9a-fA-F_]+|b[01_]+)", re.ASCII), "is a number only to some YAML versions"),
     (re.compile(r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?", re.ASCII), "is a number to the base 60 in YAML 1.1"),
-    (re.compile(r"[-+]?[0-9][0-9_]*_[0-9_]*(?:\.[0-9_]*)?", re.ASCII), "is a number in YAML 1.1 and text in YAML 1.2"),
+    (re.compile(r"(?=[^_]*_)[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?", re.ASCII), "is a number in YAML 1.1 and text in YAML 1.2"),
 )
 _WORDS: Final[dict[str, Plain]] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
@@ -176,18 +177,20 @@ class _Builder:
     def feed(self, event: Event) -> None:
         if isinstance(event, NodeEvent):
             self._count(event)
-        if isinstance(event, ScalarEvent):
-            self._scalar(event)
-        elif isinstance(event, MappingStartEvent):
-            self._enter(Mapping({}, _at(event.start_mark), _at(event.end_mark)))
-        elif isinstance(event, SequenceStartEvent):
-            self._enter(Sequence([], _at(event.start_mark), _at(event.end_mark)))
-        elif isinstance(event, MappingEndEvent | SequenceEndEvent):
-            self._leave(event)
-        elif isinstance(event, DocumentEndEvent):
-            if self.root is not None:
-                self.documents.append(self.root)
-            self.root = None
+        handler = _HANDLERS.get(type(event))
+        if handler is not None:
+            handler(self, event)
+
+    def _mapping(self, event: Event) -> None:
+        self._enter(Mapping({}, _at(event.start_mark), _at(event.end_mark)))
+
+    def _sequence(self, event: Event) -> None:
+        self._enter(Sequence([], _at(event.start_mark), _at(event.end_mark)))
+
+    def _document(self, _: Event) -> None:
+        if self.root is not None:
+            self.documents.append(self.root)
+        self.root = None
 
     def _count(self, event: NodeEvent) -> None:
         self.nodes += 1
@@ -272,6 +275,16 @@ class _Builder:
             top.skip = True
         else:
             top.key = node
+
+
+_HANDLERS: Final[dict[type[Event], Callable[[_Builder, Any], None]]] = {
+    ScalarEvent: _Builder._scalar,
+    MappingStartEvent: _Builder._mapping,
+    SequenceStartEvent: _Builder._sequence,
+    MappingEndEvent: _Builder._leave,
+    SequenceEndEvent: _Builder._leave,
+    DocumentEndEvent: _Builder._document,
+}
 
 
 def _syntax(builder: _Builder, error: YAMLError) -> None:

@@ -148,8 +148,10 @@ def test_what_does_not_compile_is_undecided_too():
 
 
 def test_inputs_are_the_variables_that_are_read():
-    text = "'worker.id' == worker.role // worker.node\n && metrics.wait > 1 && worker.labels.exists(k, k == 'a') && has(node.labels.x) && now > 0"
-    assert RULES.inputs(Expression(text=text)) == ("metrics.wait", "node.labels", "now", "worker.labels", "worker.role")
+    text = (
+        "'worker.id' == worker.role // worker.node\n && metrics.w > 1 && worker.labels.exists(k, k == 'a') && has(node.labels.x) && now > 0"
+    )
+    assert RULES.inputs(Expression(text=text)) == ("metrics.w", "node.labels", "now", "worker.labels", "worker.role")
 
 
 def test_every_variable_can_be_bound_and_unbound():
