@@ -4,6 +4,7 @@ import enum
 
 import msgspec
 
+from shunter.model.errors import Problem
 from shunter.model.ids import Digest, Epoch, ImageId, OperationId
 from shunter.model.plan import PlannedOperation
 
@@ -68,7 +69,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How an operation ended: `code` and `reason` are empty on success."""
+    """How an operation ended: `code` and `reason` are empty on success, unless something less than the purpose went wrong on the way."""
 
     status: Status
     at: float
@@ -79,7 +80,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperationRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One operation's durable state. `history` is every step with its time, oldest first."""
+    """One operation's durable state. `history` is every step with its time, oldest first.
+
+    `problem` is why it is being rolled back, or which answer is outstanding; None while all goes well. `measured` is what is known so far,
+    `frozen_at` when its worker was stopped by the source agent's clock, None before that.
+    """
 
     planned: PlannedOperation
     plan: Digest
@@ -88,6 +93,9 @@ class OperationRecord(msgspec.Struct, frozen=True, kw_only=True):
     step: Step = Step.INTENDED
     history: tuple[tuple[Step, float], ...] = ()
     outcome: Outcome | None = None
+    problem: Problem | None = None
+    measured: Measured = Measured()
+    frozen_at: float | None = None
 
     @property
     def id(self) -> OperationId:
