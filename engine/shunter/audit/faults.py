@@ -1,0 +1,83 @@
+"""What can go wrong with the audit's files, as problems that say what to do."""
+
+import sqlite3
+from pathlib import Path
+
+from shunter.model.errors import Problem, Stalled
+
+FULL, BUSY, CORRUPT, CUT, CLOSED, NO_RECORD, VERSION = "SH901", "SH902", "SH903", "SH904", "SH905", "SH906", "SH907"
+
+_FULL = {sqlite3.SQLITE_FULL}
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_CORRUPT = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+
+
+def is_corrupt(error: sqlite3.Error) -> bool:
+    """SQLite says that the file itself is damaged."""
+    return _code(error) in _CORRUPT
+
+
+def of_sqlite(error: sqlite3.Error, path: Path) -> Stalled:
+    """SQLite's error as a Stalled with the code of its class."""
+    code = _code(error)
+    if code in _FULL:
+        return full(path)
+    if code in _BUSY:
+        return busy(path)
+    if code in _CORRUPT:
+        return stalled(
+            CORRUPT,
+            f"the audit is damaged: {error}",
+            "Keep a copy of the file, restore the last good one from a backup, and check it with `shunter audit verify`",
+            path,
+        )
+    return unusable(path, str(error))
+
+
+def full(path: Path) -> Stalled:
+    """There is no room left for a record."""
+    return stalled(
+        FULL, "the disk that holds the audit is full", "Free some space; nothing voluntary starts until records can be written", path
+    )
+
+
+def busy(path: Path) -> Stalled:
+    """Another process has it."""
+    return stalled(
+        BUSY, "another process writes this audit", "Stop the other engine, or give this one a state folder of its own with `state`", path
+    )
+
+
+def cut(path: Path, what: str) -> Stalled:
+    """The database and its head file disagree."""
+    return stalled(
+        CUT,
+        what,
+        "Records were removed, or an older copy was put back. Keep both files as evidence; then restore the newest copy of both, or move "
+        "both away to begin a new chain",
+        path,
+    )
+
+
+def unusable(path: Path, reason: str) -> Stalled:
+    """The file can't be opened, read or written, for a reason of the system's."""
+    return stalled(
+        CLOSED, f"the audit can't be used: {reason}", "Check that the path exists and that this user may read and write it", path
+    )
+
+
+def version(path: Path, found: int, known: int) -> Stalled:
+    """The file was made by another version."""
+    return stalled(
+        VERSION, f"the audit has layout {found}, and this version reads layout {known}", "Use the version of Shunter that wrote it", path
+    )
+
+
+def stalled(code: str, what: str, remedy: str, path: Path) -> Stalled:
+    """A Stalled about the audit at `path`."""
+    return Stalled(Problem(code=code, what=what, remedy=remedy, subject=str(path)))
+
+
+def _code(error: sqlite3.Error) -> int:
+    """The primary result code; 0 for errors of the sqlite3 module itself."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
