@@ -1,4 +1,4 @@
-"""The writer is killed in the middle of appending, again and again: every record that it had acknowledged is there, and the chain is whole."""
+"""The writer is killed while it appends, again and again: every record that it had acknowledged is there, and the chain is whole."""
 
 import os
 import random

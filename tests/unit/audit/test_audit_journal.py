@@ -3,11 +3,11 @@ import os
 import sqlite3
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-
 from shunter.audit.check import Break
 from shunter.audit.head import GENESIS
 from shunter.audit.journal import Journal, chained, head_path
@@ -58,7 +58,7 @@ def test_records_come_back_as_they_were_given_and_chained(path: Path):
     assert [s.record for s in sealed] == given
     assert [s.seq for s in sealed] == [1, 2, 3]
     assert sealed[0].previous == GENESIS
-    for one, following in zip(sealed, sealed[1:], strict=False):
+    for one, following in pairwise(sealed):
         assert following.previous == one.hash
     for one in sealed:
         assert one.hash == chained(one.previous, encode(one.record))
@@ -140,8 +140,7 @@ CHANGE = """UPDATE records SET body = CAST(replace(CAST(body AS TEXT), 'step 3',
         (["DELETE FROM records WHERE seq = 4"], Break.GAP, 4, 3),
         (["DELETE FROM records WHERE seq = 1"], Break.GAP, 1, 0),
         (["DELETE FROM records WHERE seq = 4", "UPDATE records SET seq = seq - 1 WHERE seq > 4"], Break.ORDER, 4, 3),
-        (["UPDATE records SET seq = 99 WHERE seq = 2", "UPDATE records SET seq = 2 WHERE seq = 3", "UPDATE records SET seq = 3 WHERE seq = 99"],
-         Break.ORDER, 2, 1),
+        ([f"UPDATE records SET seq = {new} WHERE seq = {old}" for old, new in ((2, 99), (3, 2), (99, 3))], Break.ORDER, 2, 1),
         (["UPDATE records SET subject = 'nobody' WHERE seq = 5"], Break.COLUMNS, 5, 4),
         (["UPDATE records SET operation = NULL WHERE seq = 5"], Break.COLUMNS, 5, 4),
         (["UPDATE records SET at = 0 WHERE seq = 5"], Break.COLUMNS, 5, 4),
@@ -180,14 +179,14 @@ def test_a_chain_rewritten_to_its_end_does_not_fit_the_head(filled: Path, tmp_pa
 def test_a_missing_head_is_said(filled: Path):
     head_path(filled).unlink()
     assert verify(filled).how is Break.HEAD
-    with pytest.raises(Stalled, match="SH904 .*head file is missing"):
+    with pytest.raises(Stalled, match=r"SH904 .*head file is missing"):
         Journal(filled)
     assert verify(filled).how is Break.HEAD, "refusing leaves the evidence as it is"
 
 
 def test_the_writer_refuses_to_go_on_after_a_cut(filled: Path):
     tamper(filled, "DELETE FROM records WHERE seq = 7")
-    with pytest.raises(Stalled, match="SH904 .*ends with record 6.*record 7"):
+    with pytest.raises(Stalled, match=r"SH904 .*ends with record 6.*record 7"):
         Journal(filled)
     assert verify(filled).how is Break.TRUNCATED
 
@@ -298,7 +297,7 @@ def test_a_damaged_database_is_told(filled: Path):
 
 
 def test_what_cannot_be_opened(tmp_path: Path):
-    with pytest.raises(Stalled, match="SH905 .*no audit there"):
+    with pytest.raises(Stalled, match=r"SH905 .*no audit there"):
         Journal(tmp_path / "nowhere" / "audit.db", read_only=True)
     assert not (tmp_path / "nowhere").exists(), "a reader makes nothing"
     (tmp_path / "file").touch()
@@ -309,7 +308,7 @@ def test_what_cannot_be_opened(tmp_path: Path):
 def test_another_layout_is_refused(filled: Path):
     tamper(filled, "PRAGMA user_version = 7")
     for read_only in (True, False):
-        with pytest.raises(Stalled, match="SH907 .*layout 7"):
+        with pytest.raises(Stalled, match=r"SH907 .*layout 7"):
             Journal(filled, read_only=read_only)
 
 
