@@ -1,0 +1,312 @@
+"""Agents' reports merged into one fleet."""
+
+import itertools
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shunter.model.canon import encode
+from shunter.model.errors import Severity
+from shunter.model.ids import Epoch, ImageId, Incarnation, NodeId, NoticeId, WorkerId, slot_id
+from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Slot, Worker, WorkerState
+from shunter.model.view import NodeView
+from shunter.observe.inventory import Inventory, merge
+
+NOW = 1000.0
+A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
+W, V = WorkerId("w"), WorkerId("v")
+IMAGE = ImageId("i")
+
+
+def node(name: NodeId, *occupants: WorkerId | None) -> Node:
+    return Node(id=name, slots=tuple(Slot(id=slot_id(name, i), worker=w) for i, w in enumerate(occupants)), seen_at=NOW)
+
+
+def worker(name: WorkerId, at: NodeId, state: WorkerState = WorkerState.RUNNING, incarnation: int = 0) -> Worker:
+    return Worker(
+        id=name,
+        role="decode",
+        graph="g",
+        engine="vllm",
+        state=state,
+        node=at,
+        slot=slot_id(at, 0),
+        incarnation=Incarnation(incarnation),
+        labels={"tier": "gold"},
+    )
+
+
+def image(of: WorkerId, *holders: NodeId, name: ImageId = IMAGE, size: int = 10, incarnation: int = 0) -> Image:
+    return Image(
+        id=name,
+        worker=of,
+        incarnation=Incarnation(incarnation),
+        taken_at=NOW,
+        bytes=size,
+        nodes=holders,
+        role="decode",
+        graph="g",
+        engine="vllm",
+    )
+
+
+def notice(about: NodeId, kind: NoticeKind = NoticeKind.PREEMPTION, deadline: float | None = None, name: str = "x") -> Notice:
+    return Notice(id=NoticeId(name), kind=kind, node=about, seen_at=NOW - 100, deadline=deadline)
+
+
+def view(
+    name: NodeId, *workers: Worker, images: tuple[Image, ...] = (), notices: tuple[Notice, ...] = (), slots: int = 2, at: float = NOW
+) -> NodeView:
+    occupants = [w.id for w in workers][:slots]
+    padding: list[WorkerId | None] = [None] * (slots - len(occupants))
+    return NodeView(node=node(name, *occupants, *padding), workers=workers, images=images, notices=notices, epoch=Epoch(1), at=at)
+
+
+BOTH = (A, B)
+FIRST = merge([view(A, worker(W, A), images=(image(W, A),)), view(B, images=(image(W, B),))], None, (), BOTH, NOW)
+
+
+def only(inventory: Inventory, name: WorkerId = W) -> Worker:
+    (found,) = [w for w in inventory.fleet.workers if w.id == name]
+    return found
+
+
+def by_node(inventory: Inventory) -> dict[NodeId, Node]:
+    return {n.id: n for n in inventory.fleet.nodes}
+
+
+def test_reports_are_merged_sorted_and_images_by_holder() -> None:
+    assert [n.id for n in FIRST.fleet.nodes] == [A, B]
+    assert all(n.reachable for n in FIRST.fleet.nodes)
+    assert only(FIRST) == worker(W, A)
+    assert [(i.id, i.nodes) for i in FIRST.fleet.images] == [(IMAGE, (A, B))]
+    assert FIRST.problems == ()
+
+
+def test_the_order_of_reports_makes_no_difference() -> None:
+    views = [
+        view(A, worker(W, A), notices=(notice(A, name="2"), notice(A, name="1"))),
+        view(B, worker(V, B), images=(image(V, B),)),
+        view(C),
+    ]
+    merged = {encode(merge(list(order), None, (), (C, A, B), NOW)) for order in itertools.permutations(views)}
+    assert len(merged) == 1
+
+
+def test_the_newest_of_two_reports_of_a_node_counts() -> None:
+    old, new = view(A, worker(W, A), at=NOW - 1), view(A, at=NOW)
+    for order in ((old, new), (new, old)):
+        assert merge(order, None, (), (A,), NOW).fleet.workers == ()
+
+
+def test_a_silent_node_keeps_what_was_last_known() -> None:
+    told = merge([view(A, worker(W, A), images=(image(W, A),), notices=(notice(A, NoticeKind.REBALANCE),)), view(B)], None, (), BOTH, NOW)
+    silent = merge([view(B)], told.fleet, told.notices, BOTH, NOW + 1000)
+    assert by_node(silent)[A] == msgspec.structs.replace(by_node(told)[A], reachable=False)
+    assert only(silent) == worker(W, A)
+    assert silent.fleet.images == told.fleet.images
+    assert silent.notices == told.notices
+    back = merge([view(A, worker(W, A)), view(B)], silent.fleet, silent.notices, BOTH, NOW + 2000)
+    assert by_node(back)[A].reachable
+    assert back.notices == (), "a notice that its node no longer reports is over"
+    assert back.fleet.images == ()
+
+
+def test_an_expected_node_that_never_answered_is_there_without_slots() -> None:
+    inventory = merge([view(A)], None, (), (A, C), NOW)
+    assert by_node(inventory)[C] == Node(id=C, slots=(), reachable=False)
+
+
+@pytest.mark.parametrize("state", [WorkerState.RUNNING, WorkerState.FENCED, WorkerState.FROZEN])
+def test_a_worker_whose_node_answers_without_it_is_lost(state: WorkerState) -> None:
+    before = merge([view(A, worker(W, A, state)), view(B)], None, (), BOTH, NOW)
+    lost = only(merge([view(A), view(B)], before.fleet, (), BOTH, NOW))
+    assert lost == msgspec.structs.replace(worker(W, A), state=WorkerState.LOST, node=None, slot=None)
+
+
+def test_a_worker_that_was_ended_is_parked_if_an_image_is_left_and_else_gone() -> None:
+    kept = merge([view(A), view(B, images=(image(W, B),))], FIRST.fleet, (), BOTH, NOW, ended=frozenset({W}))
+    assert only(kept) == msgspec.structs.replace(worker(W, A), state=WorkerState.PARKED, node=None, slot=None)
+    drained = merge([view(A), view(B)], FIRST.fleet, (), BOTH, NOW, ended=frozenset({W}))
+    assert drained.fleet.workers == ()
+    later = merge([view(A), view(B, images=(image(W, B),))], kept.fleet, (), BOTH, NOW)
+    assert only(later).state is WorkerState.PARKED, "also when the operation that parked it is long over"
+    bereft = merge([view(A), view(B)], kept.fleet, (), BOTH, NOW, ended=frozenset({W}))
+    assert only(bereft).state is WorkerState.LOST, "parked, and its images are gone"
+    assert only(merge([view(A), view(B)], bereft.fleet, (), BOTH, NOW, ended=frozenset({W}))).state is WorkerState.LOST
+
+
+def test_a_parked_worker_that_runs_again_is_where_it_runs() -> None:
+    parked = merge([view(A), view(B, images=(image(W, B),))], FIRST.fleet, (), BOTH, NOW, ended=frozenset({W}))
+    again = merge([view(A), view(B, worker(W, B, incarnation=1), images=(image(W, B),))], parked.fleet, (), BOTH, NOW)
+    assert only(again) == worker(W, B, incarnation=1)
+    crashed = merge([view(A), view(B, images=(image(W, B),))], again.fleet, (), BOTH, NOW)
+    assert only(crashed).state is WorkerState.LOST
+
+
+def test_a_worker_on_its_way_is_frozen_and_not_lost() -> None:
+    between = merge([view(A), view(B)], FIRST.fleet, (), BOTH, NOW, busy=frozenset({W}))
+    assert only(between) == worker(W, A, WorkerState.FROZEN)
+    arrived = merge([view(A), view(B, worker(W, B, incarnation=1))], between.fleet, (), BOTH, NOW)
+    assert only(arrived) == worker(W, B, incarnation=1)
+    failed = merge([view(A), view(B)], between.fleet, (), BOTH, NOW)
+    assert only(failed).state is WorkerState.LOST
+
+
+GONE = [
+    (notice(A, NoticeKind.GONE), True),
+    (notice(A, NoticeKind.PREEMPTION, NOW - 5.1), True),
+    (notice(A, NoticeKind.MAINTENANCE, NOW - 5.1), True),
+    (notice(A, NoticeKind.PREEMPTION, NOW - 5), False),
+    (notice(A, NoticeKind.PREEMPTION, NOW + 60), False),
+    (notice(A, NoticeKind.PREEMPTION, None), False),
+    (notice(A, NoticeKind.REBALANCE, NOW - 500), False),
+    (notice(A, NoticeKind.DRAIN, NOW - 500), False),
+    (notice(A, NoticeKind.GPU_FAILING, NOW - 500), False),
+    (notice(B, NoticeKind.GONE), False),
+]
+
+
+@pytest.mark.parametrize(("told", "gone"), GONE)
+def test_a_silent_node_is_gone_only_by_a_notice_that_is_due(told: Notice, gone: bool) -> None:
+    merged = merge([view(B, images=(image(W, B),))], FIRST.fleet, (told,), BOTH, NOW)
+    lost = only(merged)
+    silent = by_node(merged)[A]
+    assert not silent.reachable
+    if gone:
+        assert (lost.state, lost.node, lost.slot) == (WorkerState.LOST, None, None)
+        assert silent.slots == ()
+        assert merged.fleet.images[0].nodes == (B,)
+    else:
+        assert lost == worker(W, A)
+        assert silent.slots
+        assert merged.fleet.images[0].nodes == (A, B)
+
+
+def test_a_node_that_answers_is_not_gone_whatever_was_announced() -> None:
+    due = notice(A, NoticeKind.PREEMPTION, NOW - 500)
+    alive = merge([view(A, worker(W, A), notices=(due,)), view(B)], FIRST.fleet, (due,), BOTH, NOW)
+    assert only(alive).state is WorkerState.RUNNING
+    assert alive.notices == (due,)
+
+
+def test_a_node_stays_gone_round_after_round_and_may_come_back() -> None:
+    due = (notice(A, NoticeKind.GONE),)
+    round_ = FIRST
+    notices: tuple[Notice, ...] = due
+    for _ in range(3):
+        round_ = merge([view(B, images=(image(W, B),))], round_.fleet, notices, BOTH, NOW)
+        notices = round_.notices
+        assert only(round_).state is WorkerState.LOST
+        assert round_.fleet.images[0].nodes == (B,)
+    back = merge([view(A), view(B, worker(W, B, incarnation=1))], round_.fleet, notices, BOTH, NOW)
+    assert by_node(back)[A].slots
+    assert back.notices == ()
+    assert back.problems == ()
+
+
+def test_an_image_whose_only_holder_is_gone_is_gone() -> None:
+    before = merge([view(A, worker(W, A), images=(image(W, A),)), view(B)], None, (), BOTH, NOW)
+    merged = merge([view(B)], before.fleet, (notice(A, NoticeKind.GONE),), BOTH, NOW)
+    assert merged.fleet.images == ()
+    assert only(merged).state is WorkerState.LOST
+
+
+def test_two_live_copies_take_the_worker_out_of_action() -> None:
+    merged = merge([view(A, worker(W, A)), view(B, worker(W, B, incarnation=1))], FIRST.fleet, (), BOTH, NOW)
+    assert only(merged) == worker(W, B, WorkerState.FROZEN, incarnation=1)
+    (problem,) = merged.problems
+    assert (problem.code, problem.subject, problem.severity) == ("SH310", W, Severity.ERROR)
+    assert "a (running, incarnation 0)" in problem.what
+    assert "b (running, incarnation 1)" in problem.what
+    assert by_node(merged)[A].slots[0].worker == W, "neither slot is free"
+    assert by_node(merged)[B].slots[0].worker == W
+
+
+def test_the_two_ends_of_a_move_are_no_fault() -> None:
+    ends = [view(A, worker(W, A, WorkerState.FROZEN)), view(B, worker(W, B, WorkerState.FROZEN, 1))]
+    merged = merge(ends, FIRST.fleet, (), BOTH, NOW, busy=frozenset({W}))
+    assert only(merged).state is WorkerState.FROZEN
+    assert merged.problems == ()
+    serving = merge([ends[0], view(B, worker(W, B, incarnation=1))], FIRST.fleet, (), BOTH, NOW)
+    assert only(serving).state is WorkerState.FROZEN
+    assert [p.severity for p in serving.problems] == [Severity.WARNING]
+
+
+def test_a_copy_on_a_silent_node_gives_way_to_one_that_is_reported() -> None:
+    merged = merge([view(B, worker(W, B, incarnation=1))], FIRST.fleet, (), BOTH, NOW)
+    assert only(merged) == worker(W, B, incarnation=1)
+    assert merged.problems == ()
+
+
+def test_copies_that_differ_are_not_one_image() -> None:
+    merged = merge([view(A, images=(image(W, A, size=10),)), view(B, images=(image(W, B, size=11),))], None, (), BOTH, NOW)
+    assert merged.fleet.images == ()
+    assert [(p.code, p.subject) for p in merged.problems] == [("SH311", IMAGE)]
+
+
+def test_after_a_restart_workers_are_known_by_their_images_once_every_node_has_spoken() -> None:
+    images = (image(W, B), image(V, B, name=ImageId("j"), incarnation=3))
+    waiting = merge([view(B, images=images)], None, (), BOTH, NOW)
+    assert waiting.fleet.workers == (), "one of them may be alive on the node that is silent"
+    merged = merge([view(A), view(B, images=images)], None, (), BOTH, NOW, ended=frozenset({W}))
+    assert [(w.id, w.state, w.incarnation, w.node) for w in merged.fleet.workers] == [
+        (V, WorkerState.LOST, 3, None),
+        (W, WorkerState.PARKED, 0, None),
+    ]
+    gone = merge([view(B, images=images)], None, (notice(A, NoticeKind.GONE),), BOTH, NOW)
+    assert {w.state for w in gone.fleet.workers} == {WorkerState.LOST}
+    restoring = merge([view(A), view(B, images=images)], None, (), BOTH, NOW, busy=frozenset({W}))
+    assert [w.id for w in restoring.fleet.workers] == [V]
+
+
+def test_a_worker_that_its_agent_reports_as_ended_is_not_alive() -> None:
+    told = worker(W, A, WorkerState.LOST)
+    merged = merge([view(A, told), view(B)], None, (), BOTH, NOW)
+    assert (only(merged).state, only(merged).node) == (WorkerState.LOST, None)
+    elsewhere = merge([view(A, told), view(B, worker(W, B, incarnation=1))], None, (), BOTH, NOW)
+    assert only(elsewhere) == worker(W, B, incarnation=1)
+
+
+STATES = st.sampled_from([WorkerState.RUNNING, WorkerState.FENCED, WorkerState.FROZEN])
+NAMES = st.sampled_from([WorkerId(x) for x in "uvw"])
+
+
+@st.composite
+def rounds(draw: st.DrawFn) -> list[NodeView]:
+    views = []
+    for name in draw(st.sets(st.sampled_from([A, B, C]))):
+        workers = tuple(worker(w, name, draw(STATES), draw(st.integers(0, 2))) for w in sorted(draw(st.sets(NAMES))))
+        images = tuple(image(w, name, name=ImageId(f"i-{w}")) for w in sorted(draw(st.sets(NAMES))))
+        kind = draw(st.sampled_from([None, *NoticeKind]))
+        views.append(view(name, *workers, images=images, notices=(notice(name, kind, NOW),) if kind else (), slots=3))
+    return views
+
+
+@settings(max_examples=150, deadline=None)
+@given(history=st.lists(rounds(), min_size=1, max_size=5), ended=st.frozensets(NAMES), busy=st.frozensets(NAMES))
+def test_whatever_is_reported(history: list[list[NodeView]], ended: frozenset[WorkerId], busy: frozenset[WorkerId]) -> None:
+    fleet: Fleet | None = None
+    notices: tuple[Notice, ...] = ()
+    for number, views in enumerate(history):
+        now = NOW + 10 * number
+        merged = merge(views, fleet, notices, (A, B, C), now, ended=ended, busy=busy)
+        ids = [w.id for w in merged.fleet.workers]
+        assert ids == sorted(set(ids)), "each worker once"
+        assert [n.id for n in merged.fleet.nodes] == [A, B, C]
+        assert {n.id for n in merged.fleet.nodes if n.reachable} == {v.node.id for v in views}
+        reported = {w.id for v in views for w in v.workers}
+        assert reported <= set(ids), "nothing that is reported is forgotten"
+        for found in merged.fleet.workers:
+            away = found.state in (WorkerState.PARKED, WorkerState.LOST)
+            assert (found.node is None) == away
+            assert not (away and found.id in reported)
+            assert found.state is not WorkerState.PARKED or any(i.worker == found.id for i in merged.fleet.images)
+        assert all(i.nodes for i in merged.fleet.images)
+        if fleet is not None:
+            silent_homes = {n.id for n in merged.fleet.nodes if not n.reachable and n.slots}
+            for was in fleet.workers:
+                if was.node in silent_homes and was.id not in reported | ended | busy:
+                    assert was in merged.fleet.workers, "silence proves nothing"
+        fleet, notices = merged.fleet, merged.notices
