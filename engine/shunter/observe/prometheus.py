@@ -4,9 +4,9 @@ Prometheus' own HTTP API, `/api/v1/query`; Thanos, Mimir and VictoriaMetrics spe
 """
 
 import asyncio
-import math
 import ssl
 from collections.abc import Mapping
+from math import ceil, isfinite
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, Self, TypeAlias
 from urllib.parse import urlsplit, urlunsplit
@@ -132,7 +132,7 @@ class Prometheus:
         Raises Retry: SH300 the server can't be reached, SH301 no whole reply within the deadline, SH302 an HTTP status or a redirect, SH303
         the query was refused or failed (with the server's own words), SH304 a reply that isn't Prometheus', SH305 one that is too large.
         """
-        form = {"query": promql, "timeout": f"{max(1, math.ceil(self._deadline_s * 1000))}ms"}
+        form = {"query": promql, "timeout": f"{max(1, ceil(self._deadline_s * 1000))}ms"}
         if at is not None:
             form["time"] = f"{at:.3f}"
         if lookback_s is not None:
@@ -197,11 +197,11 @@ class Prometheus:
 
 def _number(text: str) -> float | None:
     value = float(text)
-    return value if math.isfinite(value) else None
+    return value if isfinite(value) else None
 
 
 def _series(element: _Element) -> Series:
-    points: list[Point] = [(at, _number(text)) for at, text in element.values]
+    points: list[Point] = [(at, value if isfinite(value := float(text)) else None) for at, text in element.values]
     if element.value is not None:
         points.append((element.value[0], _number(element.value[1])))
     if element.histogram is not None or element.histograms:

@@ -3,14 +3,14 @@
 import asyncio
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
 from shunter.model.errors import Rejected, Retry
 from shunter.model.policy import MetricInput
 from shunter.model.sample import Known, Missing, Sample
 from shunter.model.snapshot import Fleet, Samples, Worker, WorkerState
-from shunter.observe.catalog import Catalog, Field, window
+from shunter.observe.catalog import Catalog, Field, Gauge, window
 from shunter.observe.prometheus import Answer, Client, Series
 from shunter.observe.resolve import Ask, Empty, one, partial
 
@@ -108,16 +108,17 @@ def _of_field(answer: Answer | Missing, field: Field, ask: Ask, live: list[Worke
     if isinstance(answer, Missing):
         return [(worker, answer) for worker in live]
     found = _by_worker(answer, label)
-    return [(worker, _plain(one(_preferred(found.get(worker.id, []), field, worker), ask))) for worker in live]
+    gauges = {engine: field.gauges_for(engine) for engine in {w.engine for w in live}}
+    return [(worker, _plain(one(_preferred(found.get(worker.id, ()), gauges[worker.engine]), ask))) for worker in live]
 
 
-def _preferred(series: list[Series], field: Field, worker: Worker) -> list[Series]:
+def _preferred(series: Sequence[Series], gauges: Sequence[Gauge]) -> Sequence[Series]:
     """The worker's series of the first gauge that it has any of."""
-    for gauge in field.gauges_for(worker.engine):
+    for gauge in gauges if series else ():
         own = [s for s in series if s.labels.get("__name__") == gauge.name and gauge.labels.items() <= s.labels.items()]
         if own:
             return own
-    return []
+    return ()
 
 
 def _of_policy(answer: Answer | Missing, metric: MetricInput, ask: Ask, live: list[Worker], label: str) -> dict[str, Sample]:
