@@ -113,6 +113,13 @@ def test_labels_are_the_one_thing_that_has_works_on():
     assert [n for n, _ in test("has(worker.labels.tier)").inputs] == ["worker.labels"]
 
 
+@pytest.mark.parametrize(
+    "text", ["true // has(worker.role)", "worker.id == 'has(worker.role)'", 'worker.id != r"\\" || worker.id == "has(worker.role)"']
+)
+def test_has_in_a_comment_or_a_text_is_nothing(text):
+    assert check(text, "bool", ALL, frozenset()) == ()
+
+
 @pytest.mark.parametrize("text", ["1 / 0 > 0", "worker.id.matches('[')", "int(worker.id) > 0", "9223372036854775807 + worker.images > 0"])
 def test_an_error_is_never_false_and_never_true(text):
     for expression in (text, f"!({text})"):

@@ -136,6 +136,7 @@ def test_all_problems_of_all_documents_come_in_one_run():
         (">-\n    worker.kvUsage < 1 &&\n\n    true && worker.kvUsge < 1", 10, 13),
         ("|2-\n    worker.kvUsage < 1 &&\n    worker.kvUsge < 1", 9, 5),
         ("worker.kvUsage < 1\n    && worker.kvUsge < 1", 8, 8),
+        ("worker.kvUsage < 1 &&   \n    worker.kvUsge < 1", 8, 5),
         ('"worker.kvUsage < 1 \\\n    && worker.kvUsge < 1"', 8, 8),
         ("'worker.kvUsage < 1\n\n    && worker.kvUsge < 1'", 9, 8),
         ("> # why\n    worker.role == '\u20ac\U0001f600' && worker.kvUsge < 1", 8, 28),
@@ -203,6 +204,11 @@ def test_a_metric_that_nothing_reads_is_a_warning_and_a_read_one_is_none():
     assert len(policies) == 1
     used = swap(CHECKPOINT, "worker.kvUsage < 0.9", "metrics.wait < 1" + metric)
     assert check_text("p.yaml", used)[1] == ()
+
+
+def test_a_metric_whose_use_is_misspelt_is_one_problem():
+    metric = "\n  metrics: {wait: {query: up, unit: seconds}}"
+    only(swap(CHECKPOINT, "worker.kvUsage < 0.9", "metrics.wiat < 1" + metric), "SH131", 7, 9, '"metrics.wait"')
 
 
 def test_a_metrics_own_fields_are_checked():
