@@ -114,7 +114,7 @@ def test_labels_are_the_one_thing_that_has_works_on():
 
 
 @pytest.mark.parametrize(
-    "text", ["true // has(worker.role)", "worker.id == 'has(worker.role)'", 'worker.id != r"\\" || worker.id == "has(worker.role)"']
+    "text", ["true // has(worker.role)", "worker.id == 'has(worker.role)'", 'worker.id != r"\\d" || worker.id == "has(worker.role)"']
 )
 def test_has_in_a_comment_or_a_text_is_nothing(text):
     assert check(text, "bool", ALL, frozenset()) == ()
