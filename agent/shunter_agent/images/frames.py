@@ -13,6 +13,7 @@ VERSION: Final = 1
 CHUNK: Final = 1 << 20
 """Most bytes behind one Data header."""
 _MOST_HEADER: Final = 8 << 20
+_LOOK_S: Final = 0.1
 _LENGTH: Final = struct.Struct(">I")
 
 
@@ -105,16 +106,19 @@ class Link:
 
     def read(self, into: memoryview) -> None:
         """Fill `into`. Raises Broken."""
-        got = 0
-        while got < len(into):
-            self._bound()
+        self._bound()
+        looked = time.monotonic()
+        while into:
             try:
-                count = self.socket.recv_into(into[got:])
+                count = self.socket.recv_into(into)
             except OSError as error:
                 raise Broken(_said(error)) from error
             if count == 0:
                 raise Broken("the other side closed the connection")
-            got += count
+            into = into[count:]
+            if (now := time.monotonic()) - looked > _LOOK_S:  # not for every 16 KiB that TLS gives at a time
+                self._bound()
+                looked = now
 
     def _header(self) -> bytes:
         length = bytearray(_LENGTH.size)

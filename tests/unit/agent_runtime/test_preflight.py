@@ -1,0 +1,108 @@
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from shunter_agent.runtime import preflight
+from shunter_agent.runtime import process as processes
+from shunter_agent.runtime.preflight import File, _of_file, _of_unix_peers, _open_files
+from shunter_agent.runtime.unixpeers import stream_peers
+
+CHARACTER = 0o020666
+REGULAR = 0o100600
+
+
+def code_of(target: str, mode: int = 0, size: int = 0, links: int = 1, protocol: str = "") -> list[str]:
+    file = File(pid=7, fd=3, target=target, mode=mode, size=size, links=links, protocol=protocol)
+    problems = list(_of_file(file, ghost_limit=1000))
+    assert all(problem.subject == "pid 7 fd 3" and problem.remedy for problem in problems)
+    return [problem.code for problem in problems]
+
+
+@pytest.mark.parametrize(
+    ("file", "code"),
+    [
+        ({"target": "anon_inode:[io_uring]"}, "SH720"),
+        ({"target": "anon_inode:[userfaultfd]"}, "SH721"),
+        ({"target": "anon_inode:[perf_event]"}, "SH721"),
+        ({"target": "anon_inode:bpf-map"}, "SH721"),
+        ({"target": "socket:[1]", "protocol": "AF_VSOCK"}, "SH722"),
+        ({"target": "/dev/fuse", "mode": CHARACTER}, "SH723"),
+        ({"target": "/dev/nvidia0", "mode": CHARACTER}, "SH724"),
+        ({"target": "/dev/nvidiactl", "mode": CHARACTER}, "SH724"),
+        ({"target": "/dev/infiniband/uverbs0", "mode": CHARACTER}, "SH725"),
+        ({"target": "/tmp/x (deleted)", "mode": REGULAR, "size": 1001, "links": 0}, "SH726"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value["target"],
+)
+def test_what_can_not_be_dumped_is_named(file: dict, code: str) -> None:
+    assert code_of(**file) == [code]
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        {"target": "anon_inode:[eventpoll]"},
+        {"target": "anon_inode:[pidfd]"},
+        {"target": "anon_inode:inotify"},
+        {"target": "socket:[1]", "protocol": "TCPv6"},
+        {"target": "socket:[1]", "protocol": "UNIX-STREAM"},
+        {"target": "/dev/null", "mode": CHARACTER},
+        {"target": "/dev/urandom", "mode": CHARACTER},
+        {"target": "/dev/pts/0", "mode": CHARACTER},
+        {"target": "/tmp/x (deleted)", "mode": REGULAR, "size": 1000, "links": 0},
+        {"target": "/tmp/x", "mode": REGULAR, "size": 10**12},
+        {"target": "/memfd:kv (deleted)", "mode": REGULAR, "size": 10**12, "links": 0},
+        {"target": "pipe:[5]"},
+    ],
+    ids=lambda value: value["target"],
+)
+def test_what_can_be_dumped_is_left_alone(file: dict) -> None:
+    assert code_of(**file) == []
+
+
+def test_open_files_are_read_from_proc_as_they_are(tmp_path: Path) -> None:
+    with (tmp_path / "gone").open("wb") as file, socket.create_server(("127.0.0.1", 0)) as listener:
+        file.write(b"x" * 10)
+        file.flush()
+        (tmp_path / "gone").unlink()
+        seen = {one.fd: one for one in _open_files(os.getpid())}
+        gone, tcp = seen[file.fileno()], seen[listener.fileno()]
+    assert (gone.size, gone.links, gone.target.endswith("(deleted)")) == (10, 0, True)
+    assert gone.mount is not None
+    assert tcp.protocol == "TCP"
+
+
+def test_a_unix_stream_to_somebody_outside_is_found_and_one_inside_is_fine() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        peers = stream_peers(None)
+        assert peers[os.fstat(ours.fileno()).st_ino] == os.fstat(theirs.fileno()).st_ino
+        mine = [file for file in _open_files(os.getpid()) if file.fd in (ours.fileno(), theirs.fileno())]
+        both = list(_of_unix_peers(os.getpid(), mine))
+        one = list(_of_unix_peers(os.getpid(), [file for file in mine if file.fd == ours.fileno()]))
+        subject = f"pid {os.getpid()} fd {ours.fileno()}"
+    assert both == []
+    assert [(problem.code, problem.subject) for problem in one] == [("SH728", subject)]
+
+
+def test_shared_memory_of_another_ipc_namespace_is_found_in_a_running_process() -> None:
+    program = """
+import ctypes, time
+libc = ctypes.CDLL(None)
+libc.shmat.restype = ctypes.c_void_p
+identity = libc.shmget(0, 4096, 0o1600)
+libc.shmat(identity, None, 0)
+libc.shmctl(identity, 0, None)
+while True: time.sleep(0.01)
+"""
+    worker = processes.start((sys.executable, "-Sc", program), {}, None, own_pids=False)
+    try:
+        while "/SYSV" not in Path(f"/proc/{worker.pid}/maps").read_text():
+            assert processes.find(worker)
+        found = {problem.code: problem for problem in preflight.check(worker, ghost_limit=1 << 20)}
+    finally:
+        processes.end(worker)
+    assert found["SH729"].subject == f"pid {worker.pid} map"
+    assert not preflight.traced(worker.pid)

@@ -1,0 +1,164 @@
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from shunter.model.errors import Rejected, Stalled
+from shunter_agent.runtime import process as processes
+from shunter_agent.runtime.port import Process, WorkerSpec
+from shunter_agent.runtime.pretend import NOTE, PretendRuntime
+
+SPEC = WorkerSpec(
+    worker="w1",
+    role="decode",
+    graph="g",
+    engine="test",
+    address="127.0.0.1:9000",
+    mac="02:00:00:00:00:01",
+    command=(sys.executable, "-Sc", "import time\nwhile True: time.sleep(0.001)"),
+)
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> PretendRuntime:
+    return PretendRuntime(tmp_path / "shelf", clock=lambda: 123.0)
+
+
+@pytest.fixture
+def worker(runtime: PretendRuntime) -> Iterator[Process]:
+    started = runtime.start(SPEC, runtime.network(SPEC))
+    yield started
+    runtime.end(started)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "image"
+    made.mkdir()
+    return made
+
+
+def freeze(runtime: PretendRuntime, worker: Process, folder: Path):
+    return runtime.freeze(worker, SPEC, runtime.network(SPEC), folder, lambda _at: None)
+
+
+def restore(runtime: PretendRuntime, folder: Path):
+    return runtime.restore(SPEC, runtime.network(SPEC), folder)
+
+
+def stopped(worker: Process) -> bool:
+    seen = processes.stat(worker.pid)
+    assert seen is not None
+    return seen.state == "T"
+
+
+def test_it_says_what_it_is_everywhere(runtime: PretendRuntime, worker: Process, folder: Path) -> None:
+    assert runtime.name == "pretend"
+    assert runtime.facts()["runtime"] == "pretend"
+    assert runtime.facts()["boot"].startswith("pretend:")
+    freeze(runtime, worker, folder).thaw()
+    note = msgspec.json.decode((folder / NOTE).read_bytes())
+    assert note["pretend"] is True
+    assert note["pid"] == worker.pid
+
+
+def test_a_frozen_worker_stands_still_and_a_thawed_one_runs(runtime: PretendRuntime, worker: Process, folder: Path) -> None:
+    at: list[float] = []
+    frozen = runtime.freeze(worker, SPEC, runtime.network(SPEC), folder, at.append)
+    assert at == [123.0] == [frozen.dump.frozen_at]
+    assert stopped(worker)
+    assert frozen.alive()
+    frozen.thaw()
+    assert not stopped(worker)
+    assert not frozen.alive()
+    frozen.thaw()
+    with pytest.raises(Rejected, match="SH708"):
+        frozen.release()
+
+
+def test_a_released_image_is_restored_once_from_any_copy_of_it(
+    runtime: PretendRuntime, worker: Process, folder: Path, tmp_path: Path
+) -> None:
+    frozen = freeze(runtime, worker, folder)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / NOTE).write_bytes((folder / NOTE).read_bytes())
+    with pytest.raises(Rejected, match=r"SH709 .*frozen, not released"):
+        restore(runtime, copy)
+    frozen.release()
+    assert stopped(worker)
+
+    other_agent = PretendRuntime(tmp_path / "shelf")
+    held = restore(other_agent, copy)
+    assert held.process == worker
+    assert stopped(worker)
+    with pytest.raises(Rejected, match=r"SH709 .*restored already"):
+        restore(runtime, folder)
+    assert held.resume() == worker
+    assert not stopped(worker)
+    held.abort()
+    assert not stopped(worker)
+    with pytest.raises(Rejected, match="SH709"):
+        restore(runtime, folder)
+
+
+def test_an_aborted_restore_gives_it_back(runtime: PretendRuntime, worker: Process, folder: Path) -> None:
+    freeze(runtime, worker, folder).release()
+    held = restore(runtime, folder)
+    held.abort()
+    held.abort()
+    assert stopped(worker)
+    with pytest.raises(Rejected, match="SH708"):
+        held.resume()
+    assert stopped(worker)
+    restore(runtime, folder).resume()
+    assert not stopped(worker)
+
+
+def test_an_image_of_a_worker_that_ran_on_says_that_it_is_none(runtime: PretendRuntime, worker: Process, folder: Path) -> None:
+    freeze(runtime, worker, folder).thaw()
+    with pytest.raises(Rejected, match=r"SH709 .*ran on after the checkpoint"):
+        restore(runtime, folder)
+
+
+def test_an_image_from_elsewhere_is_refused(runtime: PretendRuntime, worker: Process, folder: Path, tmp_path: Path) -> None:
+    freeze(runtime, worker, folder).release()
+    with pytest.raises(Rejected, match=r"SH709 .*another machine"):
+        restore(PretendRuntime(tmp_path / "other"), folder)
+    runtime.end(worker)
+    with pytest.raises(Rejected, match=r"SH709 .*gone"):
+        restore(runtime, folder)
+
+
+@pytest.mark.parametrize("note", [None, "{}", "not json", '{"pid": 1, "started": 1, "token": "../../etc"}'])
+def test_what_is_no_image_is_refused(runtime: PretendRuntime, folder: Path, note: str | None) -> None:
+    if note is not None:
+        (folder / NOTE).write_text(note)
+    with pytest.raises(Rejected, match="SH709"):
+        restore(runtime, folder)
+
+
+def test_a_worker_left_frozen_by_a_dead_agent_can_be_let_go(runtime: PretendRuntime, worker: Process, folder: Path, tmp_path: Path) -> None:
+    freeze(runtime, worker, folder)
+    again = PretendRuntime(tmp_path / "shelf")
+    assert again.thaw_left_behind(folder)
+    assert not stopped(worker)
+    assert not again.thaw_left_behind(folder)
+
+
+def test_a_gone_worker_is_told(runtime: PretendRuntime, worker: Process, folder: Path) -> None:
+    assert runtime.check(worker, SPEC) == ()
+    runtime.end(worker)
+    runtime.end(worker)
+    assert not runtime.find(worker)
+    assert runtime.memory(worker) is None
+    assert [problem.code for problem in runtime.check(worker, SPEC)] == ["SH710"]
+    with pytest.raises(Rejected, match="SH710"):
+        freeze(runtime, worker, folder)
+
+
+def test_a_worker_that_came_by_an_image_has_no_command(runtime: PretendRuntime) -> None:
+    for command in ((), ("/no/such/program",)):
+        with pytest.raises(Stalled, match="SH705"):
+            runtime.start(msgspec.structs.replace(SPEC, command=command), runtime.network(SPEC))
