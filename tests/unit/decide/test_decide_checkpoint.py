@@ -142,3 +142,29 @@ def test_the_every_of_a_policy_is_respected_over_incarnations():
     restored = worker("decode-0", "a/0", incarnation=1)
     old = image("i", D0, "b", at=NOW - 100)
     assert kinds(decide([checkpoints(every=Duration(60))], snap([A, B], [restored], [old]))) == [("checkpoint", "decode-0")]
+
+
+def test_a_worker_in_another_operation_is_not_checkpointed():
+    moving = begun(operation(OperationKind.DRAIN, "decode-0"))
+    result = decide([checkpoints()], snap([A], [D0]), EngineState(active=(moving,)))
+    assert (kinds(result), finding(result, "decode-0").reason) == ([], "busy with drain drain-decode-0")
+    planned = decide([checkpoints("aaa"), checkpoints("zzz")], snap([A], [D0]))
+    assert [o.policy for o in planned.plan.operations] == ["aaa"]
+    assert finding(planned, "decode-0", "zzz").reason == "outranked by aaa"
+
+
+def test_nothing_is_discarded_while_a_node_of_the_graph_is_going():
+    images = [image(f"i{n}", D0, "a", at=NOW - n) for n in (1, 9)]
+    active = begun(operation(OperationKind.MOVE, "decode-1", lane="involuntary"))
+    other = worker("decode-1", "b/0")
+    world = snap([A, node("b", ("decode-1",))], [D0, other], [*images, image("j", other, "b", at=NOW)])
+    assert kinds(decide([checkpoints()], world, EngineState(active=(active,)))) == []
+    assert kinds(decide([checkpoints()], world)) == [("discard", "decode-0")]
+
+
+def test_an_image_of_an_earlier_life_counts_as_older():
+    restored = worker("decode-0", "a/0", incarnation=1)
+    earlier = image("i-a", restored, "a", at=NOW - 2, incarnation=0)
+    later = image("i-b", restored, "a", at=NOW - 3, incarnation=1)
+    (discard,) = decide([checkpoints()], snap([A], [restored], [later, earlier])).plan.operations
+    assert discard.image == "i-a"

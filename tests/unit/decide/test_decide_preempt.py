@@ -328,3 +328,29 @@ def test_measured_rates_replace_the_profile_for_like_sizes():
     tiny = ended(operation(OperationKind.MOVE, "x"), Status.SUCCEEDED, bytes=GB, dump=9.0, send=4.0, restore=2.0)
     assert ops(decide([preemption()], world, EngineState(recent=(tiny,))))["decode-0"].estimate.basis == "planning profile"
     assert FAST.dump_bytes_per_s == 1e9
+
+
+def test_only_its_own_parked_workers_come_back_by_a_preemption_policy():
+    parked = worker("decode-0")
+    roomy = snap([node("b")], [parked], [image("i", parked, "b")])
+    by_shift = ended(operation(OperationKind.PARK, "decode-0", policy="relieve"), Status.SUCCEEDED)
+    assert kinds(decide([preemption()], roomy, EngineState(recent=(by_shift,)))) == []
+
+
+def test_a_park_must_end_before_the_reserve_after_the_dumps_before_it():
+    # One slot and 10 s a dump: the first moves, the second could be parked after it, at 20 s.
+    fleet = [A, node("b")]
+    for lead, kind in ((31, OperationKind.PARK), (29, OperationKind.DRAIN)):
+        result = decide([preemption(otherwise=("checkpoint", "drain"))], snap(fleet, [D0, D1], notices=[notice("a", lead)], samples=HELD))
+        first = ops(result)["decode-0"].kind
+        assert (first, ops(result)["decode-1"].kind) == ((OperationKind.MOVE, kind) if lead > 30 else (OperationKind.PARK, kind)), lead
+
+
+def test_room_is_not_made_on_a_node_that_is_going_too():
+    fleet = [node("a", ("decode-0",)), node("b", ("prefill-0",)), node("c", ("prefill-1",))]
+    workers = [D0, worker("prefill-0", "b/0"), worker("prefill-1", "c/0")]
+    going = [notice("a"), notice("b", 900, NoticeKind.REBALANCE), notice("c", 900, NoticeKind.REBALANCE)]
+    result = decide([preemption(move=moving(make_room="prefill"))], snap(fleet, workers, notices=going))
+    assert kinds(result) == [("drain", "decode-0")]
+    one = decide([preemption(move=moving(make_room="prefill"))], snap(fleet, workers, notices=going[:2]))
+    assert "prefill-0" not in ops(one)

@@ -282,3 +282,23 @@ def test_frozen_and_fenced_workers_are_not_picked():
     result = decide([reassignment()], world(workers=(*odd, P0, P1)))
     assert kinds(result)[0] == ("move", "decode-1")
     assert finding(result, "decode-0").reason == "it is fenced"
+
+
+def test_a_new_stretch_is_a_new_cause():
+    def cause(*waiting):
+        return {o.cause for o in decide([reassignment()], series(*waiting)).plan.operations}
+
+    assert cause(0, 40, 40) != cause(0, 0, 40)
+    assert cause(0, 40, 40) == {f"shift:relieve:{NOW - 2:.3f}"}
+    assert cause(40, 40, 40) == {f"shift:relieve:h{int(NOW // 3600)}"}, "the snapshots don't show when it began"
+
+
+def test_a_worker_that_was_given_back_and_returned_by_other_means_stays():
+    state, after = reverted_state()
+    park, _ = decide([REVERT], after, state).plan.operations
+    given_back = EngineState(recent=(*state.recent, ended(park, Status.SUCCEEDED, at=NOW - 20)))
+    workers = [w for w in after.fleet.workers if w.id != "decode-0"]
+    result = decide(
+        [REVERT], snap(after.fleet.nodes, workers, samples={"prefill-0": {"waiting": 0}, "prefill-1": {"waiting": 0}}), given_back
+    )
+    assert (kinds(result), finding(result, "tiny").reason) == ([], "there is no shift to undo")
