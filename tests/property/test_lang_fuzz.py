@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shunter.lang.bind import Binder
 from shunter.lang.cel import CelRules, check
+from shunter.lang.diagnostics import MAX_PROBLEMS
 from shunter.lang.load import check_text, load
 from shunter.lang.locate import in_file
 from shunter.lang.schema import KINDS, explain
@@ -202,6 +203,9 @@ def test_offsets_in_quoted_and_block_scalars(text, data):
             assert there[0] == character or there[0] == "\\", (index, character, there)
 
 
+PREEMPT = b"apiVersion: shunter.dev/v1alpha1\nkind: PreemptionPolicy\nmetadata: {name: x}\nspec:\n  workers: {all: true}\n"
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -220,14 +224,19 @@ def test_offsets_in_quoted_and_block_scalars(text, data):
         b"k: " + b"1_" * 100_000 + b"x",
         b"k: |\n" + b" a\n" * 80_000,
         b"\n" * 250_000,
+        PREEMPT + b"  notices: [" + b"[1], " * 9_000 + b"]\n",
+        PREEMPT + b"  notices: [" + b"gone, " * 19_000 + b"]\n",
+        PREEMPT + b"  notices: [gone]\n" + b"".join(b"  k%d: 1\n" % n for n in range(9_000)),
+        PREEMPT + b"  notices: [gone]\n  metrics: {" + b", ".join(b"a%d: x" % n for n in range(9_000)) + b"}\n",
+        b"a: 1\n---\n" * 6_000,
     ],
-    ids=range(15),
+    ids=range(20),
 )
 def test_hostile_files_end_soon(data):
     began = time.process_time()
     _, problems = examine(data)
     assert problems
-    assert len(problems) < 200
+    assert len(problems) <= MAX_PROBLEMS + 1
     assert time.process_time() - began < 10
 
 

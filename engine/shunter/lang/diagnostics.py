@@ -32,6 +32,7 @@ CODES: Final[dict[str, str]] = {
     "SH123": "an entry stands twice in a list",
     "SH124": "two policies of one name",
     "SH125": "a declared metric that nothing reads",
+    "SH126": "more problems than are shown",
     "SH130": "an expression's syntax is wrong",
     "SH131": "an unknown variable",
     "SH132": "a variable that can't be used in this field",
@@ -44,6 +45,9 @@ CODES: Final[dict[str, str]] = {
 }
 """Code to title. A code is never given another meaning."""
 
+
+MAX_PROBLEMS: Final = 100
+"""Per file: a file of another kind altogether shouldn't fill a terminal, nor the engine's memory."""
 
 MAX_EXCERPT: Final = 8192
 """Characters: a file of one endless line would otherwise be repeated with each of its problems."""

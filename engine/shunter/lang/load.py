@@ -7,7 +7,7 @@ import msgspec
 
 from shunter.lang import check
 from shunter.lang.bind import Binder
-from shunter.lang.diagnostics import SourceText, one_of, suggest
+from shunter.lang.diagnostics import MAX_PROBLEMS, SourceText, one_of, suggest
 from shunter.lang.schema import KINDS, explain
 from shunter.lang.yaml import Mapping, Node, Scalar, Sequence, decode, parse
 from shunter.model import canon
@@ -179,7 +179,12 @@ def _in_order(problems: list[Problem]) -> tuple[Problem, ...]:
     """By place. What doubtful YAML means for the policy isn't worth a second problem at the same place."""
     doubtful = {problem.place for problem in problems if problem.code in ("SH105", "SH107")}
     told = (p for p in problems if p.place not in doubtful or p.code < "SH110")
-    return tuple(sorted(dict.fromkeys(told), key=lambda p: (p.place.line, p.place.column) if p.place else (0, 0)))
+    ordered = sorted(dict.fromkeys(told), key=lambda p: (p.place.line, p.place.column) if p.place else (0, 0))
+    if len(ordered) > MAX_PROBLEMS:
+        last = ordered[MAX_PROBLEMS - 1]
+        what = f"the file has at least {len(ordered) - MAX_PROBLEMS} more problems"
+        ordered[MAX_PROBLEMS:] = [Problem(code="SH126", what=what, remedy="Correct those above first", place=last.place)]
+    return tuple(ordered)
 
 
 def _document(source: SourceText, node: Node) -> tuple[list[Problem], Document | None]:

@@ -7,7 +7,7 @@ the way to the structs, faster, but only as yes or no: on a no, `explain` asks t
 import ast
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 import msgspec.inspect as mi
 
-from shunter.lang.diagnostics import SourceText, nearest, one_of, shown, suggest
+from shunter.lang.diagnostics import MAX_PROBLEMS, SourceText, nearest, one_of, shown, suggest
 from shunter.lang.yaml import Mapping, Node, Scalar, look_up, plain
 from shunter.model import policy
 from shunter.model.errors import Problem
@@ -180,8 +180,26 @@ def validator(kind: str) -> "Draft202012Validator":
     from jsonschema.validators import extend
 
     checker = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: isinstance(value, int) and not isinstance(value, bool))
-    strict = extend(Draft202012Validator, type_checker=checker)  # type: ignore[no-untyped-call]
+    strict = extend(Draft202012Validator, {"uniqueItems": _unique}, type_checker=checker)  # type: ignore[no-untyped-call]
     return cast("Draft202012Validator", strict({"$ref": f"#/$defs/{kind}", "$defs": policy_schema()["$defs"]}))
+
+
+def _repetition(items: Iterable[object]) -> int | None:
+    """Index of the first item that equals an earlier one, or None. In linear time for any JSON, which jsonschema's own test isn't."""
+    seen: set[bytes] = set()
+    for index, item in enumerate(items):
+        key = msgspec.json.encode(item, order="sorted")
+        if key in seen:
+            return index
+        seen.add(key)
+    return None
+
+
+def _unique(validator: object, wanted: bool, items: object, schema: Schema) -> Iterator["ValidationError"]:
+    from jsonschema.exceptions import ValidationError
+
+    if wanted and isinstance(items, list) and _repetition(items) is not None:
+        yield ValidationError("an item is repeated")
 
 
 _TYPE_NAMES: Final = {
@@ -195,10 +213,12 @@ _TYPE_NAMES: Final = {
 
 
 def explain(source: SourceText, kind: str, document: Mapping) -> list[Problem]:
-    """Every place where a document doesn't fit its kind's schema. Empty when it does."""
+    """Every place where a document doesn't fit its kind's schema, up to some more than MAX_PROBLEMS. Empty when it fits."""
     found: dict[Problem, None] = {}
     for error in validator(kind).iter_errors(cast(Any, plain(document))):
         found.update(dict.fromkeys(_Explanation(source, document, error).problems()))
+        if len(found) > MAX_PROBLEMS:
+            break
     return list(found)
 
 
@@ -229,7 +249,7 @@ class _Explanation:
 
     def unknown_keys(self) -> list[Problem]:
         known = list(self.error.schema["properties"])  # type: ignore[index]
-        extra = [key for key in cast(dict[str, Any], self.error.instance) if key not in known]
+        extra = [key for key in cast(dict[str, Any], self.error.instance) if key not in known][: MAX_PROBLEMS + 1]
         return [
             self.at(
                 "SH111", f'"{shown(key)}" is not a key of {self.where}', suggest(key, known, f"It has {one_of(known)}"), self.key_node(key)
@@ -286,7 +306,7 @@ class _Explanation:
     def repeated(self) -> list[Problem]:
         items = cast(list[Any], self.error.instance)
         places = self.node.items if not isinstance(self.node, Scalar | Mapping) else []
-        again = next((i for i, item in enumerate(items) if item in items[:i]), 0)
+        again = _repetition(items) or 0
         return [
             self.at("SH123", f"{self.where} has {shown(str(items[again]))} twice", "Remove one of them", places[again] if places else None)
         ]

@@ -26,14 +26,12 @@ from yaml.events import (
 )
 from yaml.reader import ReaderError
 
-from shunter.lang.diagnostics import SourceText, shown
+from shunter.lang.diagnostics import MAX_PROBLEMS, SourceText, shown
 from shunter.model.errors import Problem
 
 MAX_BYTES: Final = 256 * 1024
 MAX_DEPTH: Final = 32
 MAX_NODES: Final = 20_000
-MAX_PROBLEMS: Final = 100
-"""Per file: a file of the wrong kind altogether shouldn't fill a terminal."""
 
 Plain: TypeAlias = str | int | float | bool | None
 
