@@ -1,1 +1,1 @@
-"""What says that this node or a GPU of it is going: one file per source."""
+"""Where the agent learns that its node is going: one module per source."""

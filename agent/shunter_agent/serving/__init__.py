@@ -1,1 +1,1 @@
-"""The worker as a server: fence, unfence, health."""
+"""How a worker is taken out of traffic, put back, and probed."""

@@ -1,0 +1,146 @@
+"""One agent, put together, started and ended."""
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Mapping
+
+from shunter.model.errors import Problem, Stalled
+
+from shunter_agent.drivers import make_runtime, thaw_left_behind
+from shunter_agent.images.manifest import ImageManifest
+from shunter_agent.images.server import ImageServer
+from shunter_agent.images.store import ImageStore
+from shunter_agent.journal import Journal
+from shunter_agent.log import Log
+from shunter_agent.node import Node
+from shunter_agent.notices.file import FileNotices
+from shunter_agent.notices.port import Notice, NoticeSource
+from shunter_agent.orders.carry import KEEP_S, Orders
+from shunter_agent.orders.holds import Holds
+from shunter_agent.recovery import recover, start_missing
+from shunter_agent.runtime.port import Runtime
+from shunter_agent.server import AgentService, make_server
+from shunter_agent.serving.dynamo import DynamoServing
+from shunter_agent.serving.probe import Probe
+from shunter_agent.settings import Settings
+from shunter_agent.stored import StoredDepot
+from shunter_agent.tls import TlsFiles
+
+
+async def serve(settings: Settings, *, clock: Callable[[], float] = time.time, started: Callable[[], None] = lambda: None) -> None:
+    """Run until SIGTERM or SIGINT. Recovery comes first, then the workers of the settings, and only then orders.
+
+    Workers live on after it; a copy that stands still goes back by itself (a frozen one runs on, a held one dies). `started` is called once
+    orders are taken. Raises Stalled when something that it needs can't be had; Rejected or Retry SH703 without a usable CRIU.
+    """
+    log = Log(settings.node, clock=clock)
+    settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    settings.state.chmod(0o700)
+    runtime = make_runtime(settings)
+    async with contextlib.AsyncExitStack() as stack:
+        node = _node(settings, runtime, log, clock, stack)
+        orders = Orders(node)
+        service = AgentService(node, orders)
+        await recover(node, service.destination)
+        await start_missing(node)
+        node.journal.forget_before(clock() - KEEP_S)
+        _listen_for_images(node, stack)
+        _watch_notices(node, stack)
+        server, port = make_server(service, _tls(settings), settings.listen)
+        await server.start()
+        holds = asyncio.create_task(Holds(orders, service.source, service.destination).run())
+        log.info("taking orders", listen=settings.listen, port=port, runtime=runtime.name)
+        started()
+        await _until_told_to_end(holds)
+        log.info("ending; workers live on")
+        node.events.close()
+        await orders.close()
+        await server.stop(grace=2.0)
+        holds.cancel()
+        await asyncio.gather(holds, return_exceptions=True)
+        await let_go(node, service)
+
+
+def _node(settings: Settings, runtime: Runtime, log: Log, clock: Callable[[], float], stack: contextlib.AsyncExitStack) -> Node:
+    images = settings.state / "images"
+    thaw_left_behind(runtime, images)
+    store = ImageStore(images)
+    journal = Journal(settings.state / "journal.db")
+    stack.callback(journal.close)
+    node = Node(
+        settings=settings,
+        runtime=runtime,
+        depot=StoredDepot(store, _tls(settings)),
+        journal=journal,
+        serving=DynamoServing(settings.discovery),
+        probe=Probe(),
+        log=log,
+        clock=clock,
+        facts=runtime.facts(),
+    )
+    stack.callback(node.exits.close)
+    return node
+
+
+def _listen_for_images(node: Node, stack: contextlib.AsyncExitStack) -> None:
+    host, _, port = node.settings.image_listen.rpartition(":")
+    loop, depot = asyncio.get_running_loop(), node.depot
+
+    def received(manifest: ImageManifest, sender: str) -> None:
+        node.log.info("image received", image=manifest.id, sender=sender, bytes=manifest.bytes)
+        loop.call_soon_threadsafe(node.sync_later, manifest.id)
+
+    assert isinstance(depot, StoredDepot)
+    try:
+        server = ImageServer(depot.store, _tls(node.settings), host.strip("[]"), int(port), received=received)
+    except OSError as error:
+        raise Stalled(
+            Problem(
+                code="SH669",
+                what=f"the agent can't listen for images at {node.settings.image_listen}: {error.strerror}",
+                remedy="Check `image_listen` in its settings, and that no other agent runs here",
+                subject=node.settings.image_listen,
+            )
+        ) from error
+    server.start()
+    stack.callback(server.close)
+
+
+def _watch_notices(node: Node, stack: contextlib.AsyncExitStack) -> None:
+    if node.settings.notices is None:
+        return
+    loop = asyncio.get_running_loop()
+    source: NoticeSource = FileNotices(node.settings.notices, clock=node.clock, log=lambda problem: node.log.problem(problem))
+
+    def changed(found: Mapping[str, Notice]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
+            loop.call_soon_threadsafe(node.notices_changed, dict(found))
+
+    source.start(changed)
+    stack.callback(source.stop)
+
+
+async def _until_told_to_end(holds: "asyncio.Task[None]") -> None:
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    waiting = asyncio.create_task(told.wait())
+    done, _ = await asyncio.wait((waiting, holds), return_when=asyncio.FIRST_COMPLETED)
+    if holds in done:
+        waiting.cancel()
+        holds.result()  # raises: without holds no copy would ever go back by itself, so the agent must not go on
+
+
+async def let_go(node: Node, service: AgentService) -> None:
+    """Put back what stands still, as the agent's death would: frozen copies run on, held ones die."""
+    for worker in tuple(node.frozen):
+        await service.source.end_hold(worker, "the agent was ended")
+    for worker in tuple(node.held):
+        await service.destination.end_hold(worker, "the agent was ended")
+    await node.finish_background()
+
+
+def _tls(settings: Settings) -> TlsFiles:
+    return TlsFiles(ca=settings.tls.ca, cert=settings.tls.cert, key=settings.tls.key)

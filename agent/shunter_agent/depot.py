@@ -1,0 +1,82 @@
+"""What orders need of images: a place to keep them, and a way to send them. `images` implements it; tests have their own."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from shunter_agent.runtime.port import WorkerSpec
+
+
+class ImageFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole image as orders and reports know it. `taken_at` in seconds since the epoch; `pause_s` 0 when it isn't known."""
+
+    id: str
+    spec: WorkerSpec
+    incarnation: int
+    taken_at: float
+    bytes: int = 0
+    pause_s: float = 0.0
+    facts: dict[str, str] = {}
+    runtime: str = ""
+
+
+class Sending(Protocol):
+    """An image on its way to another agent while it is still being written."""
+
+    def finish(self, image: ImageFacts) -> int:
+        """The folder is whole: send the rest, wait until the other side has verified it. Bytes sent. Blocks. Raises Retry or Rejected."""
+        ...
+
+    def cancel(self) -> None:
+        """Give up; nothing of it stays visible at the other side. Blocks shortly. Idempotent."""
+        ...
+
+
+class Depot(Protocol):
+    """The images of a node. Calls block; `begin` to `discard` of one image are made one after another."""
+
+    root: Path
+
+    def begin(self, image: str) -> Path:
+        """An empty folder to write an image into; not visible as an image. Raises Rejected (the id exists or is no id)."""
+        ...
+
+    def commit(self, image: ImageFacts, *, durable: bool) -> ImageFacts:
+        """The folder is whole: digest it, write its manifest, make it visible. Returns it with its size.
+
+        With `durable` it is on the disk before it is visible. Raises Rejected, Stalled."""
+        ...
+
+    def sync(self, image: str) -> None:
+        """Bring a whole image to the disk, if it is still there."""
+        ...
+
+    def abandon(self, image: str) -> None:
+        """Delete what was begun. Idempotent."""
+        ...
+
+    def get(self, image: str) -> ImageFacts | None:
+        """A whole image, or None."""
+        ...
+
+    def folder(self, image: str) -> Path:
+        """Where a whole image's files are."""
+        ...
+
+    def all(self) -> tuple[ImageFacts, ...]:
+        """All whole images, by id."""
+        ...
+
+    def discard(self, image: str) -> bool:
+        """Delete a whole image. False when there is none. Idempotent."""
+        ...
+
+    def sending(self, folder: Path, image: str, node: str, address: str, progress: Callable[[int], None]) -> Sending:
+        """Begin to send a growing image. `progress` gets total bytes sent, from any thread."""
+        ...
+
+    def send(self, image: str, node: str, address: str, progress: Callable[[int], None]) -> int:
+        """Send a whole image; bytes sent. Raises Retry or Rejected: the other side then has nothing of it."""
+        ...

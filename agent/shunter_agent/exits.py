@@ -1,0 +1,57 @@
+"""Notice at once when a worker's process ends, also one that isn't this agent's child: by its pidfd, which becomes readable."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+
+from shunter_agent.runtime.port import Process
+
+
+class Exits:
+    """Watches processes in the running event loop. `ended(worker, status)` is called once per watched process that ends.
+
+    `status` is the exit code, the negative of the signal that killed it, or -1 when it can't be known (it isn't this agent's child).
+    """
+
+    def __init__(self, ended: Callable[[str, int], None]) -> None:
+        self._ended = ended
+        self._watched: dict[str, int] = {}
+
+    def watch(self, worker: str, process: Process) -> None:
+        """Watch a worker's process instead of any that was watched for it before. One that is dead already ends at once."""
+        self.forget(worker)
+        loop = asyncio.get_running_loop()
+        try:
+            descriptor = os.pidfd_open(process.pid)
+        except OSError:
+            loop.call_soon(self._ended, worker, -1)
+            return
+        self._watched[worker] = descriptor
+        loop.add_reader(descriptor, self._readable, worker, descriptor)
+
+    def forget(self, worker: str) -> None:
+        """Its end is somebody's doing from now on, and no news."""
+        descriptor = self._watched.pop(worker, None)
+        if descriptor is not None:
+            asyncio.get_running_loop().remove_reader(descriptor)
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        for worker in tuple(self._watched):
+            self.forget(worker)
+
+    def _readable(self, worker: str, descriptor: int) -> None:
+        status = exit_status(descriptor)
+        self.forget(worker)
+        self._ended(worker, status)
+
+
+def exit_status(descriptor: int) -> int:
+    """How the process of a pidfd ended, leaving it to be reaped by whoever does. -1 when it can't be known."""
+    with contextlib.suppress(ChildProcessError, OSError):
+        result = os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if result is not None:
+            return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+    return -1

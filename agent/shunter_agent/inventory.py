@@ -1,0 +1,85 @@
+"""The node as it is now, and what the journal knows of an operation."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from shunter.wire import agent_pb2 as pb
+
+from shunter_agent.convert import image_message, notice_message, spec_message
+from shunter_agent.journal import WorkerRow
+from shunter_agent.node import Node
+
+
+def _version() -> str:
+    try:
+        return version("shunter")
+    except PackageNotFoundError:
+        return ""
+
+
+async def report(node: Node) -> pb.NodeReport:
+    """Everything an engine plans with. Memory and images are read anew; facts are those of the agent's start."""
+    workers = tuple(node.journal.workers().values())
+    memory = await node.in_thread(lambda: [node.runtime.memory(row.process) for row in workers])
+    images = await node.in_thread(node.depot.all)
+    return pb.NodeReport(
+        node=node.settings.node,
+        at=node.clock(),
+        epoch=node.journal.epoch,
+        runtime=node.runtime.name,
+        image_address=node.settings.image_listen,
+        version=_version(),
+        labels=node.settings.labels,
+        facts=node.facts,
+        slots=_slots(node),
+        workers=[_worker(row, size) for row, size in zip(workers, memory, strict=True)],
+        images=[image_message(image) for image in images],
+        notices=[notice_message(node.notices[key]) for key in sorted(node.notices)],
+    )
+
+
+def _slots(node: Node) -> list[pb.SlotReport]:
+    occupied, reserved = node.occupied(), node.journal.reservations()
+    return [
+        pb.SlotReport(
+            id=name,
+            roles=list(slot.roles),
+            gpu_model=slot.gpu_model,
+            gpus=slot.gpus,
+            worker=occupied.get(name, ""),
+            reserved_by=reserved[name].operation if name in reserved else "",
+        )
+        for name, slot in sorted(node.settings.slot_ids().items())
+    ]
+
+
+def _worker(row: WorkerRow, memory: int | None) -> pb.WorkerReport:
+    return pb.WorkerReport(
+        spec=spec_message(row.spec),
+        state=row.state,
+        slot=row.slot,
+        incarnation=row.incarnation,
+        memory=memory or 0,
+        operation=row.operation,
+    )
+
+
+async def journal(node: Node, operation: str) -> pb.JournalReply:
+    """What became of an operation's steps here, and what there is of its worker now."""
+    entries = node.journal.entries(operation)
+    worker = entries[-1].worker if entries else ""
+    images = await node.in_thread(node.depot.all) if worker else ()
+    return pb.JournalReply(
+        entries=[pb.JournalEntry(step=entry.step, state=entry.state, at=entry.at, detail=entry.detail) for entry in entries],
+        copy=copy_of(node, worker),
+        images=[image.id for image in images if image.spec.worker == worker],
+    )
+
+
+def copy_of(node: Node, worker: str) -> str:
+    """`frozen`, `held`, `running` or `none`."""
+    if worker in node.held:
+        return "held"
+    row = node.journal.worker(worker) if worker else None
+    if row is None:
+        return "none"
+    return "frozen" if row.state == "frozen" else "running"

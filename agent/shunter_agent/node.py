@@ -1,0 +1,209 @@
+"""What one agent has in its hands: journal, runtime, images, live networks, and the copies that stand still until the next order."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import msgspec
+from shunter.wire import agent_pb2 as pb
+
+from shunter_agent.convert import notice_message
+from shunter_agent.depot import Depot
+from shunter_agent.events import Events
+from shunter_agent.exits import Exits
+from shunter_agent.guard import Asked, Seen
+from shunter_agent.journal import Journal, WorkerRow
+from shunter_agent.log import Log
+from shunter_agent.notices.port import Notice
+from shunter_agent.runtime.port import Frozen, Held, Network, Process, Runtime, WorkerSpec
+from shunter_agent.serving.port import Serving
+from shunter_agent.settings import Settings
+
+T = TypeVar("T")
+PROGRESS_S: Final = 0.2
+"""At most one progress event per step in this time."""
+SYNC_S: Final = 1.0
+"""Seconds between looks whether a received image can be brought to the disk now."""
+Probing = Callable[[WorkerSpec, Callable[[], bool], float], str]
+"""`serving.probe.Probe`: spec, is the process alive, seconds; returns evidence, raises Rejected."""
+
+
+@dataclass
+class FrozenCopy:
+    """A worker of this node that stands still, until `until` (seconds since the epoch). `fenced`: it was before."""
+
+    operation: str
+    frozen: Frozen
+    until: float
+    fenced: bool
+    image: str
+
+
+@dataclass
+class HeldCopy:
+    """A restored copy before its first instruction, until `until` (seconds since the epoch)."""
+
+    operation: str
+    held: Held
+    until: float
+    image: str
+
+
+@dataclass
+class Node:
+    """Everything that orders share. All of it belongs to the event loop's thread; only blocking calls leave it (`in_thread`)."""
+
+    settings: Settings
+    runtime: Runtime
+    depot: Depot
+    journal: Journal
+    serving: Serving
+    probe: Probing
+    log: Log
+    clock: Callable[[], float] = time.time
+    events: Events = field(default_factory=Events)
+    networks: dict[str, Network] = field(default_factory=dict)
+    frozen: dict[str, FrozenCopy] = field(default_factory=dict)
+    held: dict[str, HeldCopy] = field(default_factory=dict)
+    notices: dict[str, Notice] = field(default_factory=dict)
+    facts: dict[str, str] = field(default_factory=dict)
+    busy_images: dict[str, str] = field(default_factory=dict)
+    """Images that an order in progress reads or writes, and its operation."""
+
+    def __post_init__(self) -> None:
+        self.exits = Exits(self.worker_ended)
+        self._progress: dict[tuple[str, str], float] = {}
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def in_thread(self, call: Callable[..., T], *arguments: object) -> T:
+        """A blocking call, out of the loop's way."""
+        return await asyncio.to_thread(call, *arguments)
+
+    def in_background(self, call: Callable[..., object], *arguments: object) -> None:
+        """A blocking call that nobody waits for; its failure is logged."""
+
+        async def run() -> None:
+            try:
+                await self.in_thread(call, *arguments)
+            except Exception as error:
+                self.log.error("background work failed", error=f"{type(error).__name__}: {error}")
+
+        task = asyncio.create_task(run())
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def finish_background(self) -> None:
+        """Wait for all of it."""
+        while self._background:
+            await asyncio.wait(tuple(self._background))
+
+    def sync_later(self, image: str) -> None:
+        """Bring an image that was received to the disk, but not while its worker stands still and waits: after it was let run."""
+        if any(copy.image == image for copy in self.held.values()) or self.journal.reservations():
+            asyncio.get_running_loop().call_later(SYNC_S, self.sync_later, image)
+        else:
+            self.in_background(self.depot.sync, image)
+
+    def seen(self, asked: Asked) -> Seen:
+        """What is known of an order's operation, for the guard."""
+        copy = self.frozen.get(asked.worker) or self.held.get(asked.worker)
+        return Seen(
+            epoch=self.journal.epoch,
+            steps={entry.step: entry for entry in self.journal.entries(asked.operation)},
+            worker=self.journal.worker(asked.worker),
+            reservation=self.journal.reservation(asked.operation),
+            holding=copy is not None and copy.operation == asked.operation,
+        )
+
+    def row(self, worker: str) -> WorkerRow:
+        """A worker that the guard has found to live here."""
+        row = self.journal.worker(worker)
+        assert row is not None
+        return row
+
+    def change(self, worker: str, **changes: object) -> None:
+        """Change a worker's row; nothing if it left meanwhile."""
+        row = self.journal.worker(worker)
+        if row is not None:
+            self.journal.put_worker(msgspec.structs.replace(row, **changes))
+
+    def settle(self, worker: str) -> None:
+        """A worker that runs in traffic is in no operation."""
+        row = self.journal.worker(worker)
+        if row is not None and row.state == "running" and row.operation:
+            self.journal.put_worker(msgspec.structs.replace(row, operation=""))
+
+    def network(self, worker: str) -> Network:
+        """The network of a worker that is here, or on its way here."""
+        return self.networks[worker]
+
+    def occupied(self) -> dict[str, str]:
+        """Slot to the worker in it."""
+        return {row.slot: row.spec.worker for row in self.journal.workers().values()}
+
+    def progress(self, operation: str, step: str) -> Callable[[int], None]:
+        """A callback for any thread that publishes bytes as progress, now and then."""
+        loop = asyncio.get_running_loop()
+
+        def tell(count: int) -> None:
+            loop.call_soon_threadsafe(self._tell, operation, step, count)
+
+        return tell
+
+    def step_event(self, operation: str, step: str, count: int = 0) -> None:
+        """Tell that a step has come this far."""
+        self.events.publish(pb.Event(progress=pb.Progress(operation=operation, step=step, bytes=count, at=self.clock())))
+
+    def _tell(self, operation: str, step: str, count: int) -> None:
+        now = self.clock()
+        if now - self._progress.get((operation, step), 0.0) >= PROGRESS_S:
+            self._progress[operation, step] = now
+            self.step_event(operation, step, count)
+
+    def forget_progress(self, operation: str, step: str) -> None:
+        """The step is over."""
+        self._progress.pop((operation, step), None)
+
+    # -- workers that end by themselves
+
+    def adopt(self, worker: str, process: Process, network: Network) -> None:
+        """A live worker is here: keep its network, and notice its end."""
+        self.networks[worker] = network
+        self.exits.watch(worker, process)
+
+    def worker_ended(self, worker: str, status: int) -> None:
+        """Its process ended, and no order did it: it leaves this node."""
+        row = self.journal.worker(worker)
+        if row is None:
+            return
+        with contextlib.suppress(Exception):  # reaps it, if it was this agent's child
+            self.runtime.find(row.process)
+        self.frozen.pop(worker, None)
+        with self.journal.batch():
+            self.journal.drop_worker(worker)
+            if row.operation:
+                self.journal.undo(row.operation, ("fence", "freeze", "resume"), self.clock(), "the worker's process ended by itself")
+        network = self.networks.pop(worker, None)
+        if network is not None:
+            try:
+                network.disconnect()
+                network.destroy()
+            except Exception as error:
+                self.log.error("network not removed", worker=worker, error=str(error))
+        self.log.error("worker ended", worker=worker, status=status)
+        self.events.publish(pb.Event(exit=pb.WorkerExit(worker=worker, status=status)))
+
+    # -- notices
+
+    def notices_changed(self, found: dict[str, Notice]) -> None:
+        """All open notices, as their source sees them now: report first, work after."""
+        before, self.notices = self.notices, found
+        for key, notice in found.items():
+            if before.get(key) != notice:
+                self.events.publish(pb.Event(notice=notice_message(notice)))
+        for key in before:
+            if key not in found:
+                self.events.publish(pb.Event(notice_withdrawn=key))

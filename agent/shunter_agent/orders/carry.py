@@ -1,0 +1,134 @@
+"""The way of every order: guard, journal `begun`, effect, journal `done`. One effect at a time per worker; none is done twice."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+import msgspec
+from google.protobuf.message import Message
+from shunter.model.errors import Problem, ShunterError, Unknown
+
+from shunter_agent import guard
+from shunter_agent.guard import Asked
+from shunter_agent.node import Node
+from shunter_agent.refusals import retry, unknown
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[M]):
+    """A step's answer, and what becomes durable together with it."""
+
+    reply: M
+    write: Callable[[], None] = lambda: None
+    detail: str = ""
+
+
+Effect = Callable[[], Awaitable[Outcome[M]]]
+KEEP_S: Final = 30 * 86400.0
+"""How long the journal remembers operations that have ended: far longer than an engine could come back with one."""
+
+
+class Orders:
+    """Carries orders out on a node. An order whose caller goes away is carried out all the same."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._doing: dict[str, str] = {}
+        self._tasks: dict[tuple[str, str], asyncio.Task[Message]] = {}
+        self._closed = False
+
+    def lock(self, worker: str) -> asyncio.Lock:
+        """Held while something is being done to the worker."""
+        return self._locks.setdefault(worker, asyncio.Lock())
+
+    async def carry_out(self, step: str, asked: Asked, kind: type[M], effect: Effect[M]) -> M:
+        """Do a step, or answer what it was answered before. Raises what the guard and the effect raise."""
+        node = self.node
+        if self._closed:
+            raise retry("SH607", "the agent is about to end", "Order it again once the agent is back")
+        guard.check_head(asked, node.seen(asked))
+        node.journal.raise_epoch(asked.epoch)
+        key = (asked.operation, step)
+        task = self._tasks.get(key)
+        if task is None:
+            other = self._doing.get(asked.worker, asked.operation)
+            if other != asked.operation:
+                raise retry("SH605", f"operation {other} is at work on it", "Wait until that operation has ended", asked.worker)
+            task = asyncio.create_task(self._locked(step, asked, kind, effect))
+            self._tasks[key] = task
+            task.add_done_callback(lambda done: self._over(key, done))
+        reply = await asyncio.shield(task)
+        assert isinstance(reply, kind)
+        return reply
+
+    async def close(self) -> None:
+        """Take no more orders, and wait for those that are being carried out."""
+        self._closed = True
+        while self._tasks:
+            await asyncio.wait(tuple(self._tasks.values()))
+
+    def _over(self, key: tuple[str, str], done: asyncio.Task[Message]) -> None:
+        self._tasks.pop(key, None)
+        self.node.forget_progress(*key)
+        if not done.cancelled():
+            done.exception()  # seen, also when every caller has gone away
+
+    async def _locked(self, step: str, asked: Asked, kind: type[M], effect: Effect[M]) -> Message:
+        async with self.lock(asked.worker):
+            node, seen = self.node, self.node.seen(asked)
+            reply = guard.answered(step, seen)
+            if reply is not None:
+                node.log.info("order repeated", operation=asked.operation, step=step, worker=asked.worker)
+                return kind.FromString(reply)
+            guard.check_step(step.partition(":")[0], asked, seen)
+            self._doing[asked.worker] = asked.operation
+            try:
+                return await self._do(step, asked, effect)
+            finally:
+                self._doing.pop(asked.worker, None)
+
+    async def _do(self, step: str, asked: Asked, effect: Effect[M]) -> Message:
+        node, journal = self.node, self.node.journal
+        with journal.batch():
+            journal.begin(asked.operation, step, asked.worker, node.clock())
+            if step in guard.AT_SOURCE or step == "unfence":
+                node.change(asked.worker, operation=asked.operation, epoch=asked.epoch)
+        node.log.info("order begun", operation=asked.operation, step=step, worker=asked.worker, epoch=asked.epoch)
+        try:
+            outcome = await effect()
+        except Unknown as error:
+            node.log.problem(error.problem, operation=asked.operation, step=step, worker=asked.worker)
+            raise
+        except ShunterError as error:
+            self._failed(step, asked, error.problem)
+            raise
+        except Exception as error:
+            node.log.error(
+                "order broke", operation=asked.operation, step=step, worker=asked.worker, error=f"{type(error).__name__}: {error}"
+            )
+            raise unknown(
+                "SH699",
+                f"{step} ended with an error that the agent doesn't know: {type(error).__name__}",
+                "Ask the agent's journal what there is of the worker, and report this with the agent's log",
+                asked.worker,
+            ) from error
+        with journal.batch():
+            outcome.write()
+            journal.done(asked.operation, step, asked.worker, node.clock(), outcome.reply.SerializeToString(), outcome.detail)
+            node.settle(asked.worker)
+        node.log.info("order done", operation=asked.operation, step=step, worker=asked.worker, detail=outcome.detail)
+        node.step_event(asked.operation, step)
+        return outcome.reply
+
+    def _failed(self, step: str, asked: Asked, problem: Problem) -> None:
+        journal = self.node.journal
+        with journal.batch():
+            journal.failed(asked.operation, step, asked.worker, self.node.clock(), problem)
+            self.node.settle(asked.worker)
+        self.node.log.problem(
+            msgspec.structs.replace(problem, subject=problem.subject or asked.worker), operation=asked.operation, step=step
+        )

@@ -1,0 +1,250 @@
+"""Orders to a node about a worker on its way to it: prepare, restore, resume, abort."""
+
+import time
+from typing import Final
+
+import msgspec
+from shunter.model.errors import Rejected, Retry, ShunterError, Unknown
+from shunter.wire import agent_pb2 as pb
+
+from shunter_agent import convert
+from shunter_agent.convert import asked
+from shunter_agent.guard import Asked, in_other_operation
+from shunter_agent.journal import Reservation, WorkerRow
+from shunter_agent.node import HeldCopy
+from shunter_agent.orders.carry import Orders, Outcome
+from shunter_agent.refusals import rejected, retry, undone
+from shunter_agent.runtime.port import Network, Process, WorkerSpec
+
+_MADE: Final = ("prepare", "restore", "resume")
+
+
+class Destination:
+    """The destination's side. One per agent."""
+
+    def __init__(self, orders: Orders) -> None:
+        self._orders = orders
+        self._node = orders.node
+
+    # -- prepare
+
+    async def prepare(self, message: pb.PrepareOrder) -> pb.Done:
+        """Reserve the slot and make the worker's network identity, not connected.
+
+        Raises Rejected SH661 (no such slot), SH662 (role), SH663 (the worker lives here); Retry SH664 (slot occupied), SH605.
+        """
+        head = asked(message.order)
+        return await self._orders.carry_out("prepare", head, pb.Done, lambda: self._prepare(head, message))
+
+    async def _prepare(self, head: Asked, message: pb.PrepareOrder) -> Outcome[pb.Done]:
+        node, spec = self._node, convert.spec(message.spec)
+        self._check_slot(head, message.slot, spec)
+        stale = node.journal.reservations().get(message.slot)
+        if stale is not None:
+            await self.free(stale, "a newer leader's operation took the slot over")
+        reservation = Reservation(
+            slot=message.slot, operation=head.operation, epoch=head.epoch, spec=spec, incarnation=head.incarnation + 1, at=node.clock()
+        )
+        node.journal.put_reservation(reservation)
+        try:
+            network: Network = await node.in_thread(node.runtime.network, spec)
+            node.networks[head.worker] = network
+        except BaseException:
+            node.journal.drop_reservation(message.slot)
+            raise
+
+        def write() -> None:
+            node.journal.undo(head.operation, ("abort", "restore", "resume"), node.clock(), "prepared again")
+
+        detail = f"{message.slot} is reserved"
+        return Outcome(pb.Done(at=node.clock(), detail=detail), write, detail)
+
+    def _check_slot(self, head: Asked, slot: str, spec: WorkerSpec) -> None:
+        node = self._node
+        settings = node.settings.slot_ids().get(slot)
+        if settings is None:
+            raise rejected("SH661", f"{node.settings.node} has no slot {slot}", "Plan again with its inventory", slot)
+        if spec.worker != head.worker:
+            raise rejected("SH602", "the order's worker and its spec differ", "This is a fault in the engine; report it", head.worker)
+        if spec.role not in settings.roles:
+            raise rejected(
+                "SH662", f"{slot} doesn't take {spec.role} workers (it takes {', '.join(settings.roles)})", "Choose another slot", slot
+            )
+        if node.journal.worker(head.worker) is not None:
+            raise rejected("SH663", "the worker lives on this node already", "Plan again with its inventory", head.worker)
+        if occupant := node.occupied().get(slot):
+            raise retry("SH664", f"{slot} is occupied by {occupant}", "Wait until it has left, or choose another slot", slot)
+        for kept in node.journal.reservations().values():
+            if kept.slot != slot and kept.spec.worker != head.worker:
+                continue
+            refused = in_other_operation(head, kept.operation, kept.epoch, kept.spec.worker in node.held)
+            if refused is not None:
+                raise refused
+
+    # -- restore
+
+    async def restore(self, message: pb.RestoreOrder) -> pb.RestoreReply:
+        """Restore an image into the reserved slot, held for `hold_s`. Raises Rejected SH608, SH665 (no such image); Undone SH7xx."""
+        head = asked(message.order)
+        if not 0 < message.hold_s <= self._node.settings.hold:
+            raise rejected(
+                "SH608",
+                f"a hold of {message.hold_s:g} s was asked for, allowed are up to {self._node.settings.hold:g} s",
+                "Change the engine's hold, or `hold` in the agent's settings",
+            )
+        return await self._orders.carry_out("restore", head, pb.RestoreReply, lambda: self._restore(head, message))
+
+    async def _restore(self, head: Asked, message: pb.RestoreOrder) -> Outcome[pb.RestoreReply]:
+        node, reservation = self._node, self._reservation(head)
+        if message.slot and message.slot != reservation.slot:
+            raise rejected(
+                "SH606", f"restore was refused: {reservation.slot} is reserved, not {message.slot}", "Prepare that slot", message.slot
+            )
+        image = await node.in_thread(node.depot.get, message.image)
+        if image is None or image.spec.worker != head.worker:
+            raise rejected("SH665", f"there is no whole image {message.image} of the worker here", "Send it here first", head.worker)
+        network = node.network(head.worker)
+        began = time.monotonic()
+        node.busy_images[message.image] = head.operation
+        try:
+            folder = node.depot.folder(message.image)
+            held = await node.in_thread(node.runtime.restore, reservation.spec, network, folder)
+        except Rejected as error:
+            raise undone(error.problem) from error
+        finally:
+            node.busy_images.pop(message.image, None)
+        node.held[head.worker] = HeldCopy(head.operation, held, node.clock() + message.hold_s, message.image)
+
+        def write() -> None:
+            node.journal.put_reservation(
+                msgspec.structs.replace(reservation, process=held.process, spec=self._whole(reservation.spec, image.spec))
+            )
+            node.journal.undo(head.operation, ("resume", "abort"), node.clock(), "restored again")
+
+        reply = pb.RestoreReply(restore_s=time.monotonic() - began, incarnation=reservation.incarnation)
+        return Outcome(reply, write, f"held, from image {message.image}")
+
+    @staticmethod
+    def _whole(ordered: WorkerSpec, imaged: WorkerSpec) -> WorkerSpec:
+        """The order's spec, with what only the image knows of it."""
+        return msgspec.structs.replace(ordered, command=imaged.command, env=imaged.env)
+
+    def _reservation(self, head: Asked) -> Reservation:
+        found = self._node.journal.reservation(head.operation)
+        assert found is not None  # the guard has seen it
+        return found
+
+    # -- resume
+
+    async def resume(self, message: pb.StepOrder) -> pb.ResumeReply:
+        """Connect the held copy's network, let it run, and probe it.
+
+        Raises Undone (SH631, SH632, SH7xx) when no copy is left here; the slot stays reserved, so that Restore can be ordered again.
+        """
+        head = asked(message.order)
+        return await self._orders.carry_out("resume", head, pb.ResumeReply, lambda: self._resume(head))
+
+    async def _resume(self, head: Asked) -> Outcome[pb.ResumeReply]:
+        node, worker = self._node, head.worker
+        reservation, copy, network = self._reservation(head), node.held[worker], node.network(worker)
+        try:
+            await node.in_thread(network.connect)
+        except ShunterError as error:
+            await node.in_thread(network.disconnect)
+            raise retry(error.problem.code, error.problem.what, error.problem.remedy, worker) from error
+        try:
+            process = await node.in_thread(copy.held.resume)
+        except Rejected as error:
+            node.held.pop(worker, None)
+            await self._back(reservation, None)
+            raise undone(error.problem) from error
+        running_at = node.clock()
+        node.held.pop(worker, None)
+        self.settle_in(reservation, process)
+        node.exits.watch(worker, process)
+        try:
+            evidence = await node.in_thread(node.probe, reservation.spec, lambda: node.runtime.find(process), node.settings.probe)
+        except Rejected as error:
+            await self._back(reservation, process)
+            raise undone(error.problem) from error
+        return Outcome(pb.ResumeReply(running_at=running_at, probe=evidence), detail=evidence)
+
+    def settle_in(self, reservation: Reservation, process: Process) -> None:
+        """The copy runs: from now on it is the worker, and lives here. It is out of traffic until it is unfenced."""
+        node = self._node
+        row = WorkerRow(
+            spec=reservation.spec,
+            process=process,
+            slot=reservation.slot,
+            incarnation=reservation.incarnation,
+            state="fenced",
+            operation=reservation.operation,
+            epoch=reservation.epoch,
+        )
+        with node.journal.batch():
+            node.journal.put_worker(row)
+            node.journal.drop_reservation(reservation.slot)
+            node.journal.undo(reservation.operation, ("fence", "unfence", "release", "freeze"), node.clock(), "the worker came back")
+
+    async def _back(self, reservation: Reservation, process: Process | None) -> None:
+        """No copy may be left of a resume that failed; the slot stays reserved. Raises Unknown when a copy may live on."""
+        node, worker = self._node, reservation.spec.worker
+        await node.in_thread(node.network(worker).disconnect)
+        node.exits.forget(worker)
+        if process is not None:
+            try:
+                await node.in_thread(node.runtime.end, process)
+            except Unknown:
+                node.exits.watch(worker, process)
+                raise
+        with node.journal.batch():
+            node.journal.drop_worker(worker)
+            node.journal.put_reservation(msgspec.structs.replace(reservation, process=None, at=node.clock()))
+            node.journal.undo(reservation.operation, ("restore",), node.clock(), "its copy failed when it was let run")
+
+    # -- abort
+
+    async def abort(self, message: pb.StepOrder) -> pb.Done:
+        """End a held copy and free what Prepare reserved. Nothing to do is done."""
+        head = asked(message.order)
+        return await self._orders.carry_out("abort", head, pb.Done, lambda: self._abort(head))
+
+    async def _abort(self, head: Asked) -> Outcome[pb.Done]:
+        node = self._node
+        reservation = node.journal.reservation(head.operation)
+        detail = "nothing was reserved or held here"
+        if reservation is not None:
+            await self.free(reservation, "aborted")
+            detail = f"{reservation.slot} is free again"
+        return Outcome(pb.Done(at=node.clock(), detail=detail), lambda: None, detail)
+
+    async def end_hold(self, worker: str, why: str) -> None:
+        """The hold ended without an order: the copy dies; its slot stays reserved for a while. Call with the worker's lock held."""
+        node = self._node
+        copy = node.held[worker]
+        await node.in_thread(copy.held.abort)
+        node.held.pop(worker, None)
+        reservation = node.journal.reservation(copy.operation)
+        with node.journal.batch():
+            node.journal.undo(copy.operation, ("restore",), node.clock(), why)
+            if reservation is not None:
+                node.journal.put_reservation(msgspec.structs.replace(reservation, process=None, at=node.clock()))
+        node.log.error("held copy ended without an order", operation=copy.operation, worker=worker, why=why)
+        node.step_event(copy.operation, "hold-ended")
+
+    async def free(self, reservation: Reservation, why: str) -> None:
+        """End any held copy, remove the network, free the slot. Raises Unknown when the copy may live on: the slot then stays reserved."""
+        node, worker = self._node, reservation.spec.worker
+        copy = node.held.get(worker)
+        if copy is not None:
+            await node.in_thread(copy.held.abort)
+            node.held.pop(worker, None)
+        network = node.networks.pop(worker, None)
+        if network is not None:
+            try:
+                await node.in_thread(network.destroy)
+            except (Rejected, Retry) as error:
+                node.log.problem(error.problem, worker=worker)
+        with node.journal.batch():
+            node.journal.drop_reservation(reservation.slot)
+            node.journal.undo(reservation.operation, _MADE, node.clock(), why)

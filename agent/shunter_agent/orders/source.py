@@ -1,0 +1,334 @@
+"""Orders to a node about a worker that lives on it: fence, freeze, thaw, release, checkpoint, drain."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from shunter.model.errors import Rejected, Retry, ShunterError, Unknown
+from shunter.wire import agent_pb2 as pb
+
+from shunter_agent.convert import asked, image_message
+from shunter_agent.depot import ImageFacts, Sending
+from shunter_agent.guard import Asked
+from shunter_agent.journal import WorkerRow
+from shunter_agent.node import FrozenCopy
+from shunter_agent.orders.carry import Orders, Outcome
+from shunter_agent.refusals import Undone, rejected, retry, undone
+from shunter_agent.runtime.port import Frozen
+
+LOOK_S: Final = 0.25
+"""Seconds between looks at a worker that drains."""
+
+
+class Source:
+    """The source's side. One per agent."""
+
+    def __init__(self, orders: Orders) -> None:
+        self._orders = orders
+        self._node = orders.node
+
+    # -- traffic
+
+    async def fence(self, message: pb.StepOrder) -> pb.Done:
+        """Take the worker out of discovery. See `serving.port.Serving.fence`."""
+        head = asked(message.order)
+        return await self._orders.carry_out("fence", head, pb.Done, lambda: self._fence(head))
+
+    async def _fence(self, head: Asked) -> Outcome[pb.Done]:
+        node = self._node
+        evidence = await node.in_thread(node.serving.fence, node.row(head.worker).spec)
+
+        def write() -> None:
+            node.change(head.worker, state="fenced")
+            node.journal.undo(head.operation, ("unfence",), node.clock(), "fenced again")
+
+        return Outcome(pb.Done(at=node.clock(), detail=evidence), write, evidence)
+
+    async def unfence(self, message: pb.StepOrder) -> pb.Done:
+        """Put the worker back into discovery, at the source after a rollback or at the destination at the end."""
+        head = asked(message.order)
+        return await self._orders.carry_out("unfence", head, pb.Done, lambda: self._unfence(head))
+
+    async def _unfence(self, head: Asked) -> Outcome[pb.Done]:
+        node, row = self._node, self._node.row(head.worker)
+        if row.state == "frozen":
+            raise rejected("SH606", "unfence was refused: the worker stands still", "Thaw it first", head.worker)
+        if row.spec.control:
+            evidence = await node.in_thread(node.serving.unfence, row.spec)
+        else:
+            evidence = "the worker has no control API, and can't have been fenced"
+
+        def write() -> None:
+            node.change(head.worker, state="running", operation="")
+            node.journal.undo(head.operation, ("fence",), node.clock(), "unfenced")
+
+        return Outcome(pb.Done(at=node.clock(), detail=evidence), write, evidence)
+
+    # -- freezing
+
+    async def freeze(self, message: pb.FreezeOrder) -> pb.FreezeReply:
+        """Stop and dump the worker, sending the image meanwhile; keep it standing still for `hold_s`.
+
+        Raises Undone when it was tried and the worker runs on; Rejected SH608 for a hold that isn't allowed.
+        """
+        head = asked(message.order)
+        if not 0 < message.hold_s <= self._node.settings.hold:
+            raise rejected(
+                "SH608",
+                f"a hold of {message.hold_s:g} s was asked for, allowed are up to {self._node.settings.hold:g} s",
+                "Change the engine's hold, or `hold` in the agent's settings",
+            )
+        return await self._orders.carry_out("freeze", head, pb.FreezeReply, lambda: self._freeze(head, message))
+
+    async def _freeze(self, head: Asked, message: pb.FreezeOrder) -> Outcome[pb.FreezeReply]:
+        node, row = self._node, self._node.row(head.worker)
+        folder = await node.in_thread(node.depot.begin, message.image)
+        node.busy_images[message.image] = head.operation
+        sending: Sending | None = None
+        try:
+            if message.to.address:
+                progress = node.progress(head.operation, "freeze")
+                sending = await node.in_thread(node.depot.sending, folder, message.image, message.to.node, message.to.address, progress)
+            frozen = await self._stop(row, folder)
+        except BaseException:
+            node.busy_images.pop(message.image, None)
+            await self._drop(message.image, sending)
+            raise
+        copy = FrozenCopy(head.operation, frozen, node.clock() + message.hold_s, row.state == "fenced", message.image)
+        node.frozen[head.worker] = copy
+        dumped_at = time.monotonic()
+        try:
+            node.change(head.worker, state="frozen")
+            image = await self._keep(message.image, row, frozen, sending)
+        except BaseException as error:
+            await self._go_on(head.worker, copy)
+            await self._drop(message.image, sending)
+            if isinstance(error, ShunterError):
+                raise undone(error.problem) from error
+            raise
+        finally:
+            node.busy_images.pop(message.image, None)
+        copy.until = node.clock() + message.hold_s
+        reply = pb.FreezeReply(
+            image=image_message(image),
+            frozen_at=frozen.dump.frozen_at,
+            dump_s=frozen.dump.dump_s,
+            send_s=time.monotonic() - dumped_at if sending else 0.0,
+        )
+
+        def write() -> None:
+            node.journal.undo(head.operation, ("thaw", "release"), node.clock(), "frozen again")
+
+        return Outcome(reply, write, f"image {image.id}")
+
+    async def _stop(self, row: WorkerRow, folder: Path) -> Frozen:
+        node, worker = self._node, row.spec.worker
+        try:
+            return await node.in_thread(
+                node.runtime.freeze, row.process, row.spec, node.network(worker), folder, self._frozen_event(row.operation)
+            )
+        except Rejected as error:
+            raise undone(error.problem) from error
+
+    def _frozen_event(self, operation: str) -> Callable[[float], None]:
+        loop = asyncio.get_running_loop()
+
+        def tell(_at: float) -> None:
+            loop.call_soon_threadsafe(self._node.step_event, operation, "frozen")
+
+        return tell
+
+    async def _keep(self, image: str, row: WorkerRow, frozen: Frozen, sending: Sending | None) -> ImageFacts:
+        """Make the image whole here and, at the same time, at the destination."""
+        node = self._node
+        facts = ImageFacts(
+            id=image,
+            spec=row.spec,
+            incarnation=row.incarnation,
+            taken_at=frozen.dump.frozen_at,
+            facts=node.facts,
+            runtime=node.runtime.name,
+        )
+        if sending is not None:
+            await node.in_thread(sending.finish, facts)
+        return await node.in_thread(partial(node.depot.commit, facts, durable=False))
+
+    async def _drop(self, image: str, sending: Sending | None) -> None:
+        node = self._node
+        if sending is not None:
+            await node.in_thread(sending.cancel)
+        await node.in_thread(node.depot.abandon, image)
+
+    async def _go_on(self, worker: str, copy: FrozenCopy) -> None:
+        """Let a frozen worker run on in place, with its network. Raises Unknown, with the copy still in hand."""
+        node = self._node
+        if copy.frozen.alive():
+            await node.in_thread(copy.frozen.thaw)
+        await node.in_thread(node.network(worker).connect)
+        node.frozen.pop(worker, None)
+        node.change(worker, state="fenced" if copy.fenced else "running")
+
+    async def thaw(self, message: pb.StepOrder) -> pb.Done:
+        """Let the frozen worker run on. Done already when its hold has ended."""
+        head = asked(message.order)
+        return await self._orders.carry_out("thaw", head, pb.Done, lambda: self._thaw(head))
+
+    async def _thaw(self, head: Asked) -> Outcome[pb.Done]:
+        node = self._node
+        copy = node.frozen.get(head.worker)
+        if copy is None:
+            return Outcome(pb.Done(at=node.clock(), detail="it runs already"), detail="it runs already")
+        await self._go_on(head.worker, copy)
+
+        def write() -> None:
+            node.journal.undo(head.operation, ("freeze",), node.clock(), "thawed")
+
+        return Outcome(pb.Done(at=node.clock(), detail="runs on in place"), write, "runs on in place")
+
+    async def end_hold(self, worker: str, why: str) -> None:
+        """The hold ended without an order: run on, go back into traffic, and remember that. Call with the worker's lock held."""
+        node = self._node
+        copy = node.frozen[worker]
+        operation, row = copy.operation, node.row(worker)
+        if not await node.in_thread(node.runtime.find, row.process):
+            node.worker_ended(worker, -1)
+            return
+        await self._go_on(worker, copy)
+        with node.journal.batch():
+            node.journal.undo(operation, ("freeze",), node.clock(), why)
+            reply = pb.Done(at=node.clock(), detail=why)
+            node.journal.done(operation, "thaw", worker, node.clock(), reply.SerializeToString(), why)
+        node.log.error("thawed without an order", operation=operation, worker=worker, why=why)
+        node.step_event(operation, "hold-ended")
+        if copy.fenced:
+            try:
+                await node.in_thread(node.serving.unfence, row.spec)
+            except ShunterError as error:
+                node.log.problem(error.problem, worker=worker, operation=operation)
+                return
+        with node.journal.batch():
+            node.change(worker, state="running", operation="")
+            node.journal.undo(operation, ("fence",), node.clock(), why)
+
+    # -- ending
+
+    async def release(self, message: pb.StepOrder) -> pb.Done:
+        """End the frozen copy. Raises Unknown when its death can't be confirmed."""
+        head = asked(message.order)
+        return await self._orders.carry_out("release", head, pb.Done, lambda: self._release(head))
+
+    async def _release(self, head: Asked) -> Outcome[pb.Done]:
+        node, worker = self._node, head.worker
+        copy = node.frozen[worker]
+        if not copy.frozen.alive():
+            await self.end_hold(worker, "the hold was lost")
+            raise rejected("SH606", "release was refused: the hold was lost, and the worker runs on", "Plan again", worker)
+        network = node.network(worker)
+        await node.in_thread(network.disconnect)  # nothing of its death may reach its peers
+        node.exits.forget(worker)
+        try:
+            await node.in_thread(copy.frozen.release)
+        except Unknown:
+            if await node.in_thread(node.runtime.find, node.row(worker).process):
+                raise
+        at = node.clock()
+        node.frozen.pop(worker, None)
+        node.networks.pop(worker, None)
+        await self._destroy(worker, network.destroy)
+        node.in_background(node.depot.sync, copy.image)  # only now: while the worker stood still, nobody waited for a disk
+        detail = "ended; its image is kept"
+        return Outcome(pb.Done(at=at, detail=detail), lambda: node.journal.drop_worker(worker), detail)
+
+    async def _destroy(self, worker: str, destroy: Callable[[], None]) -> None:
+        try:
+            await self._node.in_thread(destroy)
+        except ShunterError as error:
+            self._node.log.problem(error.problem, worker=worker)  # the worker is dead; a cable left over is no reason to say otherwise
+
+    async def drain(self, message: pb.StepOrder, within_s: float) -> pb.Done:
+        """Wait up to `within_s` seconds until the worker serves nothing, then end it. Raises Undone SH651: left fenced and running."""
+        head = asked(message.order)
+        return await self._orders.carry_out("drain", head, pb.Done, lambda: self._drain(head, within_s))
+
+    async def _drain(self, head: Asked, within_s: float) -> Outcome[pb.Done]:
+        node, worker = self._node, head.worker
+        row = node.row(worker)
+        if row.state == "running":
+            await node.in_thread(node.serving.fence, row.spec)
+            node.change(worker, state="fenced")
+        await self._until_idle(row, within_s)
+        network = node.network(worker)
+        node.exits.forget(worker)
+        try:
+            await node.in_thread(node.runtime.end, row.process)
+        except BaseException:
+            node.exits.watch(worker, row.process)
+            raise
+        await node.in_thread(network.disconnect)
+        node.networks.pop(worker, None)
+        await self._destroy(worker, network.destroy)
+        detail = "served its last request and was ended"
+        return Outcome(pb.Done(at=node.clock(), detail=detail), lambda: node.journal.drop_worker(worker), detail)
+
+    async def _until_idle(self, row: WorkerRow, within_s: float) -> None:
+        node, end, left = self._node, time.monotonic() + within_s, "unknown"
+        while True:
+            try:
+                count = await node.in_thread(node.serving.inflight, row.spec)
+            except Retry as error:
+                left = f"unknown ({error.problem.what})"
+            else:
+                if count == 0:
+                    return
+                left = str(count)
+            if not node.journal.worker(row.spec.worker):
+                raise rejected("SH652", "the worker ended by itself while it drained", "Restore it from an image", row.spec.worker)
+            if time.monotonic() + LOOK_S >= end:
+                raise Undone(
+                    retry(
+                        "SH651",
+                        f"the worker still serves after {within_s:.0f} s (requests in flight: {left}); it is left fenced and running",
+                        "Wait longer, unfence it, or move it instead: a move keeps its streams",
+                        row.spec.worker,
+                    ).problem
+                )
+            await asyncio.sleep(LOOK_S)
+
+    # -- images without a move
+
+    async def checkpoint(self, message: pb.CheckpointOrder) -> pb.FreezeReply:
+        """Take an image; the worker stands still for the dump alone. Raises Undone."""
+        head = asked(message.order)
+        return await self._orders.carry_out("checkpoint", head, pb.FreezeReply, lambda: self._checkpoint(head, message.image))
+
+    async def _checkpoint(self, head: Asked, image: str) -> Outcome[pb.FreezeReply]:
+        node, row = self._node, self._node.row(head.worker)
+        folder = await node.in_thread(node.depot.begin, image)
+        node.busy_images[image] = head.operation
+        try:
+            frozen = await self._stop(row, folder)
+            copy = FrozenCopy(head.operation, frozen, node.clock(), row.state == "fenced", image)
+            node.frozen[head.worker] = copy
+            await self._go_on(head.worker, copy)
+            thawed_at = node.clock()
+            facts = ImageFacts(
+                id=image,
+                spec=row.spec,
+                incarnation=row.incarnation,
+                taken_at=frozen.dump.frozen_at,
+                pause_s=max(0.0, thawed_at - frozen.dump.frozen_at),
+                facts=node.facts,
+                runtime=node.runtime.name,
+            )
+            kept = await node.in_thread(partial(node.depot.commit, facts, durable=True))
+        except BaseException:
+            await self._drop(image, None)
+            raise
+        finally:
+            node.busy_images.pop(image, None)
+        dump = frozen.dump
+        reply = pb.FreezeReply(image=image_message(kept), frozen_at=dump.frozen_at, thawed_at=thawed_at, dump_s=dump.dump_s)
+        return Outcome(reply, detail=f"image {image}")

@@ -1,0 +1,65 @@
+"""Orders about whole images: send one to another node, delete one."""
+
+import time
+
+from shunter.model.errors import Rejected, Retry, Unknown
+from shunter.wire import agent_pb2 as pb
+
+from shunter_agent.convert import asked
+from shunter_agent.guard import Asked
+from shunter_agent.node import FrozenCopy, HeldCopy, Node
+from shunter_agent.orders.carry import Orders, Outcome
+from shunter_agent.refusals import rejected, retry, undone
+
+
+class Transfers:
+    """Send and discard. One per agent."""
+
+    def __init__(self, orders: Orders) -> None:
+        self._orders = orders
+        self._node = orders.node
+
+    async def send(self, message: pb.SendOrder) -> pb.SendReply:
+        """Send a whole image to another agent. Raises Rejected SH665, Undone when the transfer failed and left nothing there."""
+        head, step = asked(message.order), f"send:{message.to.node}:{message.image}"
+        return await self._orders.carry_out(step, head, pb.SendReply, lambda: self._send(head, step, message))
+
+    async def _send(self, head: Asked, step: str, message: pb.SendOrder) -> Outcome[pb.SendReply]:
+        node = self._node
+        if await node.in_thread(node.depot.get, message.image) is None:
+            raise rejected("SH665", f"there is no whole image {message.image} here", "Send it from a node that holds it", head.worker)
+        began = time.monotonic()
+        node.busy_images[message.image] = head.operation
+        try:
+            progress = node.progress(head.operation, step)
+            sent = await node.in_thread(node.depot.send, message.image, message.to.node, message.to.address, progress)
+        except (Rejected, Retry) as error:
+            raise undone(error.problem) from error
+        except Unknown as error:  # it may be whole there: then sending it again finds that out, and sends nothing
+            raise Retry(error.problem) from error
+        finally:
+            node.busy_images.pop(message.image, None)
+        took = time.monotonic() - began
+        return Outcome(pb.SendReply(bytes_sent=sent, send_s=took), detail=f"{sent} bytes to {message.to.node} in {took:.2f} s")
+
+    async def discard(self, message: pb.DiscardOrder) -> pb.Done:
+        """Delete an image. Raises Retry SH666 while an unfinished operation here needs it."""
+        head, step = asked(message.order), f"discard:{message.image}"
+        return await self._orders.carry_out(step, head, pb.Done, lambda: self._discard(message.image))
+
+    async def _discard(self, image: str) -> Outcome[pb.Done]:
+        node = self._node
+        if user := needed_by(node, image):
+            raise retry("SH666", f"operation {user} needs the image", "Wait until that operation has ended", image)
+        existed = await node.in_thread(node.depot.discard, image)
+        detail = "deleted" if existed else "there was no such image here"
+        return Outcome(pb.Done(at=node.clock(), detail=detail), detail=detail)
+
+
+def needed_by(node: Node, image: str) -> str | None:
+    """The operation that has the image in use here, or None."""
+    standing: list[FrozenCopy | HeldCopy] = [*node.frozen.values(), *node.held.values()]
+    for copy in standing:
+        if copy.image == image:
+            return copy.operation
+    return node.busy_images.get(image)

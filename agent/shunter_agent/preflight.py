@@ -1,0 +1,128 @@
+"""Everything that can be checked before anything is frozen. A restore that can't work is refused here, with the two values that differ."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from shunter.model.errors import Problem
+from shunter.model.units import Bytes
+from shunter.wire import agent_pb2 as pb
+from shunter.wire import convert as wire
+
+from shunter_agent import guard
+from shunter_agent.convert import asked
+from shunter_agent.guard import Asked, in_other_operation
+from shunter_agent.node import Node
+
+DISK_MARGIN: Final = 1.2
+MEMORY_MARGIN: Final = 1.1
+FACTS: Final = {
+    "runtime": "checkpoint runtime",
+    "arch": "processor architecture",
+    "cpu": "processor features",
+    "kernel": "kernel",
+    "criu": "CRIU version",
+    "driver": "GPU driver",
+    "cuda": "CUDA version",
+    "gpu": "GPU model",
+}
+"""What must be equal where an image is restored, and how it is called."""
+
+
+class Room(msgspec.Struct, frozen=True, kw_only=True):
+    """Free bytes for images on the disk, and for workers in memory; None when it can't be told."""
+
+    disk: int | None
+    memory: int | None
+
+
+def room(images: Path) -> Room:
+    """The room of this node now."""
+    try:
+        stat = os.statvfs(images)
+        disk: int | None = stat.f_bavail * stat.f_frsize
+    except OSError:
+        disk = None
+    return Room(disk=disk, memory=_available())
+
+
+def _available() -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+def compare(needed: Mapping[str, str], here: Mapping[str, str], node: str) -> list[Problem]:
+    """SH655 for each fact that an image needs and this node doesn't have."""
+    return [
+        Problem(
+            code="SH655",
+            what=f"the image needs {words} {needed[key]!r}, this node has {here[key]!r}"
+            if key in here
+            else f"the image needs {words} {needed[key]!r}, this node has none",
+            remedy="Choose a node that is equal in this, or make them equal",
+            subject=node,
+        )
+        for key, words in FACTS.items()
+        if needed.get(key) and needed[key] != here.get(key)
+    ]
+
+
+def enough(size: int, free: Room, node: str) -> list[Problem]:
+    """SH656 when the disk, SH657 when the memory isn't enough for an image of `size` bytes."""
+    found = []
+    if free.disk is not None and free.disk < size * DISK_MARGIN:
+        what = f"the image needs about {Bytes(size)} on the disk and a margin of 20 %, free are {Bytes(free.disk)}"
+        found.append(Problem(code="SH656", what=what, remedy="Discard images, or choose another node", subject=node))
+    if free.memory is not None and free.memory < size * MEMORY_MARGIN:
+        what = f"the worker needs about {Bytes(size)} of memory and a margin of 10 %, available are {Bytes(free.memory)}"
+        found.append(Problem(code="SH657", what=what, remedy="Choose another node", subject=node))
+    return found
+
+
+def slot_problems(node: Node, head: Asked, slot: str) -> list[Problem]:
+    """Why the slot can't take the worker now: SH661, SH663, SH664, SH605."""
+    if slot not in node.settings.slot_ids():
+        return [
+            Problem(code="SH661", what=f"{node.settings.node} has no slot {slot}", remedy="Plan again with its inventory", subject=slot)
+        ]
+    found = []
+    occupant = node.occupied().get(slot)
+    if occupant is not None and occupant != head.worker:
+        found.append(Problem(code="SH664", what=f"{slot} is occupied by {occupant}", remedy="Choose another slot", subject=slot))
+    kept = node.journal.reservations().get(slot)
+    refused = in_other_operation(head, kept.operation, kept.epoch, kept.spec.worker in node.held) if kept else None
+    if refused is not None:
+        found.append(refused.problem)
+    if node.journal.worker(head.worker) is not None:
+        found.append(
+            Problem(code="SH663", what="the worker lives on this node already", remedy="Plan again with its inventory", subject=head.worker)
+        )
+    return found
+
+
+async def preflight(node: Node, message: pb.PreflightOrder, room_of: Callable[[Path], Room] = room) -> pb.PreflightReply:
+    """Check one side. Changes nothing but the highest epoch seen, and isn't journaled: it is answered anew each time.
+
+    Raises Rejected SH601 to SH604, Retry SH605.
+    """
+    head = asked(message.order)
+    seen = node.seen(head)
+    guard.check_head(head, seen)
+    node.journal.raise_epoch(head.epoch)
+    if message.destination:
+        problems = slot_problems(node, head, message.slot)
+        problems += compare(message.facts, node.facts, node.settings.node)
+        problems += enough(message.bytes, await node.in_thread(room_of, node.depot.root), node.settings.node)
+        return pb.PreflightReply(refusals=[wire.refusal(problem) for problem in problems], facts=node.facts)
+    guard.check_step("freeze", head, seen)
+    row = node.row(head.worker)
+    found = await node.in_thread(node.runtime.check, row.process, row.spec)
+    size = await node.in_thread(node.runtime.memory, row.process)
+    return pb.PreflightReply(refusals=[wire.refusal(problem) for problem in found], facts=node.facts, bytes=size or 0)

@@ -1,0 +1,198 @@
+"""The agent's settings: a TOML file. Paths in it are relative to the file's own folder.
+
+node = "node-a"
+listen = "10.0.0.11:7443"            # orders from the engine
+image_listen = "10.0.0.11:7444"      # images from other agents, which must reach it at this address
+state = "/var/lib/shunter-agent"     # journal and images; made 0700
+runtime = "criu"                     # or "pretend": nothing really moves, and every record says so
+criu = "/opt/shunter/criu/bin/criu"
+bridge = "br0"                       # what the workers' own networks are connected to
+prefix = 24                          # length of the workers' network prefix
+notices = "/run/shunter/notices"     # optional: folder of notices, one JSON file each
+discovery = "/var/lib/dynamo-kv"     # optional: Dynamo's file discovery ($DYN_FILE_KV), to verify fences by
+[tls]
+ca = "ca.pem"
+cert = "agent.pem"
+key = "agent.key"
+[labels]
+capacity = "spot"
+[[slots]]
+index = 0
+roles = ["prefill", "decode"]
+gpu_model = ""
+gpus = 0
+[[workers]]                          # started once; after that it lives wherever operations put it
+worker = "decode-0"
+role = "decode"
+graph = "chat"
+engine = "vllm"
+address = "10.0.0.111:9000"
+mac = "02:53:48:4e:54:6f"
+control = "http://10.0.0.111:9000"
+slot = 0
+command = ["python3", "-m", "dynamo.vllm"]
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from shunter.model.errors import Problem, Rejected
+from shunter.model.ids import NodeId, slot_id
+
+from shunter_agent.runtime.port import WorkerSpec
+
+Role = Literal["prefill", "decode"]
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all sections: a key that isn't known is an error."""
+
+
+class TlsSettings(_Section, frozen=True, kw_only=True):
+    """The agent's identity, as `shunter certs` makes it (PEM files)."""
+
+    ca: Path
+    cert: Path
+    key: Path
+
+
+class SlotSettings(_Section, frozen=True, kw_only=True):
+    """A slot of this node. `roles` are what a worker in it may be; `gpus` is how many GPUs it has."""
+
+    index: int
+    roles: tuple[Role, ...] = ("prefill", "decode")
+    gpu_model: str = ""
+    gpus: int = 0
+
+
+class WorkerSettings(_Section, frozen=True, kw_only=True):
+    """A worker that this agent starts when its journal has never heard of it. See `runtime.port.WorkerSpec` for the fields."""
+
+    worker: str
+    role: Role
+    graph: str
+    engine: str
+    address: str
+    slot: int
+    command: tuple[str, ...]
+    mac: str = ""
+    control: str = ""
+    labels: dict[str, str] = {}
+    env: dict[str, str] = {}
+    start: bool = True
+
+    @property
+    def spec(self) -> WorkerSpec:
+        """As the runtime knows it."""
+        return WorkerSpec(
+            worker=self.worker,
+            role=self.role,
+            graph=self.graph,
+            engine=self.engine,
+            address=self.address,
+            mac=self.mac,
+            control=self.control,
+            labels=self.labels,
+            command=self.command,
+            env=self.env,
+        )
+
+
+class Settings(_Section, frozen=True, kw_only=True):
+    """The whole file. Times in seconds."""
+
+    node: str
+    listen: str
+    image_listen: str
+    state: Path
+    tls: TlsSettings
+    slots: tuple[SlotSettings, ...]
+    workers: tuple[WorkerSettings, ...] = ()
+    runtime: Literal["criu", "pretend"] = "criu"
+    criu: Path = Path("/opt/shunter/criu/bin/criu")
+    bridge: str = ""
+    prefix: int = 24
+    labels: dict[str, str] = {}
+    notices: Path | None = None
+    discovery: Path | None = None
+    hold: float = 300.0
+    """The longest hold that an order may ask for: no copy stands still longer without a word from the engine."""
+    reservation: float = 900.0
+    """How long a reserved slot waits for its worker before it is freed."""
+    probe: float = 5.0
+    """How long a resumed worker may take to be healthy."""
+
+    def slot_ids(self) -> dict[str, SlotSettings]:
+        """The slots by `<node>/<index>`."""
+        return {slot_id(NodeId(self.node), slot.index): slot for slot in self.slots}
+
+
+def load(path: Path) -> Settings:
+    """Read and check a settings file. Raises Rejected SH671 (can't be read), SH672 (wrong content)."""
+    try:
+        raw: dict[str, Any] = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise _wrong(
+            "SH671", f"the settings can't be read: {error}", "Name the file with --config, and check its permissions", path
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise _wrong("SH672", f"the settings aren't TOML: {error}", "Mend the line that is named", path) from error
+    try:
+        found = msgspec.convert(raw, Settings, strict=True, dec_hook=_decode)
+    except msgspec.ValidationError as error:
+        raise _wrong("SH672", str(error), "`shunter-agent run --help` shows a whole example", path) from error
+    _check(found, path)
+    return _absolute(found, path.resolve().parent)
+
+
+def _decode(kind: type[Any], value: Any) -> Any:  # noqa: ANN401  (msgspec's own signature)
+    if issubclass(kind, Path) and isinstance(value, str):
+        return kind(value)
+    raise NotImplementedError(f"{kind.__name__} can't be read")
+
+
+def _check(settings: Settings, path: Path) -> None:
+    indices = [slot.index for slot in settings.slots]
+    workers = [worker.worker for worker in settings.workers]
+    if len(set(indices)) != len(indices) or any(index < 0 for index in indices):
+        raise _wrong("SH672", "each slot needs an index of its own, from 0", "Number the slots", path)
+    if len(set(workers)) != len(workers):
+        raise _wrong("SH672", "two workers have the same name", "Name each worker once", path)
+    taken: dict[int, str] = {}
+    for worker in settings.workers:
+        _check_worker(worker, {slot.index: slot for slot in settings.slots}, taken, path)
+    for field in ("listen", "image_listen"):
+        host, _, port = str(getattr(settings, field)).rpartition(":")
+        if not host or not port.isdigit():
+            raise _wrong("SH672", f"{field} is not host:port", 'Write it as in "10.0.0.11:7443"', path)
+    if settings.runtime == "criu" and not settings.bridge and any(worker.mac for worker in settings.workers):
+        raise _wrong("SH672", "workers with a mac need a bridge to be connected to", 'Set bridge = "..." to the node\'s bridge', path)
+
+
+def _check_worker(worker: WorkerSettings, slots: dict[int, SlotSettings], taken: dict[int, str], path: Path) -> None:
+    slot = slots.get(worker.slot)
+    if slot is None:
+        raise _wrong("SH672", f"{worker.worker} is for slot {worker.slot}, which isn't there", "Add the slot, or change the worker's", path)
+    if worker.role not in slot.roles:
+        raise _wrong("SH672", f"slot {worker.slot} doesn't take {worker.role} workers", f"Change the slot of {worker.worker}", path)
+    if worker.slot in taken:
+        raise _wrong("SH672", f"{worker.worker} and {taken[worker.slot]} are for the same slot", "Give one of them another slot", path)
+    taken[worker.slot] = worker.worker
+
+
+def _absolute(settings: Settings, base: Path) -> Settings:
+    tls = settings.tls
+    return msgspec.structs.replace(
+        settings,
+        state=base / settings.state,
+        criu=base / settings.criu,
+        notices=base / settings.notices if settings.notices else None,
+        discovery=base / settings.discovery if settings.discovery else None,
+        tls=TlsSettings(ca=base / tls.ca, cert=base / tls.cert, key=base / tls.key),
+    )
+
+
+def _wrong(code: str, what: str, remedy: str, path: Path) -> Rejected:
+    return Rejected(Problem(code=code, what=what, remedy=remedy, subject=str(path)))

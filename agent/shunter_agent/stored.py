@@ -1,0 +1,166 @@
+"""The depot over this node's image store and the transfers between agents."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from shunter.model.errors import Problem, Rejected, Stalled
+
+from shunter_agent.depot import ImageFacts
+from shunter_agent.images.manifest import ImageFile, ImageInfo, ImageManifest
+from shunter_agent.images.store import ImageStore
+from shunter_agent.images.transfer import Growth, Peer, Sent, send_growing, send_whole
+from shunter_agent.tls import TlsFiles
+
+
+class StoredDepot:
+    """Implements `depot.Depot`."""
+
+    def __init__(self, store: ImageStore, tls: TlsFiles) -> None:
+        self.root = store.root
+        self.store = store
+        self._tls = tls
+        self._known: dict[str, Mapping[str, ImageFile]] = {}
+
+    def begin(self, image: str) -> Path:
+        """See `depot.Depot`. Raises Rejected SH801, SH803; Stalled SH667 when the disk doesn't take it."""
+        try:
+            return self.store.begin(image)
+        except OSError as error:
+            raise _disk(image, error) from error
+
+    def commit(self, image: ImageFacts, *, durable: bool) -> ImageFacts:
+        """See `depot.Depot`. What was sent already isn't digested again. Raises Rejected SH801 to SH804; Stalled SH667."""
+        try:
+            manifest = self.store.commit(_info(image), self._known.pop(image.id, None), fsync=durable)
+        except OSError as error:
+            raise _disk(image.id, error) from error
+        return facts_of(manifest)
+
+    def sync(self, image: str) -> None:
+        """See `depot.Depot`. Raises OSError."""
+        with contextlib.suppress(Rejected):
+            self.store.sync(image)
+
+    def abandon(self, image: str) -> None:
+        """See `depot.Depot`. An id that can't be one was never begun."""
+        self._known.pop(image, None)
+        with contextlib.suppress(Rejected):
+            self.store.abandon(image)
+
+    def get(self, image: str) -> ImageFacts | None:
+        """See `depot.Depot`. Raises Rejected SH801, SH804."""
+        try:
+            return facts_of(self.store.get(image))
+        except Rejected as error:
+            if error.problem.code == "SH802":
+                return None
+            raise
+
+    def folder(self, image: str) -> Path:
+        """See `depot.Depot`. Raises Rejected SH801, SH802."""
+        return self.store.folder(image)
+
+    def all(self) -> tuple[ImageFacts, ...]:
+        """See `depot.Depot`."""
+        return tuple(sorted((facts_of(manifest) for manifest in self.store.list()), key=lambda image: image.id))
+
+    def discard(self, image: str) -> bool:
+        """See `depot.Depot`. Raises Rejected SH801."""
+        existed = (self.root / image).is_dir()
+        try:
+            self.store.discard(image)
+        except OSError as error:
+            raise _disk(image, error) from error
+        return existed
+
+    def sending(self, folder: Path, image: str, node: str, address: str, progress: Callable[[int], None]) -> "GrowingImage":
+        """See `depot.Depot`. Raises Rejected SH805 for an address that is none."""
+        return GrowingImage(folder, image, Peer.at(node, address), self._tls, progress, self._remember)
+
+    def send(self, image: str, node: str, address: str, progress: Callable[[int], None]) -> int:
+        """See `depot.Depot`."""
+        return send_whole(self.store, image, Peer.at(node, address), self._tls, progress=progress).bytes
+
+    def _remember(self, image: str, sent: Sent) -> None:
+        self._known[image] = sent.files
+
+
+class GrowingImage:
+    """Implements `depot.Sending`: a thread that follows the dump."""
+
+    def __init__(
+        self, folder: Path, image: str, peer: Peer, tls: TlsFiles, progress: Callable[[int], None], sent: Callable[[str, Sent], None]
+    ) -> None:
+        self._growth = Growth()
+        self._facts: ImageFacts | None = None
+        self._result: Sent | BaseException | None = None
+        self._remember = sent
+
+        def run() -> None:
+            try:
+                self._result = send_growing(folder, image, self._describe, self._growth, peer, tls, progress=progress)
+            except BaseException as error:
+                self._result = error
+
+        self._thread = threading.Thread(target=run, name=f"send {image}", daemon=True)
+        self._thread.start()
+
+    def finish(self, image: ImageFacts) -> int:
+        """See `depot.Sending`. Raises what `send_growing` does."""
+        self._facts = image
+        self._growth.finish()
+        self._thread.join()
+        result = self._result
+        if not isinstance(result, Sent):
+            assert result is not None
+            raise result
+        self._remember(image.id, result)
+        return result.bytes
+
+    def cancel(self) -> None:
+        """See `depot.Sending`."""
+        self._growth.fail()
+        self._thread.join(5)
+
+    def _describe(self) -> ImageInfo:
+        assert self._facts is not None  # set before the growth finishes
+        return _info(self._facts)
+
+
+def _info(image: ImageFacts) -> ImageInfo:
+    return ImageInfo(
+        id=image.id,
+        spec=image.spec,
+        incarnation=image.incarnation,
+        taken_at=image.taken_at,
+        runtime=image.runtime,
+        pause_s=image.pause_s or None,
+        facts=image.facts,
+    )
+
+
+def facts_of(manifest: ImageManifest) -> ImageFacts:
+    """A manifest as orders know it."""
+    return ImageFacts(
+        id=manifest.id,
+        spec=manifest.spec,
+        incarnation=manifest.incarnation,
+        taken_at=manifest.taken_at,
+        bytes=manifest.bytes,
+        pause_s=manifest.pause_s or 0.0,
+        facts=manifest.facts,
+        runtime=manifest.runtime,
+    )
+
+
+def _disk(image: str, error: OSError) -> Stalled:
+    return Stalled(
+        Problem(
+            code="SH667",
+            what=f"the node's image folder doesn't take it: {error.strerror or error}",
+            remedy="Free disk space, or mend the folder's permissions",
+            subject=image,
+        )
+    )
