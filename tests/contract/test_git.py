@@ -322,7 +322,7 @@ def test_a_revision_is_never_an_option(remote: Repository, tmp_path: Path) -> No
     remote.commit(policies__a="1")
     git = source(remote, tmp_path)
     git.fetch()
-    for revision in ("--help", "-x", "nope", "0" * 40, ""):
+    for revision in ("--help", "-x", "nope", "0" * 40, "", "a\0b"):
         with pytest.raises(Rejected) as caught:
             git.read(revision)
         assert code(caught) == "SH214"

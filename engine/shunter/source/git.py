@@ -262,8 +262,10 @@ class GitSource:
             if good is None:
                 raise self._retry("SH209", "no commit was accepted yet", "Fetch first")
             return good
-        found = self._git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
-        if found.code != 0:
+        found = (
+            self._git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}") if revision.isprintable() else None
+        )
+        if found is None or found.code != 0:
             raise Rejected(
                 Problem(
                     code="SH214",

@@ -189,6 +189,8 @@ def test_a_node_that_answers_is_not_gone_whatever_was_announced() -> None:
     alive = merge([view(A, worker(W, A), notices=(due,)), view(B)], FIRST.fleet, (due,), BOTH, NOW)
     assert only(alive).state is WorkerState.RUNNING
     assert alive.notices == (due,)
+    leaving = merge([view(A, notices=(due,)), view(B)], alive.fleet, (due,), BOTH, NOW, busy=frozenset({W}))
+    assert only(leaving) == worker(W, A, WorkerState.FROZEN)
 
 
 def test_a_node_stays_gone_round_after_round_and_may_come_back() -> None:

@@ -5,8 +5,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from shunter.model.errors import Rejected, Retry
-from shunter.source.directory import DirectorySource
+from shunter.model.errors import Problem, Rejected, Retry
+from shunter.source.directory import DirectorySource, _load
 from shunter.source.limits import Limits
 
 
@@ -66,6 +66,16 @@ def test_links_pipes_and_large_files_are_told_and_not_read(folder: Path, tmp_pat
         ("pipe.yaml", "SH211"),
         ("team", "SH211"),
     ]
+
+
+def test_a_link_that_takes_a_files_place_meanwhile_is_not_followed(folder: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.yaml"
+    secret.write_text("hunter2")
+    (folder / "b.yaml").unlink()
+    (folder / "b.yaml").symlink_to(secret)
+    got = _load(folder, "b.yaml", 1000)  # as if the walk had still seen the file
+    assert isinstance(got, Problem)
+    assert got.code == "SH211"
 
 
 def test_a_name_that_is_no_text_is_told(folder: Path) -> None:
