@@ -2,18 +2,27 @@
 
 import asyncio
 import contextlib
+import datetime
 import http.server
+import ipaddress
 import itertools
+import re
 import shutil
 import socket
+import ssl
 import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import httpx
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from prometheus_api_client import PrometheusConnect
 from shunter.model.errors import Retry
 from shunter.model.ids import Incarnation, NodeId, SlotId, WorkerId
@@ -497,3 +506,77 @@ async def test_credentials_are_sent_and_never_shown() -> None:
     assert b"authorization: basic " in lowered
     assert b"x-scope-orgid: team" in lowered
     assert b"accept-encoding: identity" in lowered
+
+
+async def test_the_form_says_query_time_deadline_and_look_back() -> None:
+    forms: list[dict[str, list[str]]] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(re.search(rb"content-length: (\d+)", head.lower())[1])  # type: ignore[index]
+        forms.append(parse_qs((await reader.readexactly(length)).decode(), strict_parsing=True))
+        writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(SUCCESS)}\r\nConnection: close\r\n\r\n{SUCCESS}".encode())
+        await writer.drain()
+        writer.close()
+
+    started = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with started, Prometheus(f"http://127.0.0.1:{started.sockets[0].getsockname()[1]}", deadline_s=1.5) as client:
+        await client.query('a{b="&=é+"}', 1234.5678, lookback_s=30)
+        await client.query("a", None)
+    assert forms == [
+        {"query": ['a{b="&=é+"}'], "time": ["1234.568"], "timeout": ["1500ms"], "lookback_delta": ["30s"]},
+        {"query": ["a"], "timeout": ["1500ms"]},
+    ]
+
+
+def certificate(folder: Path, name: str, issuer: tuple[x509.Certificate, ec.EllipticCurvePrivateKey] | None) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 and its key, signed by `issuer` or by itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer[0].subject if issuer else subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=1))
+        .not_valid_after(now + datetime.timedelta(minutes=5))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        .sign(issuer[1] if issuer else key, hashes.SHA256())
+    )
+    paths = folder / f"{name}.pem", folder / f"{name}.key"
+    paths[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    paths[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    return paths
+
+
+async def test_tls_with_a_private_authority_and_a_client_certificate(tmp_path: Path) -> None:
+    ca = certificate(tmp_path, "ca", None)
+    issuer = x509.load_pem_x509_certificate(ca[0].read_bytes()), serialization.load_pem_private_key(ca[1].read_bytes(), None)
+    assert isinstance(issuer[1], ec.EllipticCurvePrivateKey)
+    served = certificate(tmp_path, "server", (issuer[0], issuer[1]))
+    ours = certificate(tmp_path, "client", (issuer[0], issuer[1]))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*served)
+    context.load_verify_locations(ca[0])
+    context.verify_mode = ssl.CERT_REQUIRED
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(SUCCESS)}\r\nConnection: close\r\n\r\n{SUCCESS}".encode())
+            await writer.drain()
+        writer.close()
+
+    started = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    url = f"https://127.0.0.1:{started.sockets[0].getsockname()[1]}"
+    async with started:
+        async with Prometheus(url, ca=ca[0], cert=ours) as client:
+            assert (await client.query("up", None)).series == ()
+        for options in ({"cert": ours}, {"ca": ca[0]}):  # a server that isn't trusted; a client that isn't
+            async with Prometheus(url, **options) as client:  # type: ignore[arg-type]
+                with pytest.raises(Retry) as caught:
+                    await client.query("up", None)
+            assert caught.value.problem.code in {"SH300", "SH304"}
