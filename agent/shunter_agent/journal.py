@@ -22,7 +22,7 @@ State = Literal["begun", "done", "failed", "undone"]
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-"""`undone`: it was done, and was taken back since (a hold ended, a rollback): ordered again, it is carried out again."""
+    """One step of an operation here. `reply` is the serialised answer of a done step; `at` is seconds since the epoch, of its last change."""
 
     operation: str
     step: str
