@@ -1,0 +1,166 @@
+"""Ways back: to the frozen copy in place while it lives, to its image once it doesn't."""
+
+from shunter.act.port import CopyView
+from shunter.act.run import Run, Unresolved, problem, spec_of
+from shunter.model.errors import Problem, Rejected, Retry, ShunterError, Stalled, Unknown
+from shunter.model.ids import NodeId, SlotId, node_of
+from shunter.model.operation import Status, Step
+from shunter.wire import agent_pb2 as pb
+
+
+async def thaw_back(run: Run, source: SlotId, destination: SlotId | None) -> None:
+    """Nothing was committed: end the held copy, let the source run on in place, show it to the router again."""
+    if destination is not None:
+        await _abort_if_possible(run, destination)
+    view = await _source_when_known(run, source)
+    if view is None:
+        why = run.record.problem
+        run.finish(
+            Status.ROLLED_BACK,
+            problem(
+                "SH515",
+                "the source's agent doesn't answer; its hold has ended, so the worker runs on unless its node is dead"
+                + (f". At first: {why.what}" if why else ""),
+                "Look at the node",
+                node_of(source),
+            ),
+        )
+        return
+    if view.copy == "none":
+        # Its image may be at the destination alone, whose view isn't needed to say where to look: the plan that follows finds it.
+        run.finish(Status.FAILED, _died(run), image=run.image if run.had(Step.FENCED) else None)
+        return
+    if run.had(Step.FENCED):
+        await run.insist(lambda: run.at(source).thaw(run.order, run.times.quick))
+        view = await must_view(run, source)
+        if view.copy == "none":
+            run.finish(Status.FAILED, _died(run), image=run.image)
+            return
+        if view.copy != "running":
+            raise Unresolved(problem("SH514", f"the source's copy is {view.copy}, not running", "It is asked again", run.planned.worker))
+    unseen = await show(run, source) if run.had(Step.PREPARED) else None
+    run.finish(Status.ROLLED_BACK, joined(run.record.problem, unseen))
+
+
+async def bring(run: Run, slot: SlotId) -> pb.ResumeReply:
+    """Restore the operation's image in `slot` and let it run. The worker's other copies must be known dead.
+
+    Raises Rejected, Retry or Unknown as the agent does.
+    """
+    agent = run.at(slot)
+    spec = spec_of(await agent.report(run.times.quick), run)
+    await run.ask(agent.prepare(run.order, slot, spec, run.times.quick))
+    await run.ask(agent.restore(run.order, slot, run.image, run.times.hold, run.bulk))
+    return await run.ask(agent.resume(run.order, run.times.quick))
+
+
+async def end_copy(run: Run, slot: SlotId) -> bool:
+    """Make sure that the slot's node has no held copy, nor will have one run by an order that is still on its way.
+
+    True when its copy turns out to run already. Raises Unresolved while the agent doesn't say.
+    """
+    if run.parts.gone(node_of(slot)):
+        return False
+    await run.insist(lambda: run.at(slot).abort(run.order, run.times.quick))
+    view = await must_view(run, slot)
+    if view.copy in ("held", "frozen"):
+        raise Unresolved(problem("SH514", f"a copy of it on {node_of(slot)} won't end", "It is asked again", run.planned.worker))
+    return view.copy == "running"
+
+
+async def show(run: Run, slot: SlotId) -> Problem | None:
+    """Let the router see the worker again. What is wrong if it can't, or None. Raises Unresolved."""
+    refused = await run.insist(lambda: run.at(slot).unfence(run.order, run.times.quick))
+    if refused is None:
+        return None
+    what = f"the worker runs, but the router doesn't see it: {refused.code} {refused.what}"
+    return problem("SH519", what, refused.remedy, run.planned.worker)
+
+
+def joined(first: Problem | None, second: Problem | None) -> Problem | None:
+    """Two things that went wrong as one: the first one's code, both texts."""
+    if first is None or second is None:
+        return first or second
+    return problem(first.code, f"{first.what}. Then: {second.what}", first.remedy, first.subject)
+
+
+async def image_back(run: Run, source: SlotId) -> None:
+    """The source was released and the destination can't run it (its copy is known dead): restore the image at the source."""
+    wait = run.waits()
+    while True:
+        view = await must_view(run, source)
+        if view.copy == "running":
+            break
+        try:
+            if view.copy == "held":
+                await run.ask(run.at(source).resume(run.order, run.times.quick))
+            else:
+                await bring(run, source)
+        except Rejected as refused:
+            run.finish(Status.FAILED, _nowhere(run, refused.problem), image=run.image)
+            return
+        except (Retry, Unknown) as missing:
+            await wait(missing.problem)
+    run.finish(Status.ROLLED_BACK, joined(run.record.problem, await show(run, source)))
+
+
+async def _abort_if_possible(run: Run, destination: SlotId) -> None:
+    """Ask once. If it isn't heard, the held copy still dies when its hold ends: it was never told to run."""
+    try:
+        await run.ask(run.at(destination).abort(run.order, run.times.quick))
+    except Stalled:
+        raise
+    except ShunterError:
+        return
+
+
+async def _source_when_known(run: Run, source: SlotId) -> CopyView | None:
+    """The source's view, waited for until its hold must have ended; None if it didn't answer even then."""
+    until = _rolling_since(run) + run.times.hold + run.times.margin
+    pause = run.times.pause
+    while True:
+        view = await run.view(source)
+        if view is not None or run.parts.clock() >= until:
+            return view
+        await run.parts.sleep(pause)
+        pause = min(2 * pause, 5.0)
+
+
+async def must_view(run: Run, slot: SlotId) -> CopyView:
+    """What the slot's node says, waited for. Raises Unresolved."""
+    wait = run.waits()
+    while (view := await run.view(slot)) is None:
+        await wait(unanswered(node_of(slot)))
+    return view
+
+
+def _rolling_since(run: Run) -> float:
+    return next((at for step, at in reversed(run.record.history) if step is Step.ROLLING_BACK), run.parts.clock())
+
+
+def unanswered(node: NodeId) -> Problem:
+    """An agent owes the answer that everything depends on."""
+    return problem(
+        "SH514",
+        f"the agent of {node} hasn't said what became of the last order",
+        "Bring the agent back; if the node is dead for good, post a notice of kind `gone` for it",
+        node,
+    )
+
+
+def _died(run: Run) -> Problem:
+    return problem(
+        "SH516",
+        "the worker died at its source before the operation was committed",
+        "It is restored from its newest image",
+        run.planned.worker,
+    )
+
+
+def _nowhere(run: Run, last: Problem) -> Problem:
+    return problem(
+        "SH517",
+        f"it could be restored neither at the destination nor at the source ({last.code} {last.what}); image {run.image} is kept",
+        "Mend what was refused, then restore the image",
+        run.planned.worker,
+    )

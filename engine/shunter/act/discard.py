@@ -1,0 +1,39 @@
+"""A discard: an image is deleted on every node that holds it."""
+
+from shunter.act.drive import Machine
+from shunter.act.run import Run, problem
+from shunter.model.errors import Problem, Rejected
+from shunter.model.operation import Status, Step
+
+
+async def _discard(run: Run) -> None:
+    holders = sorted({node for image in run.parts.fleet().images if image.id == run.image for node in image.nodes})
+    kept: list[str] = []
+    for node in holders:
+        if run.parts.gone(node):
+            continue
+        agent = run.agent(node)
+        refused = await run.insist(lambda agent=agent: agent.discard(run.order, run.image, run.times.quick))  # type: ignore[misc]
+        if refused is not None:
+            kept.append(f"{node} ({refused.code} {refused.what})")
+    if kept:
+        raise Rejected(problem("SH521", f"it is kept on {', '.join(kept)}", "It is tried again later", run.image))
+    run.finish(Status.SUCCEEDED, image=run.image)
+
+
+async def _roll_back(run: Run) -> None:
+    """Nothing is to be taken back: what is deleted was to be deleted, and the worker has no part in it."""
+    run.finish(Status.ROLLED_BACK, run.record.problem, run.image)
+
+
+async def _refused(run: Run, why: Problem) -> None:
+    run.finish(Status.ROLLED_BACK, why, run.image)
+
+
+DISCARD = Machine(
+    {Step.INTENDED: _discard, Step.ROLLING_BACK: _roll_back},
+    committed=frozenset(),
+    refused=_refused,
+    source=lambda _run: None,
+    destination=lambda _run: None,
+)

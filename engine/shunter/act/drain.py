@@ -1,0 +1,45 @@
+"""A drain: out of the router, until nothing is served, then the end. No image is taken, so the worker ends only once it is idle."""
+
+from shunter.act.back import joined, must_view, show
+from shunter.act.drive import Machine
+from shunter.act.move import fence, source_of
+from shunter.act.run import Run, late_problem
+from shunter.model.errors import Problem, Rejected
+from shunter.model.operation import Status, Step
+
+
+async def _drain(run: Run) -> None:
+    now = run.parts.clock()
+    left = run.planned.deadline - now if run.planned.deadline is not None else run.times.drain
+    if left <= 0:
+        raise Rejected(late_problem(run.record.id))
+    await run.ask(run.at(source_of(run)).drain(run.order, left))
+    run.step(Step.RELEASED)
+
+
+async def _done(run: Run) -> None:
+    run.finish(Status.SUCCEEDED)
+
+
+async def _roll_back(run: Run) -> None:
+    """Back to the router, unless its node is going: new requests would only be lost there."""
+    slot = source_of(run)
+    view = await must_view(run, slot)
+    if view.copy == "none":
+        run.finish(Status.FAILED, run.record.problem)
+        return
+    unseen = await show(run, slot) if run.planned.lane == "voluntary" else None
+    run.finish(Status.ROLLED_BACK, joined(run.record.problem, unseen))
+
+
+async def _refused(run: Run, why: Problem) -> None:
+    run.finish(Status.SUCCEEDED, why)
+
+
+DRAIN = Machine(
+    {Step.INTENDED: fence, Step.FENCED: _drain, Step.RELEASED: _done, Step.ROLLING_BACK: _roll_back},
+    committed=frozenset({Step.RELEASED}),
+    refused=_refused,
+    source=source_of,
+    destination=lambda _run: None,
+)

@@ -1,0 +1,73 @@
+"""A park: like a move up to the commit, but the worker then waits in its image."""
+
+from shunter.act.back import thaw_back
+from shunter.act.copies import send_copies
+from shunter.act.drive import Machine
+from shunter.act.move import fence, freeze, release, release_refused, source_of
+from shunter.act.run import Run
+from shunter.model.errors import Problem
+from shunter.model.ids import NodeId, node_of
+from shunter.model.operation import Status, Step
+
+
+def _first(run: Run) -> NodeId | None:
+    """The node that the image goes to while it is written; None when it is to stay where it is."""
+    home = node_of(source_of(run))
+    first = run.planned.copies[0] if run.planned.copies else home
+    return None if first == home else first
+
+
+async def _check(run: Run) -> None:
+    await run.preflight(source_of(run), destination=False, facts={}, size=0)
+    run.step(Step.PREPARED)
+
+
+async def _freeze(run: Run) -> None:
+    await freeze(run, _first(run))
+
+
+async def _copy(run: Run) -> None:
+    """A further copy that can't be made doesn't keep the worker from being parked: the first one is whole. The outcome says so."""
+    home = node_of(source_of(run))
+    missing = await send_copies(run, home, tuple(n for n in run.planned.copies[1:] if n != home))
+    run.step(Step.COPIED, missing)
+
+
+async def _commit(run: Run) -> None:
+    run.step(Step.COMMITTING, run.record.problem)
+
+
+async def _release(run: Run) -> None:
+    short = run.record.problem if run.record.problem and run.record.problem.code == "SH518" else None
+    await release(run)
+    run.finish(Status.SUCCEEDED, short, run.image)
+
+
+async def _done(run: Run) -> None:
+    run.finish(Status.SUCCEEDED, image=run.image)
+
+
+async def _roll_back(run: Run) -> None:
+    await thaw_back(run, source_of(run), None)
+
+
+async def _refused(run: Run, why: Problem) -> None:
+    await release_refused(run, why)
+
+
+PARK = Machine(
+    {
+        Step.INTENDED: _check,
+        Step.PREPARED: fence,
+        Step.FENCED: _freeze,
+        Step.FROZEN: _copy,
+        Step.COPIED: _commit,
+        Step.COMMITTING: _release,
+        Step.RELEASED: _done,
+        Step.ROLLING_BACK: _roll_back,
+    },
+    committed=frozenset({Step.COMMITTING, Step.RELEASED}),
+    refused=_refused,
+    source=source_of,
+    destination=lambda _run: None,
+)

@@ -1,0 +1,282 @@
+"""One operation under way: its durable record, its orders, and the rules that all kinds share.
+
+A step is durable in the store and in the audit trail before the next effect is asked for. If either can't be written, Stalled is raised
+and nothing more is asked: holds end by themselves, and the operation is taken up again once the disk takes writes.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
+
+import msgspec
+
+from shunter.act.port import Agent, CopyView
+from shunter.act.resolve import image_of
+from shunter.act.store import Store
+from shunter.model.errors import Problem, Rejected, Retry, ShunterError, Stalled, Unknown
+from shunter.model.ids import ImageId, NodeId, OperationId, SlotId, node_of
+from shunter.model.operation import Measured, OperationRecord, Outcome, Status, Step
+from shunter.model.record import Record, RecordKind
+from shunter.model.snapshot import Fleet
+from shunter.wire import agent_pb2 as pb
+
+T = TypeVar("T")
+OLD_LEADER = "SH601"
+"""The agents' refusal of an epoch that another engine has overtaken."""
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """How long things may take; seconds.
+
+    `quick` bounds orders that move no bytes, `bulk` is the least given to those that do (six times the estimate if that is more). `hold` is
+    how long a copy stands still without an order, `margin` what is added when waiting for a hold to end. `settle` is how long an unknown
+    outcome is looked into before the operation is left for later, `pause` the first wait between two tries, doubled up to 5 s.
+    """
+
+    quick: float = 15.0
+    bulk: float = 120.0
+    hold: float = 60.0
+    margin: float = 5.0
+    settle: float = 60.0
+    pause: float = 0.2
+    drain: float = 300.0
+
+
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """What operations are carried out with.
+
+    `audit` returns once the record is durable, or raises Stalled. `gone` says that a node is known to be dead for good (a notice of kind
+    `gone`), so that its copies needn't be asked for. `progress` is told each step, for people.
+    """
+
+    store: Store
+    agents: Mapping[NodeId, Agent]
+    fleet: Callable[[], Fleet]
+    audit: Callable[[Record], None]
+    clock: Callable[[], float]
+    sleep: Callable[[float], Awaitable[object]]
+    gone: Callable[[NodeId], bool] = lambda _node: False
+    progress: Callable[[OperationRecord], None] = lambda _record: None
+    times: Times = Times()
+
+
+class Unresolved(Unknown):
+    """The outcome couldn't be found out yet. The operation stays active, its worker and slots blocked; take it up again later."""
+
+
+def problem(code: str, what: str, remedy: str, subject: str = "") -> Problem:
+    """A problem without a place."""
+    return Problem(code=code, what=what, remedy=remedy, subject=subject)
+
+
+def is_pretend(fleet: Fleet, record: OperationRecord) -> bool:
+    """Whether a node that the operation is about doesn't really move anything."""
+    slots = (record.planned.from_slot, record.planned.to_slot, record.planned.expect.at)
+    about = {node_of(s) for s in slots if s} | set(record.planned.copies)
+    return any(n.runtime == "pretend" for n in fleet.nodes if n.id in about)
+
+
+class Run:
+    """See the module. `record` is always what the store holds."""
+
+    def __init__(self, parts: Parts, record: OperationRecord) -> None:
+        self.parts = parts
+        self.record = record
+        self.planned = record.planned
+        self.times = parts.times
+
+    # -- what is durable
+
+    def had(self, step: Step) -> bool:
+        """The operation has come to `step` at some time."""
+        return any(s is step for s, _ in self.record.history)
+
+    def step(self, step: Step, why: Problem | None = None, *, measured: Measured | None = None, frozen_at: float | None = None) -> None:
+        """Make `step` durable. `why` becomes the record's problem; None clears it unless the operation is being rolled back.
+
+        `measured` and `frozen_at` replace what the record knows, unless None.
+        """
+        kept = self.record.problem if step is Step.ROLLING_BACK else None
+        self.record = self.parts.store.advance(
+            self.record.id,
+            step,
+            self.parts.clock(),
+            problem=why or kept,
+            measured=measured or self.record.measured,
+            frozen_at=self.record.frozen_at if frozen_at is None else frozen_at,
+        )
+        self.tell(RecordKind.STEP, f"{self.planned.kind.value}: {step.value}")
+
+    def note(self, why: Problem) -> None:
+        """Make durable that an answer is outstanding."""
+        if self.record.problem != why:
+            self.record = self.parts.store.advance(self.record.id, self.record.step, self.parts.clock(), problem=why)
+            self.tell(RecordKind.STEP, f"{self.planned.kind.value}: {Status.UNKNOWN.value} after {self.record.step.value}")
+
+    def measure(self, **values: float | int | None) -> Measured:
+        """What is known, with these measurements added."""
+        return msgspec.structs.replace(self.record.measured, **values)
+
+    def finish(self, status: Status, why: Problem | None = None, image: ImageId | None = None) -> None:
+        """Make the outcome durable."""
+        outcome = Outcome(
+            status=status,
+            at=self.parts.clock(),
+            code=why.code if why else "",
+            reason=why.what if why else "",
+            measured=self.record.measured,
+            image=image,
+        )
+        self.record = self.parts.store.finish(self.record.id, outcome)
+        self.tell(RecordKind.OUTCOME, f"{self.planned.kind.value}: {status.value}")
+
+    def tell(self, kind: RecordKind, what: str) -> None:
+        """Write to the audit trail, then tell people. Raises Stalled."""
+        record = self.record
+        body: dict[str, object] = {"step": record.step.value, "kind": self.planned.kind.value, "reason": self.planned.reason}
+        if record.problem:
+            body["problem"] = msgspec.to_builtins(record.problem)
+        if record.outcome:
+            body["outcome"] = msgspec.to_builtins(record.outcome)
+        self.parts.audit(
+            Record(
+                at=self.parts.clock(),
+                kind=kind,
+                subject=self.planned.worker,
+                what=what,
+                epoch=record.epoch,
+                plan=record.plan,
+                operation=record.id,
+                pretend=is_pretend(self.parts.fleet(), record),
+                body=body,
+            )
+        )
+        self.parts.progress(record)
+
+    # -- whom to ask
+
+    @property
+    def order(self) -> pb.Order:
+        """The head of every order of this operation."""
+        return pb.Order(
+            operation=self.record.id,
+            epoch=self.record.epoch,
+            plan=self.record.plan,
+            worker=self.planned.worker,
+            incarnation=self.planned.expect.incarnation,
+        )
+
+    @property
+    def image(self) -> ImageId:
+        """The image that it takes, or uses."""
+        return image_of(self.record)
+
+    @property
+    def bulk(self) -> float:
+        """Seconds that an order which moves bytes may take."""
+        return max(self.times.bulk, 6.0 * (self.planned.estimate.total or 0.0))
+
+    @property
+    def late(self) -> bool:
+        """A voluntary operation's time is over: it goes back. What is done for a dying node goes on, as there is nothing to go back to."""
+        deadline = self.planned.deadline
+        return self.planned.lane == "voluntary" and deadline is not None and self.parts.clock() >= deadline
+
+    def agent(self, node: NodeId) -> Agent:
+        """The agent of `node`. Raises Rejected SH511."""
+        found = self.parts.agents.get(node)
+        if found is None:
+            raise Rejected(problem("SH511", f"no agent is known for {node}", "Add it to the engine's settings", node))
+        return found
+
+    def at(self, slot: SlotId | None) -> Agent:
+        """The agent of a slot's node. Raises Rejected SH511."""
+        return self.agent(node_of(slot) if slot else NodeId(""))
+
+    async def view(self, slot: SlotId | None) -> CopyView | None:
+        """What the slot's node knows of this operation; None while it can't be asked. A node that is gone for good has no copy."""
+        if slot is None:
+            return CopyView()
+        if self.parts.gone(node_of(slot)):
+            return CopyView()
+        try:
+            return await self.at(slot).journal(self.record.id, self.times.quick)
+        except ShunterError:
+            return None
+
+    async def peer(self, node: NodeId) -> pb.Peer:
+        """Where a node's images are received."""
+        return pb.Peer(node=node, address=(await self.agent(node).report(self.times.quick)).image_address)
+
+    # -- how to ask
+
+    async def ask(self, call: Awaitable[T]) -> T:
+        """Await an order's answer. Raises Stalled SH522 when the agent obeys a newer leader: then nothing is left to be done here."""
+        try:
+            return await call
+        except Rejected as refused:
+            if refused.problem.code != OLD_LEADER:
+                raise
+            raise Stalled(
+                problem("SH522", "another engine leads: " + refused.problem.what, "Stop this engine, or start it anew", self.record.id)
+            ) from refused
+
+    async def insist(self, call: Callable[[], Awaitable[object]]) -> Problem | None:
+        """Ask for something harmless to repeat until it is done or refused for good. The refusal, or None when it is done.
+
+        Raises Unresolved when that can't be said within `settle`.
+        """
+        wait = self.waits()
+        while True:
+            try:
+                await self.ask(call())
+            except Rejected as refused:
+                return refused.problem
+            except (Retry, Unknown) as missing:
+                await wait(missing.problem)
+            else:
+                return None
+
+    def waits(self) -> Callable[[Problem], Awaitable[None]]:
+        """A function that notes what is outstanding and waits longer each time, and raises Unresolved once `settle` has passed."""
+        until = self.parts.clock() + self.times.settle
+        pause = self.times.pause
+
+        async def wait(why: Problem) -> None:
+            nonlocal pause
+            if self.record.step is not Step.ROLLING_BACK:
+                self.note(why)
+            if self.parts.clock() >= until:
+                raise Unresolved(why)
+            await self.parts.sleep(pause)
+            pause = min(2 * pause, 5.0)
+
+        return wait
+
+    async def preflight(self, slot: SlotId, *, destination: bool, facts: Mapping[str, str], size: int) -> pb.PreflightReply:
+        """Raises Rejected with the first refusal, the others named behind it."""
+        reply = await self.ask(
+            self.at(slot).preflight(self.order, destination=destination, slot=slot, facts=facts, size=size, timeout=self.times.quick)
+        )
+        if reply.refusals:
+            first = reply.refusals[0]
+            what = "; ".join(r.what for r in reply.refusals)
+            raise Rejected(problem(first.code, what, first.remedy, first.subject))
+        return reply
+
+
+def spec_of(report: pb.NodeReport, run: Run) -> pb.WorkerSpec:
+    """The worker's specification, from the node where it lives or that holds its image. Raises Rejected SH512."""
+    for worker in report.workers:
+        if worker.spec.worker == run.planned.worker:
+            return worker.spec
+    for image in report.images:
+        if image.id == run.image:
+            return image.spec
+    raise Rejected(problem("SH512", f"{report.node} has neither the worker nor its image", "Plan again", run.planned.worker))
+
+
+def late_problem(operation: OperationId) -> Problem:
+    """The operation's deadline passed."""
+    return problem(
+        "SH513", "its time was over before it was committed", "Nothing to do: it is planned again if there is still a need", operation
+    )
