@@ -22,7 +22,7 @@ State = Literal["begun", "done", "failed", "undone"]
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of an operation here. `reply` is the serialised answer of a done step; `at` is seconds since the epoch, of its last change."""
+    """One step of an operation here. `reply` is a done step's serialised answer; `at` (seconds since the epoch) is of its last change."""
 
     operation: str
     step: str
