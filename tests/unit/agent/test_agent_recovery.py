@@ -1,0 +1,231 @@
+"""Holds that end by themselves, and what a new agent makes of its predecessor's journal."""
+
+from pathlib import Path
+
+import pytest
+from agent_fakes import PROCESS, SPEC, Bench, Gate, problem
+from shunter.model.errors import Rejected, Retry
+from shunter_agent import inventory
+from shunter_agent.journal import Entry, WorkerRow
+from shunter_agent.recovery import recover, start_missing
+from shunter_agent.runtime.port import Process
+from shunter_agent.settings import WorkerSettings
+
+from msgspec.structs import replace
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Bench:
+    bench = Bench(tmp_path, worker=False)
+    bench.runtime.alive.clear()
+    bench.runtime.running.clear()
+    bench.give_image()
+    return bench
+
+
+def entry(bench: Bench, step: str) -> Entry:
+    found = bench.journal.entry("op", step)
+    assert found is not None
+    return found
+
+
+async def frozen(bench: Bench) -> None:
+    await bench.source.fence(bench.step())
+    await bench.source.freeze(bench.freeze(hold=60))
+
+
+async def held(bench: Bench) -> None:
+    await bench.destination.prepare(bench.prepare())
+    await bench.destination.restore(bench.restore(hold=60))
+
+
+async def restart(bench: Bench) -> None:
+    """SIGKILL the agent and start another: what its drivers held goes back by itself, as the port promises."""
+    for copy in bench.node.frozen.values():
+        if copy.frozen.alive():
+            copy.frozen.thaw()
+    for kept in bench.node.held.values():
+        bench.runtime.alive.discard(kept.held.process)
+    bench.journal.close()
+    bench.boot()
+    await recover(bench.node, bench.destination, lambda _seconds: None)
+
+
+class TestHolds:
+    async def test_a_frozen_worker_runs_on_when_its_hold_ends(self, bench: Bench) -> None:
+        await frozen(bench)
+        bench.network.connected = False
+        bench.clock.now += 59.9
+        await bench.holds.expire()
+        assert bench.state() == "frozen"
+        bench.clock.now += 0.1
+        await bench.holds.expire()
+        assert (bench.state(), PROCESS in bench.runtime.running) == ("running", True)
+        assert (bench.serving.registered, bench.network.connected) == (True, True)
+        assert (entry(bench, "freeze").state, entry(bench, "thaw").state) == ("undone", "done")
+        with pytest.raises(Rejected) as error:
+            await bench.source.release(bench.step())
+        assert error.value.problem.code == "SH606"
+        assert PROCESS in bench.runtime.alive
+
+    async def test_the_engines_thaw_after_it_is_answered(self, bench: Bench) -> None:
+        await frozen(bench)
+        bench.clock.now += 61
+        await bench.holds.expire()
+        assert "hold ended" in (await bench.source.thaw(bench.step())).detail
+        await bench.source.unfence(bench.step())
+        assert bench.faults.done["thaw"] == 1
+
+    async def test_a_hold_that_cannot_be_ended_yet_is_tried_again(self, bench: Bench) -> None:
+        await frozen(bench)
+        bench.clock.now += 61
+        bench.faults.at["connect"] = Retry(problem())
+        await bench.holds.expire()
+        del bench.faults.at["connect"]
+        await bench.holds.expire()
+        assert (bench.state(), bench.faults.done["thaw"]) == ("running", 1)
+
+    async def test_a_hold_does_not_end_under_a_release(self, bench: Bench) -> None:
+        import asyncio
+
+        await frozen(bench)
+        gate = Gate()
+        bench.faults.at["release"] = gate
+        releasing = asyncio.create_task(bench.source.release(bench.step()))
+        await asyncio.to_thread(gate.reached.wait, 10)
+        bench.clock.now += 1000
+        await bench.holds.expire()
+        gate.open()
+        await releasing
+        assert (bench.faults.done["thaw"], bench.state()) == (0, "none")
+
+    async def test_a_hold_that_was_lost_is_noticed(self, bench: Bench) -> None:
+        await frozen(bench)
+        assert bench.runtime.frozen is not None
+        bench.runtime.frozen.standing = False  # its driver died, and the worker runs on
+        await bench.holds.expire()
+        assert (bench.state(), bench.faults.done["thaw"]) == ("running", 0)
+
+    async def test_a_worker_that_dies_while_frozen_is_gone(self, bench: Bench) -> None:
+        await frozen(bench)
+        bench.runtime.alive.clear()
+        bench.clock.now += 61
+        await bench.holds.expire()
+        assert bench.state() == "none"
+
+    async def test_a_held_copy_dies_when_its_hold_ends_and_can_be_restored_again(self, empty: Bench) -> None:
+        await held(empty)
+        empty.clock.now += 60
+        await empty.holds.expire()
+        assert (empty.runtime.alive, empty.node.held, entry(empty, "restore").state) == (set(), {}, "undone")
+        with pytest.raises(Rejected):
+            await empty.destination.resume(empty.step())
+        await empty.destination.restore(empty.restore())
+        await empty.destination.resume(empty.step())
+        assert empty.state() == "fenced"
+
+    async def test_a_reservation_lapses(self, empty: Bench) -> None:
+        await empty.destination.prepare(empty.prepare())
+        network = empty.network
+        empty.clock.now += empty.settings.reservation
+        await empty.holds.expire()
+        assert (empty.journal.reservations(), network.exists) == ({}, False)
+
+
+class TestRestart:
+    async def test_a_running_worker_is_found_again(self, bench: Bench) -> None:
+        await restart(bench)
+        assert (bench.state(), bench.network.connected, bench.serving.registered) == ("running", True, True)
+
+    async def test_a_frozen_worker_ran_on_and_is_put_back_into_traffic(self, bench: Bench) -> None:
+        await frozen(bench)
+        await restart(bench)
+        assert (bench.state(), bench.serving.registered) == ("running", True)
+        assert (entry(bench, "freeze").state, entry(bench, "thaw").state) == ("undone", "done")
+        with pytest.raises(Rejected):
+            await bench.source.release(bench.step())
+
+    async def test_a_freeze_that_had_only_begun(self, bench: Bench) -> None:
+        await bench.source.fence(bench.step())
+        bench.journal.begin("op", "freeze", "w", 1.0)
+        await restart(bench)
+        assert (bench.state(), bench.serving.registered, entry(bench, "freeze").state) == ("running", True, "undone")
+
+    async def test_a_fenced_worker_stays_fenced(self, bench: Bench) -> None:
+        await bench.source.fence(bench.step())
+        await restart(bench)
+        assert (bench.state(), bench.serving.registered) == ("fenced", False)
+        await bench.source.fence(bench.step())  # answered from the journal
+        assert bench.faults.done["fence"] == 1
+
+    async def test_a_worker_that_is_gone_is_lost(self, bench: Bench) -> None:
+        bench.runtime.alive.clear()
+        await restart(bench)
+        assert bench.state() == "none"
+
+    @pytest.mark.parametrize("finished", [True, False])
+    async def test_a_release_that_had_begun(self, bench: Bench, finished: bool) -> None:
+        await frozen(bench)
+        bench.journal.begin("op", "release", "w", 1.0)
+        if finished:
+            bench.runtime.frozen.release()  # type: ignore[union-attr]
+        await restart(bench)
+        assert entry(bench, "release").state == ("done" if finished else "undone")
+        assert inventory.copy_of(bench.node, "w") == ("none" if finished else "running")
+
+    async def test_a_release_is_waited_for_while_the_driver_ends_the_worker(self, bench: Bench) -> None:
+        await frozen(bench)
+        bench.journal.begin("op", "release", "w", 1.0)
+        bench.journal.close()
+        bench.boot()
+        await recover(bench.node, bench.destination, lambda _seconds: bench.runtime.alive.clear())
+        assert (entry(bench, "release").state, bench.state()) == ("done", "none")
+
+    async def test_a_held_copy_is_dead_and_its_slot_is_free(self, empty: Bench) -> None:
+        await held(empty)
+        await restart(empty)
+        assert (empty.runtime.alive, empty.journal.reservations()) == (set(), {})
+        assert {step: entry(empty, step).state for step in ("prepare", "restore")} == {"prepare": "undone", "restore": "undone"}
+        await held(empty)
+
+    @pytest.mark.parametrize("lives", [True, False])
+    async def test_a_resume_that_had_begun(self, empty: Bench, lives: bool) -> None:
+        await held(empty)
+        empty.journal.begin("op", "resume", "w", 1.0)
+        copy = empty.node.held.pop("w") if lives else empty.node.held["w"]
+        await restart(empty)
+        assert entry(empty, "resume").state == ("done" if lives else "undone")
+        assert inventory.copy_of(empty.node, "w") == ("running" if lives else "none")
+        assert (copy.held.process in empty.runtime.alive) == lives
+
+    async def test_a_worker_of_the_settings_is_started_once_in_a_nodes_life(self, empty: Bench) -> None:
+        worker = WorkerSettings(worker="w", role="decode", graph="g", engine="vllm", address=SPEC.address, slot=0, command=("x",))
+        empty.settings = replace(empty.settings, workers=(worker,))
+        await restart(empty)
+        await start_missing(empty.node)
+        assert (empty.state(), empty.network.connected) == ("running", True)
+        empty.node.worker_ended("w", 9)
+        await restart(empty)
+        await start_missing(empty.node)  # it may be restored elsewhere by now
+        assert (empty.state(), empty.faults.done["start"]) == ("none", 1)
+
+
+async def test_an_exit_is_told_and_frees_the_slot(bench: Bench) -> None:
+    reader = bench.node.events.subscribe()
+    network = bench.network
+    bench.node.worker_ended("w", -9)
+    bench.node.events.close()
+    events = [event async for event in reader]
+    assert [(event.exit.worker, event.exit.status) for event in events] == [("w", -9)]
+    assert (bench.state(), network.exists) == ("none", False)
+
+
+async def test_an_exit_of_an_unknown_worker_is_nothing(bench: Bench) -> None:
+    bench.journal.put_worker(WorkerRow(spec=replace(SPEC, worker="v"), process=Process(pid=1, started=1), slot="n/2", incarnation=0))
+    bench.node.worker_ended("other", 0)
+    assert set(bench.journal.workers()) == {"v", "w"}
