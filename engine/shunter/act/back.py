@@ -68,6 +68,15 @@ async def end_copy(run: Run, slot: SlotId) -> bool:
     return view.copy == "running"
 
 
+def lost_with(run: Run, slot: SlotId) -> Problem | None:
+    """What to say when the worker ran in `slot`, whose node is now gone for good; None while it isn't."""
+    if not run.parts.gone(node_of(slot)):
+        return None
+    return problem(
+        "SH515", f"the worker ran on {node_of(slot)}, which is gone", "It is restored from an image that is left", run.planned.worker
+    )
+
+
 async def show(run: Run, slot: SlotId) -> Problem | None:
     """Let the router see the worker again. What is wrong if it can't, or None. Raises Unresolved."""
     refused = await run.insist(lambda: run.at(slot).unfence(run.order, run.times.quick))
@@ -88,6 +97,9 @@ async def image_back(run: Run, source: SlotId) -> None:
     """The source was released and the destination can't run it (its copy is known dead): restore the image at the source."""
     wait = run.waits()
     while True:
+        if lost := lost_with(run, source):
+            run.finish(Status.FAILED, _nowhere(run, lost), image=run.image)
+            return
         view = await must_view(run, source)
         if view.copy == "running":
             break

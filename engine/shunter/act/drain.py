@@ -3,7 +3,7 @@
 from shunter.act.back import joined, must_view, show
 from shunter.act.drive import Machine
 from shunter.act.move import fence, source_of
-from shunter.act.run import Run, late_problem
+from shunter.act.run import Run, late_problem, problem
 from shunter.model.errors import Problem, Rejected
 from shunter.model.operation import Status, Step
 
@@ -26,7 +26,8 @@ async def _roll_back(run: Run) -> None:
     slot = source_of(run)
     view = await must_view(run, slot)
     if view.copy == "none":
-        run.finish(Status.FAILED, run.record.problem)
+        died = problem("SH516", "the worker died before it was drained", "It is restored from its newest image", run.planned.worker)
+        run.finish(Status.FAILED, joined(run.record.problem, died))
         return
     unseen = await show(run, slot) if run.planned.lane == "voluntary" else None
     run.finish(Status.ROLLED_BACK, joined(run.record.problem, unseen))

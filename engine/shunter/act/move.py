@@ -1,6 +1,6 @@
 """A move: both copies stand still before the source's is ended, and the destination's runs only after that is confirmed."""
 
-from shunter.act.back import bring, end_copy, image_back, joined, must_view, show, thaw_back
+from shunter.act.back import bring, end_copy, image_back, joined, lost_with, must_view, show, thaw_back
 from shunter.act.drive import Machine
 from shunter.act.run import Run, problem, spec_of
 from shunter.model.errors import Problem, Rejected, Retry, ShunterError, Stalled
@@ -82,6 +82,9 @@ def _resumed(run: Run, reply: pb.ResumeReply | None) -> None:
 
 
 async def _unfence(run: Run) -> None:
+    if lost := lost_with(run, destination_of(run)):
+        run.finish(Status.FAILED, lost, run.image)
+        return
     unseen = await show(run, destination_of(run))
     if unseen is not None:
         run.finish(Status.SUCCEEDED, unseen, run.image)

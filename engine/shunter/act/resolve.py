@@ -136,6 +136,8 @@ def _checkpointing(record: OperationRecord, source: CopyView | None) -> Resoluti
 def _draining(record: OperationRecord, source: CopyView | None) -> Resolution:
     if source is None:
         return wait("the agent was told to end the worker once it serves nothing, and hasn't said whether it did")
-    if source.copy == "none":
-        return go_on(Step.RELEASED, "the worker has ended")
-    return go_on(record.step, "the worker still runs")
+    if source.copy != "none":
+        return go_on(record.step, "the worker still runs")
+    if source.steps.get("drain") == "done":
+        return go_on(Step.RELEASED, "the worker served nothing, and has ended")
+    return roll_back("the worker has ended, but not because it served nothing")

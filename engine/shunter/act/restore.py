@@ -1,6 +1,6 @@
 """A restore: a parked or lost worker comes back from an image. There is no other copy, so what matters is that there never are two."""
 
-from shunter.act.back import bring, end_copy, joined, show
+from shunter.act.back import bring, end_copy, joined, lost_with, show
 from shunter.act.copies import holder_of, send
 from shunter.act.drive import Machine
 from shunter.act.move import destination_of
@@ -60,6 +60,9 @@ async def _resume(run: Run) -> None:
 
 
 async def _unfence(run: Run) -> None:
+    if lost := lost_with(run, destination_of(run)):
+        run.finish(Status.FAILED, lost, run.image)
+        return
     unseen = await show(run, destination_of(run))
     if unseen is not None:
         run.finish(Status.SUCCEEDED, unseen, run.image)

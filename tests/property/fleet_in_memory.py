@@ -1,0 +1,417 @@
+"""A fleet whose agents follow the contract in memory: copies that run, stand still or are held, holds that end, images, journals.
+
+It checks after every change that no worker has two copies that run or could run on by themselves, and that one can always be restored. What
+it leaves out: bytes, networks, and agents that break their promises.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from shunter.act.port import CopyView
+from shunter.act.run import Parts, Times
+from shunter.act.store import Store
+from shunter.model.errors import Problem, Rejected, Retry, Unknown
+from shunter.model.ids import Digest, Epoch, ImageId, Incarnation, NodeId, OperationId, PolicyName, SlotId, WorkerId, node_of
+from shunter.model.operation import OperationRecord, Outcome, Step
+from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
+from shunter.model.record import Record
+from shunter.model.snapshot import Fleet, Image, Node, Slot, Worker, WorkerState
+from shunter.wire import agent_pb2 as pb
+
+FAULTS = ("before", "after", "refuse", "retry", "restart", "restart-after", "cut", "cut-after", "undone")
+WORKER = WorkerId("w")
+PLAN = Digest("sha256:plan")
+
+
+class Crash(BaseException):
+    """The engine dies here."""
+
+
+def _problem(code: str, what: str) -> Problem:
+    return Problem(code=code, what=what, remedy="none: this is a test")
+
+
+class Copy:
+    """One copy of the worker on one node."""
+
+    def __init__(self, state: str, operation: str = "", until: float = float("inf")) -> None:
+        self.state, self.operation, self.until = state, operation, until
+        self.fenced = False
+
+
+class MemoryAgent:
+    """One node. `faults` of the world are looked up by the running number of the order."""
+
+    def __init__(self, world: "World", node: NodeId) -> None:
+        self.world, self._node = world, node
+        self.copy: Copy | None = None
+        self.images: set[ImageId] = set()
+        self.steps: dict[tuple[str, str], str] = {}
+        self.replies: dict[tuple[str, str], object] = {}
+        self.prepared: set[str] = set()
+        self.epoch = 0
+        self.away_until = 0.0
+        self.dead = False
+
+    @property
+    def node(self) -> NodeId:
+        return self._node
+
+    def restart(self) -> None:
+        """The agent dies and comes back: what was frozen runs on, what was held dies."""
+        if self.copy and self.copy.state == "frozen":
+            self._run_on(self.copy)
+        elif self.copy and self.copy.state == "held":
+            self._lose_held(self.copy)
+        self.world.check()
+
+    def expire(self) -> None:
+        if self.copy and self.copy.until <= self.world.now:
+            self.restart()
+
+    def _run_on(self, copy: Copy) -> None:
+        self.steps[(copy.operation, "freeze")] = self.steps[(copy.operation, "fence")] = "undone"
+        self.copy = Copy("running")
+
+    def _lose_held(self, copy: Copy) -> None:
+        for step in ("restore", "prepare", "resume"):
+            self.steps[(copy.operation, step)] = "undone"
+        self.prepared.discard(copy.operation)
+        self.copy = None
+
+    def _reachable(self) -> None:
+        if self.dead or self.world.now < self.away_until:
+            raise Unknown(_problem("SH520", f"{self.node} doesn't answer"))
+
+    async def _order(self, step: str, order: pb.Order, effect: Callable[[], object]) -> object:
+        fault = self.world.next_fault(self.node, step)
+        await asyncio.sleep(0)
+        self._fail_before(fault, step)
+        if order.epoch < self.epoch:
+            raise Rejected(_problem("SH601", "old leader"))
+        self.epoch = order.epoch
+        self._refuse(fault, step)
+        key = (order.operation, step)
+        if self.steps.get(key) == "done":
+            return self.replies[key]
+        reply = effect()
+        self.steps[key], self.replies[key] = "done", reply
+        self.world.check()
+        self._fail_after(fault, step)
+        return reply
+
+    def _fail_before(self, fault: str, step: str) -> None:
+        if fault == "cut":
+            self.away_until = self.world.now + 90.0
+        if fault == "restart":
+            self.restart()
+        self._reachable()
+        if fault in ("before", "restart"):
+            raise Unknown(_problem("SH520", f"lost before {step}"))
+
+    def _refuse(self, fault: str, step: str) -> None:
+        if fault == "refuse":
+            raise Rejected(_problem("SH999", f"{step} refused"))
+        if fault == "retry":
+            raise Retry(_problem("SH998", f"{step} is busy"))
+        if fault == "undone":
+            if step == "resume" and self.copy and self.copy.state == "held":
+                self._lose_held(self.copy)
+            raise Rejected(_problem("SH997", f"{step} was tried and undone"))
+
+    def _fail_after(self, fault: str, step: str) -> None:
+        if fault == "restart-after":
+            self.restart()
+        if fault == "cut-after":
+            self.away_until = self.world.now + 90.0
+        if fault in ("after", "restart-after", "cut-after"):
+            raise Unknown(_problem("SH520", f"lost after {step}"))
+
+    def _need(self, ok: bool, what: str) -> None:
+        if not ok:
+            raise Rejected(_problem("SH606", what))
+
+    async def report(self, timeout: float) -> pb.NodeReport:
+        assert timeout > 0
+        self._reachable()
+        spec = pb.WorkerSpec(worker=WORKER, role="decode", graph="g", engine="vllm")
+        workers = [pb.WorkerReport(spec=spec, state=self.copy.state)] if self.copy and self.copy.state != "held" else []
+        images = [pb.ImageInfo(id=i, spec=spec, bytes=7) for i in sorted(self.images)]
+        return pb.NodeReport(node=self.node, image_address=f"{self.node}:1", workers=workers, images=images)
+
+    async def journal(self, operation: OperationId, timeout: float) -> CopyView:
+        assert timeout > 0
+        self._reachable()
+        steps = {step: state for (op, step), state in self.steps.items() if op == operation}
+        state = self.copy.state if self.copy else "none"
+        return CopyView(copy=state, images=frozenset(self.images), steps=steps)  # type: ignore[arg-type]
+
+    async def preflight(
+        self, order: pb.Order, *, destination: bool, slot: SlotId | None, facts: Mapping[str, str], size: int, timeout: float
+    ) -> pb.PreflightReply:
+        return await self._order("preflight", order, lambda: pb.PreflightReply(bytes=7))  # type: ignore[return-value]
+
+    async def prepare(self, order: pb.Order, slot: SlotId, spec: pb.WorkerSpec, timeout: float) -> pb.Done:
+        def effect() -> pb.Done:
+            self._need(self.copy is None, "the slot is occupied")
+            self.prepared.add(order.operation)
+            return pb.Done()
+
+        return await self._order("prepare", order, effect)  # type: ignore[return-value]
+
+    async def fence(self, order: pb.Order, timeout: float) -> pb.Done:
+        return await self._order("fence", order, lambda: self._set_fenced(True))  # type: ignore[return-value]
+
+    async def unfence(self, order: pb.Order, timeout: float) -> pb.Done:
+        return await self._order("unfence", order, lambda: self._set_fenced(False))  # type: ignore[return-value]
+
+    def _set_fenced(self, fenced: bool) -> pb.Done:
+        self._need(self.copy is not None and self.copy.state == "running", "it doesn't run here")
+        assert self.copy is not None
+        self.copy.fenced = fenced
+        return pb.Done()
+
+    async def freeze(self, order: pb.Order, image: ImageId, to: pb.Peer | None, hold: float, timeout: float) -> pb.FreezeReply:
+        def effect() -> pb.FreezeReply:
+            self._need(self.copy is not None and self.copy.state == "running", "it doesn't run here")
+            self.copy = Copy("frozen", order.operation, self.world.now + hold)
+            self.images.add(image)
+            if to is not None:
+                self.world.agents[NodeId(to.node)].images.add(image)
+            return pb.FreezeReply(image=pb.ImageInfo(id=image, bytes=7), frozen_at=self.world.now, dump_s=1)
+
+        return await self._order("freeze", order, effect)  # type: ignore[return-value]
+
+    async def thaw(self, order: pb.Order, timeout: float) -> pb.Done:
+        def effect() -> pb.Done:
+            if self.copy and self.copy.state == "frozen":
+                self._run_on(self.copy)
+            self._need(self.copy is not None and (order.operation, "freeze") in self.steps, "it was never frozen")
+            return pb.Done()
+
+        return await self._order("thaw", order, effect)  # type: ignore[return-value]
+
+    async def release(self, order: pb.Order, timeout: float) -> pb.Done:
+        def effect() -> pb.Done:
+            self._need(self.copy is not None and self.copy.state == "frozen" and self.copy.operation == order.operation, "not frozen")
+            self.copy = None
+            return pb.Done()
+
+        return await self._order("release", order, effect)  # type: ignore[return-value]
+
+    async def restore(self, order: pb.Order, slot: SlotId, image: ImageId, hold: float, timeout: float) -> pb.RestoreReply:
+        def effect() -> pb.RestoreReply:
+            self._need(order.operation in self.prepared and self.copy is None, "no slot is prepared")
+            self._need(image in self.images, "the image isn't here")
+            self.copy = Copy("held", order.operation, self.world.now + hold)
+            return pb.RestoreReply(restore_s=1)
+
+        return await self._order("restore", order, effect)  # type: ignore[return-value]
+
+    async def resume(self, order: pb.Order, timeout: float) -> pb.ResumeReply:
+        def effect() -> pb.ResumeReply:
+            self._need(self.copy is not None and self.copy.state == "held" and self.copy.operation == order.operation, "no held copy")
+            self.copy = Copy("running", order.operation)
+            self.copy.fenced = True
+            return pb.ResumeReply(running_at=self.world.now)
+
+        return await self._order("resume", order, effect)  # type: ignore[return-value]
+
+    async def abort(self, order: pb.Order, timeout: float) -> pb.Done:
+        def effect() -> pb.Done:
+            self._need(self.steps.get((order.operation, "resume")) != "done", "it runs already")
+            if self.copy and self.copy.state == "held" and self.copy.operation == order.operation:
+                self._lose_held(self.copy)
+            self.prepared.discard(order.operation)
+            if (order.operation, "prepare") in self.steps:
+                self.steps[(order.operation, "prepare")] = "undone"
+            return pb.Done()
+
+        reply = await self._order("abort", order, effect)
+        self.steps[(order.operation, "abort")] = "undone"
+        return reply  # type: ignore[return-value]
+
+    async def checkpoint(self, order: pb.Order, image: ImageId, timeout: float) -> pb.FreezeReply:
+        def effect() -> pb.FreezeReply:
+            self._need(self.copy is not None and self.copy.state == "running", "it doesn't run here")
+            self.images.add(image)
+            return pb.FreezeReply(image=pb.ImageInfo(id=image, bytes=7), frozen_at=self.world.now, thawed_at=self.world.now)
+
+        return await self._order("checkpoint", order, effect)  # type: ignore[return-value]
+
+    async def send(self, order: pb.Order, image: ImageId, to: pb.Peer, timeout: float) -> pb.SendReply:
+        def effect() -> pb.SendReply:
+            self._need(image in self.images, "the image isn't here")
+            self.world.agents[NodeId(to.node)].images.add(image)
+            return pb.SendReply(bytes_sent=7)
+
+        return await self._order(f"send {to.node}", order, effect)  # type: ignore[return-value]
+
+    async def drain(self, order: pb.Order, timeout: float) -> pb.Done:
+        def effect() -> pb.Done:
+            self._need(self.copy is not None and self.copy.state == "running" and self.copy.fenced, "it isn't fenced")
+            self.copy = None
+            self.world.drained = True
+            return pb.Done()
+
+        return await self._order("drain", order, effect)  # type: ignore[return-value]
+
+    async def discard(self, order: pb.Order, image: ImageId, timeout: float) -> pb.Done:
+        def effect() -> pb.Done:
+            self.images.discard(image)
+            return pb.Done()
+
+        return await self._order("discard", order, effect)  # type: ignore[return-value]
+
+
+class CrashingStore(Store):
+    """Dies at the `crash_at`-th durable write (from 1), before it or right after it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._db.execute("PRAGMA synchronous=OFF")  # thousands of runs: what is tested here is the order of writes, not the disk
+        self.writes = 0
+        self.crash_at = 0
+        self.after = False
+
+    def _count(self, after: bool) -> None:
+        if not after:
+            self.writes += 1
+        if self.writes == self.crash_at and after == self.after:
+            self.crash_at = 0
+            raise Crash
+
+    def insert(self, records: object) -> None:
+        self._count(False)
+        super().insert(records)  # type: ignore[arg-type]
+        self._count(True)
+
+    def advance(self, operation: OperationId, step: Step, at: float, **changes: object) -> OperationRecord:
+        self._count(False)
+        record = super().advance(operation, step, at, **changes)
+        self._count(True)
+        return record
+
+    def finish(self, operation: OperationId, outcome: Outcome) -> OperationRecord:
+        self._count(False)
+        record = super().finish(operation, outcome)
+        self._count(True)
+        return record
+
+
+class World:
+    """Three nodes with one slot each; the worker runs on `a`."""
+
+    def __init__(self, store: CrashingStore) -> None:
+        self.now = 1000.0
+        self.store = store
+        self.agents = {NodeId(n): MemoryAgent(self, NodeId(n)) for n in ("a", "b", "c")}
+        self.agents[NodeId("a")].copy = Copy("running")
+        self.faults: dict[int, str] = {}
+        self.orders: list[tuple[str, str]] = []
+        self.records: list[Record] = []
+        self.drained = False
+        self.gone: set[str] = set()
+        self.incarnation = 0
+
+    def next_fault(self, node: NodeId, step: str) -> str:
+        self.orders.append((node, step))
+        return self.faults.pop(len(self.orders), "")
+
+    def check(self) -> None:
+        """The first invariant, on what the copies really are."""
+        copies = [a.copy for a in self.agents.values() if a.copy and not a.dead]
+        able = [c for c in copies if c.state in ("running", "frozen")]
+        assert len(able) <= 1, f"{len(able)} copies run or could run on by themselves, after {self.orders[-5:]}"
+        images = any(a.images for a in self.agents.values() if not a.dead)
+        assert able or images or self.drained, f"nothing is left of the worker, after {self.orders[-5:]}"
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for agent in self.agents.values():
+            agent.expire()
+        self.check()
+        await asyncio.sleep(0)
+
+    def home(self) -> NodeId | None:
+        return next((n for n, a in self.agents.items() if a.copy and a.copy.state == "running" and not a.dead), None)
+
+    def fleet(self) -> Fleet:
+        home = self.home()
+        nodes = tuple(
+            Node(id=n, slots=(Slot(id=SlotId(f"{n}/0"), worker=WORKER if n == home else None),), runtime="criu")
+            for n in sorted(self.agents)
+        )
+        holders: dict[ImageId, list[NodeId]] = {}
+        for node, agent in sorted(self.agents.items()):
+            for image in agent.images:
+                holders.setdefault(image, []).append(node)
+        images = tuple(
+            Image(
+                id=i,
+                worker=WORKER,
+                incarnation=Incarnation(0),
+                taken_at=0,
+                bytes=7,
+                nodes=tuple(n),
+                role="decode",
+                graph="g",
+                engine="vllm",
+            )
+            for i, n in sorted(holders.items())
+        )
+        worker = Worker(
+            id=WORKER,
+            role="decode",
+            graph="g",
+            engine="vllm",
+            state=WorkerState.RUNNING if home else WorkerState.PARKED,
+            node=home,
+            slot=SlotId(f"{home}/0") if home else None,
+            incarnation=Incarnation(self.incarnation),
+        )
+        return Fleet(nodes=nodes, workers=(worker,), images=images)
+
+    def parts(self) -> Parts:
+        return Parts(
+            store=self.store,
+            agents=self.agents,
+            fleet=self.fleet,
+            audit=self.records.append,
+            clock=lambda: self.now,
+            sleep=self.sleep,
+            gone=lambda node: node in self.gone,
+            times=Times(quick=5, bulk=30, hold=30, margin=2, settle=20, pause=0.5),
+        )
+
+    def epoch(self) -> Epoch:
+        return self.store.next_epoch()
+
+    def plan(self, kind: OperationKind, number: int = 0, lane: str = "voluntary", **more: object) -> PlannedOperation:
+        home = self.home()
+        at = SlotId(f"{home}/0") if home else None
+        others = sorted(n for n in self.agents if n != home)
+        to = SlotId(f"{others[number % len(others)]}/0")
+        image = sorted(i for a in self.agents.values() for i in a.images)[-1:] if kind in ("restore", "discard") else []
+        arriving = kind in (OperationKind.MOVE, OperationKind.RESTORE)
+        values: dict[str, object] = {
+            "id": OperationId(f"{kind.value}-{number}"),
+            "kind": kind,
+            "worker": WORKER,
+            "lane": lane,
+            "policy": PolicyName("p"),
+            "reason": "because",
+            "expect": Preconditions(
+                incarnation=Incarnation(self.incarnation),
+                at=None if kind in ("restore", "discard") else at,
+                absent=kind == "restore",
+                free=to if arriving else None,
+                image=image[0] if image else None,
+            ),
+            "from_slot": None if kind in ("restore", "discard") else at,
+            "to_slot": to if arriving else None,
+            "image": image[0] if image else None,
+            "copies": (node_of(to),) if kind in ("park", "checkpoint") else (),
+        }
+        return PlannedOperation(**(values | more))  # type: ignore[arg-type]

@@ -1,0 +1,192 @@
+"""Every operation, with every single fault at every order and a death of the engine at every durable write: nothing is doubled or lost."""
+
+import contextlib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from fleet_in_memory import FAULTS, PLAN, Crash, CrashingStore, World
+from shunter.act.execute import Executor
+from shunter.act.recover import recover
+from shunter.act.run import Unresolved
+from shunter.model.operation import Status, Step
+from shunter.model.plan import OperationKind
+from shunter.model.record import RecordKind
+
+KINDS = [
+    OperationKind.MOVE,
+    OperationKind.PARK,
+    OperationKind.CHECKPOINT,
+    OperationKind.RESTORE,
+    OperationKind.DRAIN,
+    OperationKind.DISCARD,
+]
+SURVIVED = {"a": 5, "b": 8}
+"""Of the ten orders of a move. The source may die from the restore on (its image is whole by then), the destination until it runs."""
+FEWEST = {"move": 110, "park": 50, "checkpoint": 35, "restore": 68, "drain": 25, "discard": 13}
+
+
+def fresh(tmp_path: Path, kind: OperationKind, name: str) -> World:
+    world = World(CrashingStore(tmp_path / f"{name}.db"))
+    if kind in (OperationKind.RESTORE, OperationKind.DISCARD):
+        world.agents["c"].images.add("old")  # type: ignore[index, arg-type]
+    if kind is OperationKind.RESTORE:
+        world.agents["a"].copy = None  # type: ignore[index]
+    return world
+
+
+async def carry_out(world: World, kind: OperationKind, **more: object) -> None:
+    """Start it, and do what an engine does about what stays open: restart after a crash, try again later."""
+    executor = Executor(world.parts(), world.epoch())
+    with contextlib.suppress(Unresolved, Crash):
+        await executor.start(world.plan(kind, **more), PLAN)  # type: ignore[arg-type]
+    await come_to_rest(world)
+
+
+async def come_to_rest(world: World) -> None:
+    for _ in range(6):
+        if not world.store.active():
+            break
+        await recover(Executor(world.parts(), world.epoch()))
+        await world.sleep(60)
+    await world.sleep(200)
+    assert not world.store.active(), "every operation ends once everybody answers again"
+
+
+def settled(world: World, kind: OperationKind) -> Status:
+    """What the record says is what is true."""
+    (record,) = world.store.recent(0)
+    assert record.outcome is not None
+    world.check()
+    running = world.home()
+    status = record.outcome.status
+    if kind in (OperationKind.MOVE, OperationKind.PARK):
+        where = {Status.SUCCEEDED: "b" if kind is OperationKind.MOVE else None, Status.ROLLED_BACK: "a", Status.FAILED: None}
+        assert running == where[status], record.outcome
+    if kind is OperationKind.RESTORE:
+        assert running == ("a" if status is Status.SUCCEEDED else None), record.outcome
+    if kind is OperationKind.CHECKPOINT:
+        assert running == "a"
+    assert all(a.copy is None or a.copy.state == "running" for a in world.agents.values()), "nothing is left standing still"
+    assert bool(record.outcome.reason) or status is Status.SUCCEEDED
+    return status
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.value)
+async def test_any_single_fault(tmp_path: Path, kind: OperationKind, capsys: pytest.CaptureFixture[str]) -> None:
+    calm = fresh(tmp_path, kind, "calm")
+    await carry_out(calm, kind)
+    assert settled(calm, kind) is Status.SUCCEEDED
+    orders, writes = len(calm.orders), calm.store.writes
+    calm.store.close()
+    outcomes: Counter[str] = Counter()
+    points = 0
+    for number in range(1, orders + 1):
+        for fault in FAULTS:
+            world = fresh(tmp_path, kind, f"{number}-{fault}")
+            world.faults = {number: fault}
+            await carry_out(world, kind)
+            outcomes[settled(world, kind).value] += 1
+            world.store.close()
+            points += 1
+    for number in range(1, writes + 1):
+        for after in (False, True):
+            world = fresh(tmp_path, kind, f"crash-{number}-{after}")
+            world.store.crash_at, world.store.after = number, after
+            await carry_out(world, kind)
+            if world.store.recent(0):
+                outcomes[settled(world, kind).value] += 1
+            else:
+                assert (number, after) == (1, False), "only before its intent is durable can an operation be forgotten"
+                assert not world.orders, "no order without an intent"
+            world.store.close()
+            points += 1
+    with capsys.disabled():
+        print(f"\n{kind.value}: {points} points tried ({orders} orders, {writes} writes): {dict(outcomes)}")
+    assert points == orders * len(FAULTS) + 2 * writes
+    assert points >= FEWEST[kind.value]
+    assert outcomes["succeeded"] > 0
+    assert kind is OperationKind.DISCARD or outcomes["rolled-back"] + outcomes["failed"] > 0
+
+
+async def test_a_crash_and_a_fault_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The engine dies at each write of a move, and the restarted one meets a fault at each of its orders."""
+    calm = fresh(tmp_path, OperationKind.MOVE, "calm")
+    await carry_out(calm, OperationKind.MOVE)
+    writes = calm.store.writes
+    calm.store.close()
+    points = 0
+    for number in range(2, writes + 1):
+        for later in range(1, 5):
+            for fault in ("before", "after", "refuse", "cut-after", "undone"):
+                world = fresh(tmp_path, OperationKind.MOVE, f"{number}-{later}-{fault}")
+                world.store.crash_at = number
+                with pytest.raises(Crash):
+                    await Executor(world.parts(), world.epoch()).start(world.plan(OperationKind.MOVE), PLAN)
+                world.faults = {len(world.orders) + later: fault}
+                await come_to_rest(world)
+                settled(world, OperationKind.MOVE)
+                world.store.close()
+                points += 1
+    with capsys.disabled():
+        print(f"\nmove, crash and fault: {points} points tried")
+    assert points == (writes - 1) * 20
+
+
+@pytest.mark.parametrize("node", ["a", "b"])
+async def test_a_node_that_dies_for_good_at_any_order(tmp_path: Path, node: str) -> None:
+    calm = fresh(tmp_path, OperationKind.MOVE, "calm")
+    await carry_out(calm, OperationKind.MOVE)
+    orders = len(calm.orders)
+    calm.store.close()
+    survived = 0
+    for number in range(1, orders + 1):
+        world = fresh(tmp_path, OperationKind.MOVE, f"{number}")
+        world.agents["c"].images.add("older")  # type: ignore[index, arg-type]
+        plain = world.next_fault
+
+        def dies(asked: str, step: str, world: World = world, plain: object = plain, number: int = number) -> str:
+            found = plain(asked, step)  # type: ignore[operator]
+            if len(world.orders) == number:
+                world.agents[node].dead = True  # type: ignore[index]
+            return found  # type: ignore[no-any-return]
+
+        world.next_fault = dies  # type: ignore[method-assign, assignment]
+        executor = Executor(world.parts(), world.epoch())
+        try:
+            await executor.start(world.plan(OperationKind.MOVE), PLAN)
+        except Unresolved:
+            (waiting,) = world.store.active()
+            assert waiting.problem is not None
+            assert waiting.step in (Step.COMMITTING, Step.RELEASED, Step.RESUMED, Step.ROLLING_BACK)
+        world.gone.add(node)  # somebody says that it won't come back
+        await come_to_rest(world)
+        survived += world.home() is not None
+        world.store.close()
+    assert survived == SURVIVED[node]
+
+
+async def test_each_step_is_durable_and_audited_before_the_next_effect(tmp_path: Path) -> None:
+    world = fresh(tmp_path, OperationKind.MOVE, "s")
+    seen: list[tuple[str, int]] = []
+    plain = world.next_fault
+    world.next_fault = lambda node, step: (seen.append((step, len(world.records))), plain(node, step))[1]  # type: ignore[method-assign]
+    await carry_out(world, OperationKind.MOVE)
+    kinds = [r.kind for r in world.records]
+    assert kinds[0] is RecordKind.INTENT
+    assert kinds[-1] is RecordKind.OUTCOME
+    known = dict(seen)
+    steps = [r.body["step"] for r in world.records]
+    for effect, before in {
+        "fence": "prepared",
+        "freeze": "fenced",
+        "restore": "frozen",
+        "release": "committing",
+        "resume": "released",
+    }.items():
+        assert steps[known[effect] - 1] == before
+    assert [s for _, s in world.orders] == [
+        "preflight", "preflight", "prepare", "fence", "freeze", "restore", "release", "resume", "unfence", "discard",
+    ]  # fmt: skip
+    assert world.agents["b"].images  # type: ignore[index]
+    assert not world.agents["a"].images, "the source's copy of the image has done its work"  # type: ignore[index]

@@ -1,0 +1,93 @@
+"""Operations, faults, deaths of engine and agents, and time, in any order: never two copies, never none, and every operation ends."""
+
+import asyncio
+import contextlib
+import tempfile
+from pathlib import Path
+
+from fleet_in_memory import FAULTS, PLAN, Crash, CrashingStore, World
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from shunter.act.execute import Executor
+from shunter.act.recover import recover
+from shunter.act.run import Unresolved
+from shunter.model.operation import Status
+from shunter.model.plan import OperationKind
+
+faults = st.dictionaries(st.integers(1, 14), st.sampled_from(FAULTS), max_size=4)
+alive = st.sampled_from([OperationKind.MOVE, OperationKind.MOVE, OperationKind.PARK, OperationKind.CHECKPOINT])
+
+
+class Protocol(RuleBasedStateMachine):
+    @initialize()
+    def begin(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.folder = tempfile.TemporaryDirectory()
+        self.world = World(CrashingStore(Path(self.folder.name) / "s.db"))
+        self.number = 0
+        self.crashes = 0
+
+    def carry(self, kind: OperationKind, found: dict[int, str], crash: int, after: bool) -> None:
+        world = self.world
+        self.number += 1
+        world.faults = {len(world.orders) + n: fault for n, fault in found.items()}
+        world.store.crash_at = world.store.writes + crash if crash else 0
+        world.store.after = after
+        planned = world.plan(kind, self.number, "involuntary" if crash % 2 else "voluntary")
+        with contextlib.suppress(Unresolved, Crash):
+            self.loop.run_until_complete(Executor(world.parts(), world.epoch()).start(planned, PLAN))
+        world.store.crash_at = 0
+
+    @precondition(lambda self: self.world.home() and not self.world.store.active())
+    @rule(kind=alive, found=faults, crash=st.integers(0, 12), after=st.booleans())
+    def operate(self, kind: OperationKind, found: dict[int, str], crash: int, after: bool) -> None:
+        self.carry(kind, found, crash, after)
+
+    @precondition(lambda self: all(a.copy is None for a in self.world.agents.values()) and not self.world.store.active())
+    @rule(found=faults, crash=st.integers(0, 8), after=st.booleans())
+    def bring_back(self, found: dict[int, str], crash: int, after: bool) -> None:
+        self.carry(OperationKind.RESTORE, found, crash, after)
+
+    @precondition(lambda self: self.world.store.active())
+    @rule(found=faults, crash=st.integers(0, 6))
+    def restart_engine(self, found: dict[int, str], crash: int) -> None:
+        self.world.faults = {len(self.world.orders) + n: fault for n, fault in found.items()}
+        self.world.store.crash_at = self.world.store.writes + crash if crash else 0
+        with contextlib.suppress(Crash):
+            self.loop.run_until_complete(recover(Executor(self.world.parts(), self.world.epoch())))
+        self.world.store.crash_at = 0
+
+    @rule(node=st.sampled_from("abc"))
+    def restart_agent(self, node: str) -> None:
+        self.world.agents[node].restart()  # type: ignore[index]
+
+    @rule(seconds=st.sampled_from([1.0, 10.0, 40.0, 100.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.loop.run_until_complete(self.world.sleep(seconds))
+
+    @invariant()
+    def one_copy(self) -> None:
+        if hasattr(self, "world"):
+            self.world.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        self.world.faults = {}
+        for _ in range(4):
+            self.loop.run_until_complete(self.world.sleep(100))
+            self.loop.run_until_complete(recover(Executor(self.world.parts(), self.world.epoch())))
+        self.loop.run_until_complete(self.world.sleep(100))
+        assert not self.world.store.active(), "every operation ends"
+        ended = self.world.store.recent(0)
+        assert all(r.outcome and r.outcome.status is not Status.UNKNOWN for r in ended)
+        assert all(a.copy is None or a.copy.state == "running" for a in self.world.agents.values()), "nothing is left standing still"
+        self.world.check()
+        self.world.store.close()
+        self.loop.close()
+        self.folder.cleanup()
+
+
+TestProtocol = Protocol.TestCase
+TestProtocol.settings = settings(max_examples=60, stateful_step_count=12, deadline=None)
