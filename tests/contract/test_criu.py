@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from shunter.model.errors import Rejected
 from shunter_agent.runtime import locktables, preflight, process
@@ -361,21 +362,113 @@ def test_a_worker_runs_on_when_criu_is_killed_and_its_network_is_unlocked(bench:
     client = bench.client()
     client.goes_on()
     frozen = bench.freeze(bench.folder())
-    tracer = int(Path(f"/proc/{bench.worker.pid}/status").read_text().split("TracerPid:")[1].split()[0])
+    tracer = _tracer(bench.worker)
     assert locktables.tables(bench.network.netns), "the lock is what this is about"
     descriptor = os.pidfd_open(tracer)
     os.kill(tracer, signal.SIGKILL)
     select.select([descriptor], [], [], 10)
     os.close(descriptor)
-    until(lambda: not frozen.alive(), "the hold is seen to be over")
     assert locktables.tables(bench.network.netns), "nobody has unlocked it yet"
+
+    until(lambda: not frozen.alive(), "the hold is seen to be over")
+
     with pytest.raises(Rejected, match="SH708"):
         frozen.release()
-
     frozen.thaw()
-
     assert locktables.tables(bench.network.netns) == []
     client.goes_on()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_worker_runs_on_when_the_agent_is_killed_in_the_middle_of_the_dump(bench: Bench) -> None:
+    client = bench.client()
+    client.goes_on()
+    folder = bench.folder()
+    read, write = os.pipe()
+
+    def die(_frozen_at: float) -> None:
+        os.write(write, b"locked" if locktables.tables(bench.network.netns) and stopped(bench.worker) else b"too early")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    agent, ready = _in_a_child(lambda: bench.a.runtime.freeze(bench.worker, bench.spec, bench.network, folder, die))
+    os.waitpid(agent, 0)
+    assert os.read(read, 20) == b"locked"
+    for descriptor in (read, write, ready):
+        os.close(descriptor)
+
+    until(lambda: not preflight.traced(bench.worker.pid), "CRIU lets the worker go")
+    client.goes_on()
+    assert locktables.tables(bench.network.netns) == []
+
+
+def test_a_worker_runs_on_when_the_agent_fails_in_the_middle_of_the_dump(bench: Bench) -> None:
+    client = bench.client()
+    client.goes_on()
+
+    def fail(_frozen_at: float) -> None:
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        bench.a.runtime.freeze(bench.worker, bench.spec, bench.network, bench.folder(), fail)
+    client.goes_on()
+    assert not preflight.traced(bench.worker.pid)
+    assert locktables.tables(bench.network.netns) == []
+
+
+def test_in_a_shared_network_only_the_lost_workers_own_lock_is_swept(bench: Bench) -> None:
+    shared = msgspec.structs.replace(bench.spec, mac="")
+    network = bench.a.call(lambda: bench.a.runtime.network(shared))
+    assert not network.own
+    sleeper = msgspec.structs.replace(shared, command=(sys.executable, "-c", "import time\nwhile True: time.sleep(0.01)"))
+
+    def freeze(name: str):
+        worker, folder = bench.a.runtime.start(sleeper, network), bench.folder(name)
+        bench.processes.append(worker)
+        return worker, bench.a.runtime.freeze(worker, sleeper, network, folder, lambda _at: None)
+
+    (first, lost), (_second, kept) = bench.a.call(lambda: freeze("one")), bench.a.call(lambda: freeze("two"))
+    both = bench.a.call(lambda: locktables.tables(None))
+    assert len(both) == 2
+
+    os.kill(_tracer(first), signal.SIGKILL)
+    until(lambda: not preflight.traced(first.pid), "the kernel lets the worker go")
+    bench.a.call(lambda: until(lambda: not lost.alive(), "the hold is seen to be over"))
+
+    left = bench.a.call(lambda: locktables.tables(None))
+    assert len(left) == 1
+    assert kept.alive()
+    bench.a.call(kept.thaw)
+    assert bench.a.call(lambda: locktables.tables(None)) == [], "what was left was the other worker's"
+
+
+def _tracer(worker: Process) -> int:
+    return int(Path(f"/proc/{worker.pid}/status").read_text().split("TracerPid:")[1].split()[0])
+
+
+def test_preflight_sees_tracers_foreign_sessions_and_foreign_mounts(bench: Bench, tmp_path: Path) -> None:
+    frozen = bench.freeze(bench.folder())
+    assert [problem.code for problem in bench.a.runtime.check(bench.worker, bench.spec)] == ["SH733"]
+    frozen.thaw()
+    assert bench.a.runtime.check(bench.worker, bench.spec) == ()
+
+    with (tmp_path / "outside").open("w+") as outside:
+        command = [
+            "unshare",
+            "--mount",
+            sys.executable,
+            "-Sc",
+            f"open({str(tmp_path / 'up')!r}, 'w').close()\nimport time\ntime.sleep(100)",
+        ]
+        odd = inside(
+            None,
+            lambda: subprocess.Popen(command, stdin=outside, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL),
+            new_pids=True,
+        )
+        until((tmp_path / "up").exists, "it is up")
+        found = {(problem.code, problem.subject) for problem in bench.a.runtime.check(process.note(odd.pid), bench.spec)}
+        odd.kill()
+        odd.wait()
+    assert {("SH731", f"pid {odd.pid}"), ("SH727", f"pid {odd.pid} fd 0")} <= found
 
 
 def test_a_refused_dump_names_its_reason_and_leaves_the_worker_running(bench: Bench, tmp_path: Path) -> None:
@@ -409,7 +502,7 @@ def test_a_leftover_lock_is_swept_when_the_worker_is_found_again(bench: Bench) -
     client = bench.client()
     client.goes_on()
     frozen = bench.freeze(bench.folder())
-    tracer = int(Path(f"/proc/{bench.worker.pid}/status").read_text().split("TracerPid:")[1].split()[0])
+    tracer = _tracer(bench.worker)
     os.kill(tracer, signal.SIGKILL)
     until(lambda: not preflight.traced(bench.worker.pid), "the kernel lets the worker go")
     assert locktables.tables(bench.network.netns)

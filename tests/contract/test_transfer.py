@@ -523,9 +523,8 @@ def test_a_real_dump_is_whole_at_the_peer_moments_after_it_is_here(criu: Path, p
         runtime.end(worker)
     assert early > sent.bytes // 10, "it was sent while it was written"
     if os.environ.get("SHUNTER_FIGURES"):
-        print(
-            f"{sent.bytes / 1e6:.0f} MB, dump {frozen.dump.dump_s:.3f} s, then {sent.after_s:.3f} s; {early / sent.bytes:.0%} had gone before"
-        )
+        share = early / sent.bytes
+        print(f"{sent.bytes / 1e6:.0f} MB, dump {frozen.dump.dump_s:.3f} s, then {sent.after_s:.3f} s; {share:.0%} had gone before")
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:0", "host:65536", "host:-1", "host:x"])

@@ -64,17 +64,24 @@ class CriuFrozen:
         self._open = True
 
     def alive(self) -> bool:
-        """See `port.Frozen`."""
-        return self._open and self._session.alive and processes.find(self._process)
+        """See `port.Frozen`. A hold that is found lost because CRIU died is cleaned up: the worker runs then, but its network is locked."""
+        if self._open and not self._session.alive:
+            self._end(None)
+        return self._open and processes.find(self._process)
+
+    def _end(self, answer: bool | None) -> None:
+        self._open = False
+        if answer is not None:
+            with contextlib.suppress(OSError):  # CRIU is dead: what became of the worker is seen at the worker
+                self._session.answer(answer)
+        self._session.close()
+        if answer is not True:
+            sweep_lock(self._network, self._run_id)
 
     def thaw(self) -> None:
         """See `port.Frozen`. Does nothing after a thaw. Raises Unknown SH711."""
         if self._open:
-            self._open = False
-            with contextlib.suppress(OSError):  # CRIU is dead: the kernel let the worker go with it
-                self._session.answer(False)
-            self._session.close()
-            sweep_lock(self._network, self._run_id)
+            self._end(False)
         self._confirm_running()
 
     def _confirm_running(self) -> None:
@@ -101,14 +108,9 @@ class CriuFrozen:
                 "the hold is over: the worker was thawed or died, and its image is not the newest of it",
                 "Freeze it again if it runs",
             )
-        self._open = False
-        try:
-            self._session.answer(True)
-        except OSError:
-            pass  # whether CRIU killed it before it died is seen at the process itself
-        finally:
-            self._session.close()
+        self._end(True)
         if not processes.wait_reaped(self._process):
+            sweep_lock(self._network, self._run_id)  # it lives, and must not be cut off as well
             raise Unknown(processes.undead(self._process))
 
 

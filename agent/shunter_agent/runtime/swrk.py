@@ -4,6 +4,7 @@ CRIU asks at each stage whether to go on (a notification), and waits for the ans
 that for a no, and puts everything back: a dump's worker runs on, a restore's copy is killed.
 """
 
+import itertools
 import os
 import re
 import socket
@@ -20,6 +21,8 @@ from shunter_agent.runtime.namespaces import inside
 _ERROR: Final = re.compile(r"\bError \([^)]*\): (.*)")
 _NOISE: Final = ("rlimit: Can't setup RLIMIT_NOFILE",)
 """What CRIU calls an error in every log where it lacks CAP_SYS_RESOURCE."""
+_RUN_ID: Final = " CRIU run id = "
+_HEAD_LINES: Final = 40
 
 Answer = Callable[[rpc.Notify], bool | None]
 """Says yes or no to a notification; None: stop here, and answer later."""
@@ -130,16 +133,16 @@ def reasons(log: Path, most: int = 3) -> str:
 
 
 def run_id(log: Path) -> str | None:
-    """CRIU's id of a dump, after which its network lock is named. None when the log doesn't say."""
+    """CRIU's id of a dump, after which its network lock is named. None when the log doesn't say.
+
+    The log begins with the id that CRIU made for itself at its start and then, for each request, a new one; the last counts.
+    """
     try:
         with log.open(errors="replace") as lines:
-            for line in lines:
-                _before, mark, name = line.partition("Dump CRIU run id = ")
-                if mark:
-                    return name.strip()
+            found = [line.partition(_RUN_ID)[2].strip() for line in itertools.islice(lines, _HEAD_LINES) if _RUN_ID in line]
     except OSError:
         return None
-    return None
+    return found[-1] if found else None
 
 
 def version(criu: Path) -> tuple[int, int]:
