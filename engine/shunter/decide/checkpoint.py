@@ -154,6 +154,7 @@ def _held(d: Deciding, policy: Policy, worker: Worker, gates: list[Evidence]) ->
     assert worker.node is not None, "it occupies a slot"
     reasons = (
         ("node.noticed", None if d.world.stays(worker.node) else f"{worker.node} is going, or doesn't answer"),
+        ("snapshot", d.outdated()),
         ("lane", d.involuntary(worker.graph, preview=policy.document.spec.mode == "preview")),
         ("worker", d.ledger.blocked(worker.id) or (d.ledger.claimed(worker.slot) if worker.slot else None)),
         ("backoff", _backoff(d, policy, worker)),

@@ -8,6 +8,7 @@ from shunter.decide.conflict import Ledger
 from shunter.decide.fit import Finder, Needs, needs_of_image, needs_of_worker, unfit_node
 from shunter.decide.gates import ask
 from shunter.decide.history import History
+from shunter.decide.hold import tolerance
 from shunter.decide.plan import Ranked, operation_id, patience
 from shunter.decide.profile import Costs, Phases, Profile
 from shunter.decide.scope import Scopes
@@ -19,6 +20,10 @@ from shunter.model.operation import EngineState
 from shunter.model.plan import Estimate, OperationKind, PlannedOperation, Preconditions
 from shunter.model.policy import Policy, PolicySet, PreemptionPolicy
 from shunter.model.snapshot import Image, Slot, Snapshot, Worker
+
+
+_RECENT = 30.0
+"""Seconds for which a snapshot is good for voluntary work, whatever the step between snapshots is."""
 
 
 class Deciding:
@@ -124,6 +129,11 @@ class Deciding:
     def series(self, policy: Policy, graph: str) -> list[tuple[float, Mapping[str, Any]]]:
         """Each snapshot's time and the graph's scope in it, oldest first."""
         return [(w.at, s.graph(policy, graph)) for w, s in zip(self.worlds, self._all_scopes, strict=True)]
+
+    def outdated(self) -> str | None:
+        """Why nothing voluntary is done on this snapshot: it is from before what is known to go on now. None when it is recent."""
+        allowed = max(_RECENT, tolerance([w.at for w in self.worlds]))
+        return f"the newest snapshot is more than {allowed:g} s old" if self.now - self.world.at > allowed else None
 
     def free_slots(self) -> dict[NodeId, list[Slot]]:
         """Slots that nobody has or is promised, by node, in order."""

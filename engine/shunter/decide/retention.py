@@ -24,7 +24,7 @@ def retain(d: Deciding, policy: Policy) -> None:
 
 def _retain(d: Deciding, policy: Policy, worker: Worker) -> None:
     spare = _spare(d, worker)
-    held = d.ledger.blocked(worker.id) or d.involuntary(worker.graph, preview=policy.document.spec.mode == "preview")
+    held = d.outdated() or d.ledger.blocked(worker.id) or d.involuntary(worker.graph, preview=policy.document.spec.mode == "preview")
     if spare is None or held is not None:
         return
     cause = round_of(f"retention:{spare.id}", spare.taken_at, d.now)

@@ -75,6 +75,7 @@ def restraints(d: Deciding, policy: Policy, graph: str) -> tuple[Stop | None, tu
     preview = policy.document.spec.mode == "preview"
     busy = next((r for r in own if r in d.history.active), None)
     gates = (
+        ("snapshot", d.outdated()),
         ("lane", d.involuntary(graph, preview=preview)),
         ("active", f"busy with {busy.planned.kind.value} {busy.id}" if busy else None),
         ("cooldown", _cooling(d, policy, own)),

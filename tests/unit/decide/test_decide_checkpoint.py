@@ -168,3 +168,14 @@ def test_an_image_of_an_earlier_life_counts_as_older():
     later = image("i-b", restored, "a", at=NOW - 3, incarnation=1)
     (discard,) = decide([checkpoints()], snap([A], [restored], [later, earlier])).plan.operations
     assert discard.image == "i-a"
+
+
+def test_nothing_voluntary_is_done_on_an_old_snapshot():
+    spare = [image(f"i{n}", D0, "a", at=NOW - n) for n in (100, 200)]
+    for late, expected in ((29, [("checkpoint", "decode-0")]), (31, [])):
+        assert kinds(decide([checkpoints()], snap([A], [D0], spare), now=NOW + late)) == expected
+    old = decide([checkpoints()], snap([A], [D0]), now=NOW + 31)
+    assert finding(old, "decode-0").reason == "the newest snapshot is more than 30 s old"
+    away = worker("decode-0")
+    assert kinds(decide([checkpoints()], snap([A], [away], spare), now=NOW + 31)) == []
+    assert kinds(decide([checkpoints()], snap([A], [away], spare), now=NOW + 29)) == [("discard", "decode-0")]

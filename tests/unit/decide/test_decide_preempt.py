@@ -354,3 +354,12 @@ def test_room_is_not_made_on_a_node_that_is_going_too():
     assert kinds(result) == [("drain", "decode-0")]
     one = decide([preemption(move=moving(make_room="prefill"))], snap(fleet, workers, notices=going[:2]))
     assert "prefill-0" not in ops(one)
+
+
+def test_what_is_only_shown_holds_up_nothing():
+    there = worker("decode-7", "c/0")
+    world = snap([A, B, node("c", ("decode-7",))], [D0, D1, there], notices=[notice("a")])
+    result = decide([preemption(mode="preview"), checkpoints()], world)
+    assert kinds(result)[0] == ("checkpoint", "decode-7")
+    assert [o.preview for o in result.plan.operations] == [False, True, True]
+    assert finding(decide([preemption(mode="preview"), checkpoints(mode="preview")], world), "decode-7", "images").gate == "lane"

@@ -302,3 +302,8 @@ def test_a_worker_that_was_given_back_and_returned_by_other_means_stays():
         [REVERT], snap(after.fleet.nodes, workers, samples={"prefill-0": {"waiting": 0}, "prefill-1": {"waiting": 0}}), given_back
     )
     assert (kinds(result), finding(result, "tiny").reason) == ([], "there is no shift to undo")
+
+
+def test_an_old_snapshot_shifts_nothing():
+    assert finding(decide([reassignment()], world(), now=NOW + 31), "tiny").gate == "snapshot"
+    assert kinds(decide([reassignment()], world(), now=NOW + 29)) != []
