@@ -1,0 +1,51 @@
+"""An operation's progress, one line a step."""
+
+from shunter.model.operation import Measured, OperationRecord, Status, Step
+from shunter.report.marks import mark
+from shunter.report.plan import headline
+from shunter.report.words import clock, safe, size, span
+
+_ENDED = {
+    Status.SUCCEEDED: "done",
+    Status.ROLLED_BACK: "rolled back: the worker runs on where it was",
+    Status.FAILED: "failed: the worker is not running",
+    Status.SUPERSEDED: "never started",
+    Status.UNKNOWN: "not known yet: the agents are asked",
+    Status.ACTIVE: "",
+}
+
+
+def operation_line(record: OperationRecord, *, pretend: bool = False) -> str:
+    """One line: when, what, how far it has come and how long after its start; once it has ended, how, what was measured, and why if it
+    failed.
+
+    `pretend` marks the line: nothing really moved.
+    """
+    at = _at(record)
+    told = _outcome(record) if record.outcome else record.step.value
+    marks = mark(preview=record.planned.preview, pretend=pretend)
+    return safe(f"{clock(at)}  {marks}{headline(record.planned)}: {told} (+{span(at - record.created_at)})")
+
+
+def _at(record: OperationRecord) -> float:
+    if record.outcome:
+        return record.outcome.at
+    return record.history[-1][1] if record.history else record.created_at
+
+
+def _outcome(record: OperationRecord) -> str:
+    outcome = record.outcome
+    assert outcome is not None, "asked for only then"
+    parts = [_ENDED[outcome.status], *measured(outcome.measured)]
+    if outcome.code or outcome.reason:
+        reached = "" if record.step is Step.INTENDED else f" after {record.step.value}"
+        parts.append(f"{outcome.code} {outcome.reason}{reached}".strip())
+    if outcome.status is Status.FAILED and outcome.image:
+        parts.append(f"its image {outcome.image} remains")
+    return ", ".join(parts)
+
+
+def measured(figures: Measured) -> list[str]:
+    """What there is of an operation's measured figures, in words."""
+    parts = [f"stood still {span(figures.stopped)}"] if figures.stopped is not None else []
+    return [*parts, *([size(figures.bytes)] if figures.bytes is not None else [])]

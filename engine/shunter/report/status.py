@@ -1,0 +1,93 @@
+"""How things stand: the fleet as the engine last saw it, what is under way, what ended, and how old all of that is."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich.console import Console
+
+from shunter.model.ids import NodeId, WorkerId
+from shunter.model.operation import OperationRecord
+from shunter.model.snapshot import Fleet, Image, Node, Notice, Slot, Worker, WorkerState
+from shunter.report.marks import Marks
+from shunter.report.operation import operation_line
+from shunter.report.words import Page, count, moment, short, size, span
+
+
+def status_text(
+    fleet: Fleet,
+    operations: Iterable[OperationRecord],
+    ages: Mapping[str, float | None],
+    console: Console,
+    *,
+    now: float,
+    epoch: int = 0,
+    commit: str | None = None,
+    notices: Sequence[Notice] = (),
+) -> None:
+    """Write it. `operations` are active and ended ones; `ages` says how many seconds ago each source was heard of, None: never.
+
+    `commit` is that of the policies in force (None: unknown). Lines on nodes that only pretend are marked.
+    """
+    page, marks = Page(console), Marks(fleet)
+    page.title(f"At {moment(now)}: epoch {epoch}, policies at {short(commit)}")
+    for source, age in ages.items():
+        page.line(f"{source}: {'never' if age is None else f'{span(age)} ago'}", indent=2)
+    page.blank()
+    page.title(f"{count(len(fleet.nodes), 'node')}, {count(len(fleet.workers), 'worker')}, {count(len(fleet.images), 'image')}")
+    workers = {w.id: w for w in fleet.workers}
+    for node in fleet.nodes:
+        _node(page, marks, node, [n for n in notices if n.node == node.id], workers, fleet.images, now)
+    _elsewhere(page, fleet, now)
+    _operations(page, marks, list(operations))
+
+
+def _node(
+    page: Page, marks: Marks, node: Node, notices: list[Notice], workers: Mapping[WorkerId, Worker], images: Sequence[Image], now: float
+) -> None:
+    tag = "[pretend] " if node.id in marks.nodes else ""
+    answers = "" if node.reachable else ", doesn't answer"
+    page.line(f"{tag}{node.id}: heard of {span(now - node.seen_at)} ago{answers}{_held(images, node.id)}", indent=2, hang=4)
+    for notice in notices:
+        left = "no deadline" if notice.deadline is None else f"{span(notice.deadline - now)} left"
+        page.line(f"{tag}{notice.kind.value} notice, {left}", indent=4, style="yellow")
+    for slot in node.slots:
+        page.line(f"{tag}{_slot(slot, workers, images, now)}", indent=4, hang=4)
+
+
+def _held(images: Sequence[Image], node: NodeId) -> str:
+    held = [i for i in images if node in i.nodes]
+    return f", holds {count(len(held), 'image')} ({size(sum(i.bytes for i in held))})" if held else ""
+
+
+def _slot(slot: Slot, workers: Mapping[WorkerId, Worker], images: Sequence[Image], now: float) -> str:
+    if slot.worker is None:
+        return f"{slot.id}: reserved by {slot.reserved_by}" if slot.reserved_by else f"{slot.id}: free"
+    worker = workers.get(slot.worker)
+    if worker is None:
+        return f"{slot.id}: {slot.worker}"
+    memory = f", {size(worker.memory)}" if worker.memory is not None else ""
+    return f"{slot.id}: {worker.id}, {worker.role}, {worker.state.value}{memory}{_image(worker.id, images, now)}"
+
+
+def _image(worker: WorkerId, images: Sequence[Image], now: float) -> str:
+    newest = max((i for i in images if i.worker == worker), key=lambda i: i.taken_at, default=None)
+    return ", no image" if newest is None else f", image {span(now - newest.taken_at)} old on {', '.join(newest.nodes)}"
+
+
+def _elsewhere(page: Page, fleet: Fleet, now: float) -> None:
+    for worker in fleet.workers:
+        if worker.slot is None:
+            style = "red" if worker.state is WorkerState.LOST else ""
+            page.line(f"{worker.id}, {worker.role}: {worker.state.value}{_image(worker.id, fleet.images, now)}", indent=2, style=style)
+
+
+def _operations(page: Page, marks: Marks, records: list[OperationRecord]) -> None:
+    active, ended = [r for r in records if r.outcome is None], [r for r in records if r.outcome is not None]
+    for title, some in (("Under way", active), ("Ended lately", ended)):
+        if some:
+            page.blank()
+            page.title(title)
+        for record in some:
+            page.line(operation_line(record, pretend=marks.pretends(record.planned)), indent=2, hang=4)
+    if not active:
+        page.blank()
+        page.line("Nothing is under way.")
