@@ -21,7 +21,6 @@ from shunter.model.plan import Estimate, OperationKind, PlannedOperation, Precon
 from shunter.model.policy import Policy, PolicySet, PreemptionPolicy
 from shunter.model.snapshot import Image, Slot, Snapshot, Worker
 
-
 _RECENT = 30.0
 """Seconds for which a snapshot is good for voluntary work, whatever the step between snapshots is."""
 

@@ -64,9 +64,9 @@ def condition(d: Deciding, policy: Policy, graph: str, when: Expression, needed:
 
 
 def records(d: Deciding, policy: Policy, graph: str) -> list[OperationRecord]:
-    """Operations of the policy on workers of the graph that began within the hour, oldest first."""
-    own = d.history.of_policy(policy.name)
-    return [r for r in own if (w := d.world.workers.get(r.planned.worker)) is not None and w.graph == graph and r.created_at > d.now - HOUR]
+    """Operations of the policy on workers of the graph that began within the hour or are under way, oldest first."""
+    recent = [r for r in d.history.of_policy(policy.name) if r.created_at > d.now - HOUR or r in d.history.active]
+    return [r for r in recent if (w := d.world.workers.get(r.planned.worker)) is not None and w.graph == graph]
 
 
 def restraints(d: Deciding, policy: Policy, graph: str) -> tuple[Stop | None, tuple[Evidence, ...]]:

@@ -163,7 +163,7 @@ def test_cooldown_and_a_change_under_way():
     held = decide([reassignment(cooldown=Duration(300))], world(), cooling)
     assert (kinds(held), finding(held, "tiny").gate) == ([], "cooldown")
     assert kinds(decide([reassignment(cooldown=Duration(90))], world(), cooling)) != []
-    under_way = decide([reassignment(cooldown=Duration(0))], world(), EngineState(active=(begun(move, NOW - 900),)))
+    under_way = decide([reassignment(cooldown=Duration(0))], world(), EngineState(active=(begun(move, NOW - 4000),)))
     assert (kinds(under_way), finding(under_way, "tiny").gate) == ([], "active")
 
 
