@@ -1,0 +1,353 @@
+"""The running engine: look, decide, record, act; every tick, and at once when an agent says that its node is going.
+
+All state that matters is in the store, the audit and the agents: killed at any moment, the next engine goes on from there.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from shunter.act.agents import AgentClient, TlsFiles
+from shunter.act.execute import Executor
+from shunter.act.lease import Lease
+from shunter.act.recover import recover
+from shunter.act.run import Parts, Times
+from shunter.act.scheduler import Scheduler
+from shunter.act.store import Store
+from shunter.app.health import Health, Metrics
+from shunter.app.policies import PolicyFeed
+from shunter.app.settings import Settings
+from shunter.app.world import Memory, World
+from shunter.audit.decisions import Tracker
+from shunter.audit.journal import Journal
+from shunter.decide.evaluate import evaluate
+from shunter.lang.cel import CelRules
+from shunter.model.canon import plain
+from shunter.model.errors import Problem, ShunterError, Stalled
+from shunter.model.ids import Epoch, NodeId, NoticeId, OperationId, WorkerId
+from shunter.model.operation import OperationRecord
+from shunter.model.plan import Evaluation
+from shunter.model.policy import PolicySet, ReassignmentPolicy
+from shunter.model.record import Record, RecordKind
+from shunter.model.snapshot import Fleet, Notice, Samples, Snapshot
+from shunter.observe.catalog import Catalog
+from shunter.observe.prometheus import Prometheus
+from shunter.wire.convert import notice as notice_of
+
+HISTORY_MARGIN_S = 15.0
+"""Snapshots are kept for the longest `for` of the policies and this much more."""
+URGENT_METRICS_S = 0.1
+"""How long a tick waits for metrics when a notice is new: what is involuntary never waits for them."""
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tick has to show to people: see `Engine.on_tick`."""
+
+    snapshot: Snapshot
+    evaluation: Evaluation
+    policies: PolicySet
+    plan_changed: bool
+
+
+class Engine:
+    """One engine process. `run` returns when `stop` is set.
+
+    `on_tick`, `on_step` and `on_problem` are for people (the command line prints them); they must not raise.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        feed: PolicyFeed,
+        *,
+        clock: Callable[[], float] = time.time,
+        on_tick: Callable[[Told], None] = lambda _told: None,
+        on_step: Callable[[OperationRecord], None] = lambda _record: None,
+        on_problem: Callable[[Problem], None] = lambda _problem: None,
+    ) -> None:
+        self.settings, self.feed, self.clock = settings, feed, clock
+        self.on_tick, self.on_step, self.on_problem = on_tick, on_step, on_problem
+        self.metrics = Metrics()
+        self.health = Health(self.metrics)
+        self.rules = CelRules()
+        self.profile = settings.rates()
+        self._snapshots: deque[Snapshot] = deque()
+        self._tracker = Tracker()
+        self._fleet = Fleet()
+        self._notices: tuple[Notice, ...] = ()
+        self._wake = asyncio.Event()
+        self._said: dict[str, Problem] = {}
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Lead until `stop` is set. Raises Rejected SH507 when another engine does, Stalled when state can't be written at the start."""
+        state = self.settings.state
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            store = stack.enter_context(contextlib.closing(Store(state / "engine.db")))
+            lease = stack.enter_context(Lease(state / "engine.lock", store))
+            journal = stack.enter_context(Journal(state / "audit.db"))
+            agents = {NodeId(a.node): AgentClient(NodeId(a.node), a.address, _tls(self.settings)) for a in self.settings.agents}
+            prometheus = Prometheus(self.settings.prometheus.url, deadline_s=float(self.settings.prometheus.deadline))
+            try:
+                await _Leading(self, store, lease, journal, agents, prometheus).run(stop)
+            finally:
+                await asyncio.gather(*(agent.close() for agent in agents.values()), prometheus.aclose())
+
+
+class _Leading:
+    """The engine while it leads: what `Engine.run` opened, and the loops over it."""
+
+    def __init__(
+        self, engine: Engine, store: Store, lease: Lease, journal: Journal, agents: Mapping[NodeId, AgentClient], prometheus: Prometheus
+    ) -> None:
+        self.e, self.store, self.lease, self.journal, self.agents = engine, store, lease, journal, agents
+        self.epoch: Epoch = lease.epoch
+        self.world = World(agents, prometheus, Catalog(label=engine.settings.prometheus.label))
+        self.fresh: set[NoticeId] = set()
+        """Notices that came since the last tick."""
+        self.looked_at: float | None = None
+        self.measured_at: float | None = None
+        parts = Parts(
+            store=store,
+            agents=agents,
+            fleet=lambda: self.e._fleet,
+            audit=lambda record: void(journal.append([record])),
+            clock=engine.clock,
+            sleep=asyncio.sleep,
+            gone=self._gone,
+            progress=self._progress,
+            times=Times(hold=float(engine.settings.hold)),
+        )
+        self.executor = Executor(parts, self.epoch)
+        self.scheduler = Scheduler(self.executor, on_error=self._unsettled)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Recover what was under way, then tick until told to stop."""
+        e = self.e
+        e.metrics.epoch.set(self.epoch)
+        remembered = self.store.load_fleet()
+        if remembered:
+            e._fleet, e._notices = remembered.fleet, remembered.notices
+        self._record(RecordKind.ENGINE, "engine", f"leads at epoch {self.epoch}")
+        await self._follow_policies_once()
+        await self._look(e.clock())
+        recovered = await recover(self.executor)
+        for record in (*recovered.ended, *recovered.open):
+            self._record(
+                RecordKind.ENGINE, record.id, f"took over {record.planned.kind.value} of {record.planned.worker}: {record.status.value}"
+            )
+        helpers = [asyncio.create_task(self._follow_policies(), name="policies")]
+        helpers += [asyncio.create_task(self._watch(node), name=f"watch {node}") for node in self.agents]
+        try:
+            await self._loop(stop, helpers)
+        finally:
+            for task in helpers:
+                task.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
+            await self.scheduler.stop()
+            with contextlib.suppress(Stalled):
+                self._record(RecordKind.ENGINE, "engine", "stopped")
+
+    async def _loop(self, stop: asyncio.Event, helpers: list[asyncio.Task[None]]) -> None:
+        e = self.e
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            while not stop.is_set():
+                began = time.monotonic()
+                e._wake.clear()
+                if not self.lease.held():
+                    raise Stalled(
+                        Problem(
+                            code="SH508",
+                            what="the lock file isn't ours any more",
+                            remedy="Start one engine on a state directory",
+                            subject="engine.lock",
+                        )
+                    )
+                try:
+                    await self._tick(e.clock())
+                except Stalled as error:
+                    # The store or the audit takes no writes: nothing is begun until they do, and it must be visible.
+                    self._tell(error.problem)
+                e.metrics.tick_seconds.observe(time.monotonic() - began)
+                for task in helpers:
+                    if task.done() and task.exception():
+                        task.result()
+                left = max(0.0, float(e.settings.tick) - (time.monotonic() - began))
+                waking = asyncio.create_task(e._wake.wait())
+                await asyncio.wait([stopping, waking], timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                waking.cancel()
+        finally:
+            stopping.cancel()
+
+    # -- one tick
+
+    async def _tick(self, now: float) -> None:
+        e = self.e
+        snapshot, policies = await self._snapshot(now)
+        self._ages(now)
+        if policies is None:
+            self.scheduler.pump()
+            return
+        e._snapshots.append(snapshot)
+        while e._snapshots and now - e._snapshots[0].at > horizon(policies) + HISTORY_MARGIN_S:
+            e._snapshots.popleft()
+        state = self.store.state(now)
+        with e.metrics.decide_seconds.time():
+            evaluation = evaluate(policies, list(e._snapshots), state, now, e.rules, e.profile)
+        tracker, records = e._tracker.observe(evaluation, now, self.epoch, snapshot.fleet)
+        plan_changed = any(record.kind is RecordKind.PLAN for record in records)
+        if records:
+            self.journal.append(records)
+        e._tracker = tracker
+        for verdict in ("act", "hold", "inconclusive", "pass"):
+            e.metrics.findings.labels(verdict).set(sum(f.verdict.value == verdict for f in evaluation.findings))
+        e.on_tick(Told(snapshot=snapshot, evaluation=evaluation, policies=policies, plan_changed=plan_changed))
+        self.scheduler.offer(evaluation.plan)
+
+    async def _snapshot(self, now: float) -> tuple[Snapshot, PolicySet | None]:
+        e = self.e
+        policies = e.feed.current
+        urgent = bool(self.fresh)
+        self.fresh.clear()
+        await self._look(now)
+        if policies is None:
+            return Snapshot(at=now, fleet=e._fleet, notices=e._notices), None
+        within = URGENT_METRICS_S if urgent else float(e.settings.prometheus.deadline)
+        samples: Samples = await self.world.measure(e._fleet, policies, now, within_s=within)
+        if any(sample_is_known(fields) for fields in samples.workers.values()):
+            self.measured_at = now
+        return Snapshot(at=now, fleet=e._fleet, samples=samples, notices=e._notices), policies
+
+    async def _look(self, now: float) -> None:
+        e = self.e
+        active = self.store.active()
+        busy = frozenset(WorkerId(r.planned.worker) for r in active)
+        before = {n.id for n in e._notices}
+        inventory = await self.world.look(Memory(fleet=e._fleet, notices=e._notices, ended=self.store.ended(), busy=busy), now)
+        if (inventory.fleet, inventory.notices) != (e._fleet, e._notices):
+            self.store.save_fleet(inventory.fleet, inventory.notices, now)
+        e._fleet, e._notices = inventory.fleet, inventory.notices
+        if len(self.world.unreachable) < len(self.agents):
+            self.looked_at = now
+        for node in self.agents:
+            self._tell_or_clear(f"agent {node}", self.world.unreachable.get(node))
+        for problem in inventory.problems:
+            self._tell(problem)
+        for notice in inventory.notices:
+            if notice.id not in before:
+                self._record(RecordKind.NOTICE, notice.node, f"{notice.kind.value} of {notice.node}", {"notice": plain(notice)})
+
+    def _ages(self, now: float) -> None:
+        def age(at: float | None) -> float | None:
+            return None if at is None else now - at
+
+        self.e.health.update({"policies": self.e.feed.age(now), "inventory": age(self.looked_at), "metrics": age(self.measured_at)})
+        self.e.metrics.problems.set(len(self.e.feed.current.problems) if self.e.feed.current else 0)
+
+    # -- what runs beside the ticks
+
+    async def _follow_policies(self) -> None:
+        while True:
+            await asyncio.sleep(float(self.e.settings.policies.poll))
+            await self._follow_policies_once()
+
+    async def _follow_policies_once(self) -> None:
+        feed = self.e.feed
+        changed = await feed.refresh()
+        self._tell_or_clear("policies", feed.problem)
+        if changed and feed.current:
+            body = {"policies": [p.name for p in feed.current.policies], "problems": plain(feed.current.problems)}
+            what = f"{len(feed.current.policies)} policies in force, {len(feed.current.problems)} problems"
+            self._record(RecordKind.POLICIES, feed.current.commit, what, body)
+            for problem in feed.current.problems:
+                self.e.on_problem(problem)
+            self.e._wake.set()
+
+    async def _watch(self, node: NodeId) -> None:
+        """Wake the engine for each notice. The stream only makes it faster: every tick asks for the whole inventory anyway."""
+        while True:
+            with contextlib.suppress(ShunterError):
+                async for event in self.agents[node].watch(self.epoch):
+                    if event.HasField("notice"):
+                        self.fresh.add(notice_of(event.notice, node).id)
+                        self.e._wake.set()
+                    elif event.HasField("exit"):
+                        self.e._wake.set()
+            await asyncio.sleep(float(self.e.settings.tick))
+
+    # -- small parts
+
+    def _gone(self, node: NodeId) -> bool:
+        known = next((n for n in self.e._fleet.nodes if n.id == node), None)
+        return known is not None and not known.reachable and not known.slots
+
+    def _progress(self, record: OperationRecord) -> None:
+        if record.outcome:
+            kind = record.planned.kind.value
+            self.e.metrics.operations.labels(kind, record.outcome.status.value).inc()
+            if record.outcome.measured.stopped is not None:
+                self.e.metrics.stopped.labels(kind).observe(record.outcome.measured.stopped)
+            self.e._wake.set()
+        self.e.on_step(record)
+
+    def _unsettled(self, _operation: OperationId, error: ShunterError) -> None:
+        self._tell(error.problem)
+
+    def _tell_or_clear(self, key: str, problem: Problem | None) -> None:
+        """Record and say that an input went away or came back, once each."""
+        before = self.e._said.get(key)
+        if problem is None:
+            if before is not None:
+                del self.e._said[key]
+                self._record(RecordKind.SOURCE, key, "is back")
+        elif before is None or before.code != problem.code:
+            self.e._said[key] = problem
+            self.e.on_problem(problem)
+            self._record(RecordKind.SOURCE, key, problem.what, {"problem": plain(problem)})
+
+    def _tell(self, problem: Problem) -> None:
+        """Say a problem once for as long as it is the same."""
+        key = f"{problem.code} {problem.subject}"
+        if self.e._said.get(key) != problem:
+            self.e._said[key] = problem
+            self.e.on_problem(problem)
+
+    def _record(self, kind: RecordKind, subject: str, what: str, body: Mapping[str, object] | None = None) -> None:
+        commit = self.e.feed.current.commit if self.e.feed.current else None
+        record = Record(at=self.e.clock(), kind=kind, subject=subject, what=what, epoch=self.epoch, commit=commit, body=dict(body or {}))
+        self.journal.append([record])
+
+
+def void(_value: object) -> None:
+    """Drop a result."""
+
+
+def sample_is_known(fields: Mapping[str, object]) -> bool:
+    """Any of a worker's samples has a value."""
+    return any(getattr(value, "value", None) is not None for value in fields.values())
+
+
+def horizon(policies: PolicySet) -> float:
+    """The longest time that any policy looks back, in seconds."""
+    longest = 0.0
+    for policy in policies.policies:
+        document = policy.document
+        if isinstance(document, ReassignmentPolicy):
+            revert = document.spec.revert
+            longest = max(longest, float(document.spec.for_), float(revert.for_) if revert else 0.0)
+    return longest
+
+
+def _tls(settings: Settings) -> TlsFiles:
+    return TlsFiles(ca=settings.tls.ca, cert=settings.tls.cert, key=settings.tls.key)
+
+
+def state_files(settings: Settings) -> tuple[Path, Path]:
+    """The engine's store and its audit."""
+    return settings.state / "engine.db", settings.state / "audit.db"

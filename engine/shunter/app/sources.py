@@ -1,0 +1,34 @@
+"""The policy source that the settings name, as `PolicyFeed` reads it."""
+
+from pathlib import Path
+
+from shunter.app.policies import Source
+from shunter.app.settings import PoliciesSettings
+from shunter.model.source import Revision
+from shunter.source.directory import DirectorySource
+from shunter.source.git import GitSource
+
+
+class _Directory:
+    """A directory read as if it were a repository of one commit: its content's digest."""
+
+    def __init__(self, source: DirectorySource) -> None:
+        self._source = source
+        self._last: Revision | None = None
+
+    def fetch(self) -> str:
+        """Read it all; what was read is kept for `read`, so that both see the same."""
+        self._last = self._source.read()
+        return self._last.commit
+
+    def read(self, revision: str) -> Revision:
+        """What the last `fetch` saw."""
+        return self._last if self._last and self._last.commit == revision else self._source.read()
+
+
+def source_of(settings: PoliciesSettings, cache: Path) -> Source:
+    """`cache` is a folder for the bare clone that belongs to the caller alone. Raises Rejected SH201, SH202 for a URL that can't be one."""
+    if settings.directory is not None:
+        return _Directory(DirectorySource(settings.directory))
+    assert settings.git is not None  # settings.load saw to it
+    return GitSource(settings.git, settings.branch, settings.folder, cache, allow_rewind=settings.allow_rewind)

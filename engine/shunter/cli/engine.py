@@ -1,0 +1,71 @@
+"""`shunter engine`: follow the policies until told to stop."""
+
+import asyncio
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from shunter.app.engine import Engine, Told
+from shunter.app.health import serve
+from shunter.app.policies import PolicyFeed
+from shunter.app.settings import load
+from shunter.app.sources import source_of
+from shunter.model.errors import Problem, Stalled
+from shunter.model.operation import OperationRecord
+from shunter.report.text import operation_line, plan_text
+
+
+def engine(
+    config: Annotated[Path, typer.Option("--config", "-c", help="Settings file (TOML).")] = Path("engine.toml"),
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print problems only, no plans and steps.")] = False,
+) -> None:
+    """Follow the policies: decide, act, and keep the audit.
+
+    Prints each new plan and each step of each operation. Ends on SIGTERM or Ctrl-C: what is under way is taken up by the next engine.
+    """
+    settings = load(config)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+
+    def on_tick(told: Told) -> None:
+        if told.plan_changed and told.evaluation.plan.operations and not quiet:
+            plan_text(told.evaluation, told.snapshot, console, brief=True)
+
+    def on_step(record: OperationRecord) -> None:
+        if not quiet:
+            console.print(operation_line(record), highlight=False)
+
+    def on_problem(problem: Problem) -> None:
+        console.print(f"[yellow]problem[/] {problem.code} ", end="")
+        console.print(f"{problem.place or problem.subject}: {problem.what}. {problem.remedy}", markup=False, highlight=False)
+
+    settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    feed = PolicyFeed(source_of(settings.policies, settings.state / "policies.git"), time.time)
+    running = Engine(settings, feed, on_tick=on_tick, on_step=on_step, on_problem=on_problem)
+    stop_serving = None
+    if settings.listen:
+        try:
+            stop_serving = serve(settings.listen, running.metrics, running.health)
+        except OSError as error:
+            raise Stalled(
+                Problem(
+                    code="SH911", what=f"can't listen: {error.strerror}", remedy="Change `listen` in the settings", subject=settings.listen
+                )
+            ) from error
+    try:
+        asyncio.run(_until_stopped(running))
+    finally:
+        if stop_serving:
+            stop_serving()
+
+
+async def _until_stopped(running: Engine) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await running.run(stop)
