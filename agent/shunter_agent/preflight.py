@@ -21,14 +21,16 @@ MEMORY_MARGIN: Final = 1.1
 FACTS: Final = {
     "runtime": "checkpoint runtime",
     "arch": "processor architecture",
-    "cpu": "processor features",
+    "cpu": "processor",
+    "cpu_features": "processor features",
     "kernel": "kernel",
     "criu": "CRIU version",
     "driver": "GPU driver",
     "cuda": "CUDA version",
     "gpu": "GPU model",
+    "boot": "boot of the machine",
 }
-"""What must be equal where an image is restored, and how it is called."""
+"""What facts are called in messages. All that an image names must be equal where it is restored, those without words too."""
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,18 +62,15 @@ def _available() -> int | None:
 
 def compare(needed: Mapping[str, str], here: Mapping[str, str], node: str) -> list[Problem]:
     """SH655 for each fact that an image needs and this node doesn't have."""
-    return [
-        Problem(
-            code="SH655",
-            what=f"the image needs {words} {needed[key]!r}, this node has {here[key]!r}"
-            if key in here
-            else f"the image needs {words} {needed[key]!r}, this node has none",
-            remedy="Choose a node that is equal in this, or make them equal",
-            subject=node,
-        )
-        for key, words in FACTS.items()
-        if needed.get(key) and needed[key] != here.get(key)
-    ]
+    found = []
+    for key in sorted(needed):
+        if needed[key] == here.get(key):
+            continue
+        words, has = FACTS.get(key, key), repr(here[key]) if key in here else "none"
+        what = f"the image needs {words} {needed[key]!r}, this node has {has}"
+        remedy = "Choose a node that is equal in this, or make them equal"
+        found.append(Problem(code="SH655", what=what, remedy=remedy, subject=node))
+    return found
 
 
 def enough(size: int, free: Room, node: str) -> list[Problem]:
