@@ -1,0 +1,105 @@
+"""`shunter status`: how things stand, from the engine's own files; asks nobody and changes nothing."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from shunter.act.store import Remembered, Store
+from shunter.app.settings import load
+from shunter.audit.journal import Journal
+from shunter.model.canon import plain
+from shunter.model.errors import Problem, Rejected, ShunterError
+from shunter.model.ids import Commit, Epoch
+from shunter.model.operation import OperationRecord
+from shunter.model.record import RecordKind
+from shunter.model.snapshot import Fleet
+from shunter.report.text import status_text
+
+RECENT = 3600.0
+"""Seconds that ended operations are shown for."""
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--json` prints, as one object. Ages in seconds, None: never. `commit` is the newest in the audit, None: none yet."""
+
+    at: float
+    epoch: Epoch
+    commit: Commit | None
+    ages: dict[str, float | None]
+    fleet: Remembered | None
+    active: tuple[OperationRecord, ...]
+    ended: tuple[OperationRecord, ...]
+
+
+def status(
+    state: Annotated[Path | None, typer.Option("--state", metavar="DIR", help="The engine's state folder; .shunter by default.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="The engine's settings, which name that folder.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+) -> None:
+    """Show nodes, slots, workers, images and operations as the engine last knew them, and how old that is.
+
+    Exit status: 0, or 1 when there is no engine's state to read.
+    """
+    if state is not None and config is not None:
+        raise Rejected(Problem(code="SH930", what="--state and --config were both given", remedy="Give one: the settings name the folder"))
+    found = read(state or (load(config).state if config else Path(".shunter")), time.time())
+    if as_json:
+        typer.echo(msgspec.json.encode(plain(found), order="sorted"))
+        return
+    known = found.fleet or Remembered(at=found.at, fleet=Fleet())
+    status_text(
+        known.fleet,
+        (*found.active, *found.ended),
+        found.ages,
+        Console(highlight=False, width=None if sys.stdout.isatty() else 160),
+        now=found.at,
+        epoch=found.epoch,
+        commit=found.commit,
+        notices=known.notices,
+    )
+
+
+def read(state: Path, now: float) -> Standing:
+    """What the files in the state folder say at `now`. Raises Rejected SH931 when there are none, and what the store raises."""
+    path = state / "engine.db"
+    if not path.exists():
+        raise Rejected(
+            Problem(
+                code="SH931",
+                what="no engine has run with this state folder",
+                remedy="Name the folder with --state, or the settings that name it with --config",
+                subject=str(state),
+            )
+        )
+    store = Store(path)
+    try:
+        fleet = store.load_fleet()
+        active, ended, epoch = store.active(), store.recent(now - RECENT), store.epoch
+    finally:
+        store.close()
+    commit, recorded_at = _audit(state / "audit.db")
+    ages = {
+        "fleet": None if fleet is None else now - fleet.at,
+        "audit": None if recorded_at is None else now - recorded_at,
+        "operations": max((r.outcome.at for r in ended if r.outcome), default=None),
+    }
+    if ages["operations"] is not None:
+        ages["operations"] = now - ages["operations"]
+    return Standing(at=now, epoch=epoch, commit=commit, ages=ages, fleet=fleet, active=active, ended=ended)
+
+
+def _audit(path: Path) -> tuple[Commit | None, float | None]:
+    """The newest policy commit in the audit, and when its last record is from; None where there is none, or no readable audit."""
+    try:
+        with Journal(path, read_only=True) as journal:
+            last = journal.list(limit=1)
+            told = [r for kind in (RecordKind.POLICIES, RecordKind.PLAN, RecordKind.FINDING) for r in journal.list(kind=kind, limit=1)]
+    except ShunterError:
+        return None, None
+    newest = max((s for s in (*told, *last) if s.record.commit), key=lambda s: s.seq, default=None)
+    return newest.record.commit if newest else None, last[0].record.at if last else None
