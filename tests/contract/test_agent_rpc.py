@@ -35,7 +35,9 @@ class Authority:
         folder.mkdir()
         self.key = ec.generate_private_key(ec.SECP256R1())
         self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
-        certificate = self._builder(self.name, self.key).add_extension(x509.BasicConstraints(True, None), True).sign(self.key, hashes.SHA256())
+        certificate = (
+            self._builder(self.name, self.key).add_extension(x509.BasicConstraints(True, None), True).sign(self.key, hashes.SHA256())
+        )
         self.ca = folder / "ca.pem"
         self.ca.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
@@ -126,8 +128,7 @@ async def test_no_method_answers_anybody_but_the_engine(world: World, uris: tupl
                 await getattr(agent, name)(request(world.bench), timeout=10)
             assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED, name
         with pytest.raises(grpc.aio.AioRpcError) as error:
-            async for _event in agent.Watch(pb.WatchRequest(epoch=1), timeout=10):
-                pytest.fail("it was told something")
+            await anext(aiter(agent.Watch(pb.WatchRequest(epoch=1), timeout=10)))
         assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
     assert not world.bench.faults.done
     assert world.bench.journal.epoch == 0

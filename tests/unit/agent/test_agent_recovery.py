@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pytest
 from agent_fakes import PROCESS, SPEC, Bench, Gate, problem
+from msgspec.structs import replace
 from shunter.model.errors import Rejected, Retry
 from shunter_agent import inventory
 from shunter_agent.journal import Entry, WorkerRow
 from shunter_agent.recovery import recover, start_missing
 from shunter_agent.runtime.port import Process
 from shunter_agent.settings import WorkerSettings
-
-from msgspec.structs import replace
 
 
 @pytest.fixture

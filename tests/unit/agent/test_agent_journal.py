@@ -1,0 +1,127 @@
+"""The journal: what it keeps over a SIGKILL, what it takes back, and what it says when the disk doesn't take it."""
+
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from agent_fakes import PROCESS, SPEC, problem
+from shunter.model.errors import Stalled
+from shunter_agent.journal import Journal, Reservation, WorkerRow
+
+CHILD = """
+import sys
+sys.path[:0] = sys.argv[2:]
+from pathlib import Path
+from shunter_agent.journal import Journal
+journal = Journal(Path(sys.argv[1]))
+journal.raise_epoch(7)
+journal.done("op", "fence", "w", 1.0, b"answer")
+journal.begin("op", "freeze", "w", 2.0)
+with journal.batch():
+    journal.done("op", "freeze", "w", 3.0, b"half")
+    print("now", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_a_killed_agent_had_begun_is_there_and_what_it_had_not_finished_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(path), *sys.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "now\n"
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait(10)
+    journal = Journal(path)
+    assert journal.epoch == 7
+    assert [(entry.step, entry.state, entry.reply) for entry in journal.entries("op")] == [
+        ("fence", "done", b"answer"),
+        ("freeze", "begun", b""),
+    ]
+    assert [entry.step for entry in journal.open_steps()] == ["freeze"]
+    journal.close()
+
+
+def test_the_epoch_never_falls(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.raise_epoch(5)
+    journal.raise_epoch(3)
+    assert journal.epoch == 5
+    journal.close()
+
+
+def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    row = WorkerRow(spec=SPEC, process=PROCESS, slot="n/0", incarnation=3, state="fenced", operation="op", epoch=2)
+    kept = Reservation(slot="n/1", operation="op", epoch=1, spec=SPEC, incarnation=1, at=9.0, process=PROCESS)
+    journal.put_worker(row)
+    journal.put_reservation(kept)
+    journal.note_started("w")
+    journal.close()
+    journal = Journal(tmp_path / "j")
+    assert (journal.worker("w"), journal.reservation("op"), journal.started("w"), journal.started("v")) == (row, kept, True, False)
+    journal.close()
+
+
+def test_a_batch_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+
+    def fail_half_way() -> None:
+        with journal.batch():
+            journal.begin("op", "fence", "w", 1.0)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_half_way()
+    assert journal.entries("op") == ()
+    journal.close()
+
+
+def test_undoing_touches_what_was_done_alone(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.done("op", "freeze", "w", 1.0, b"r")
+    journal.failed("op", "restore", "w", 1.0, problem())
+    journal.undo("op", ("freeze", "restore", "never"), 2.0, "why")
+    assert {entry.step: (entry.state, entry.reply) for entry in journal.entries("op")} == {
+        "freeze": ("undone", b""),
+        "restore": ("failed", b""),
+    }
+    journal.close()
+
+
+def test_old_operations_are_forgotten_but_not_open_ones(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.done("old", "fence", "w", 1.0, b"")
+    journal.begin("open", "fence", "w", 1.0)
+    journal.done("new", "fence", "w", 100.0, b"")
+    journal.forget_before(50.0)
+    assert [bool(journal.entries(name)) for name in ("old", "open", "new")] == [False, True, True]
+    journal.close()
+
+
+def test_nobody_else_can_read_it(tmp_path: Path) -> None:
+    Journal(tmp_path / "j").close()
+    assert stat.S_IMODE((tmp_path / "j").stat().st_mode) == 0o600
+
+
+def test_a_journal_that_cannot_be_written_stalls(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal._db.execute("PRAGMA query_only=ON")
+    with pytest.raises(Stalled, match="SH610"):
+        journal.begin("op", "fence", "w", 1.0)
+    journal.close()
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    Journal(tmp_path / "j").close()
+    with sqlite3.connect(tmp_path / "j") as other:
+        other.execute("UPDATE meta SET value=99 WHERE key='schema'")
+    other.close()
+    with pytest.raises(Stalled, match="SH611"):
+        Journal(tmp_path / "j")
