@@ -52,11 +52,17 @@ class Store:
     `healthy` is False from a write that failed until one succeeds; nothing voluntary may start meanwhile (see `probe`).
     """
 
-    def __init__(self, path: Path, *, busy_s: float = 5.0) -> None:
-        """Open or make it (0600). `busy_s`: how long to wait for another process's lock. Raises Stalled SH501, SH502 (newer format)."""
+    def __init__(self, path: Path, *, busy_s: float = 5.0, read_only: bool = False) -> None:
+        """Open or make it (0600). `busy_s`: how long to wait for another process's lock. With `read_only` it must be there, and nothing
+        of it is changed, so that it can be looked at while an engine works on it. Raises Stalled SH501, SH502 (newer format).
+        """
         self.path = path
         self.healthy = True
         try:
+            if read_only:
+                self._db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=busy_s)
+                self._refuse_newer(self._meta("schema"))
+                return
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
             self._db = sqlite3.connect(path, isolation_level=None, timeout=busy_s)
             self._db.execute("PRAGMA journal_mode=WAL")
@@ -65,6 +71,12 @@ class Store:
         except (OSError, sqlite3.Error) as error:
             raise self._stalled(error) from error
         found = self._meta("schema")
+        self._refuse_newer(found)
+        if found < SCHEMA:
+            with self._writing():
+                self._set_meta("schema", SCHEMA)
+
+    def _refuse_newer(self, found: int) -> None:
         if found > SCHEMA:
             self._db.close()
             raise Stalled(
@@ -72,12 +84,9 @@ class Store:
                     code="SH502",
                     what=f"the engine's store has format {found}, this engine knows up to {SCHEMA}",
                     remedy="Run the newer engine; an older one can't tell what it would overlook",
-                    subject=str(path),
+                    subject=str(self.path),
                 )
             )
-        if found < SCHEMA:
-            with self._writing():
-                self._set_meta("schema", SCHEMA)
 
     def close(self) -> None:
         """Close the file."""
@@ -194,7 +203,7 @@ class Store:
         return decode(row[0], Remembered) if row else None
 
     def ended(self) -> frozenset[WorkerId]:
-        """Workers that were drained and not brought back since: they aren't lost, they are over."""
+        """Workers that were drained or parked and not brought back since: they aren't lost, they were ended on purpose."""
         return frozenset(WorkerId(row[0]) for row in self._db.execute("SELECT worker FROM ended"))
 
     # -- inner parts
@@ -241,7 +250,7 @@ class Store:
     def _note_end(self, record: OperationRecord, outcome: Outcome) -> None:
         if outcome.status is not Status.SUCCEEDED:
             return
-        if record.planned.kind is OperationKind.DRAIN:
+        if record.planned.kind in (OperationKind.DRAIN, OperationKind.PARK):
             self._db.execute("INSERT OR REPLACE INTO ended VALUES (?, ?, ?)", (record.planned.worker, record.id, outcome.at))
         elif record.planned.kind is OperationKind.RESTORE:
             self._db.execute("DELETE FROM ended WHERE worker=?", (record.planned.worker,))

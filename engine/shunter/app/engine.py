@@ -8,7 +8,6 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import msgspec
 
@@ -22,17 +21,17 @@ from shunter.act.store import Store
 from shunter.app.health import Health, Metrics
 from shunter.app.policies import PolicyFeed
 from shunter.app.settings import Settings
-from shunter.app.world import Memory, World
+from shunter.app.world import Memory, World, horizon
 from shunter.audit.decisions import Tracker
 from shunter.audit.journal import Journal
 from shunter.decide.evaluate import evaluate
 from shunter.lang.cel import CelRules
 from shunter.model.canon import plain
 from shunter.model.errors import Problem, ShunterError, Stalled
-from shunter.model.ids import Epoch, NodeId, NoticeId, OperationId, WorkerId
+from shunter.model.ids import Epoch, NodeId, NoticeId, OperationId, WorkerId, node_of
 from shunter.model.operation import OperationRecord
-from shunter.model.plan import Evaluation
-from shunter.model.policy import PolicySet, ReassignmentPolicy
+from shunter.model.plan import Evaluation, PlannedOperation
+from shunter.model.policy import PolicySet
 from shunter.model.record import Record, RecordKind
 from shunter.model.snapshot import Fleet, Notice, Samples, Snapshot
 from shunter.observe.catalog import Catalog
@@ -52,6 +51,12 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     evaluation: Evaluation
     policies: PolicySet
     plan_changed: bool
+
+    def pretend(self, operation: PlannedOperation) -> bool:
+        """A node that it is about doesn't really move anything."""
+        slots = (operation.from_slot, operation.to_slot, operation.expect.at)
+        about = {node_of(slot) for slot in slots if slot} | set(operation.copies)
+        return any(node.runtime == "pretend" for node in self.snapshot.fleet.nodes if node.id in about)
 
 
 class Engine:
@@ -333,21 +338,5 @@ def sample_is_known(fields: Mapping[str, object]) -> bool:
     return any(getattr(value, "value", None) is not None for value in fields.values())
 
 
-def horizon(policies: PolicySet) -> float:
-    """The longest time that any policy looks back, in seconds."""
-    longest = 0.0
-    for policy in policies.policies:
-        document = policy.document
-        if isinstance(document, ReassignmentPolicy):
-            revert = document.spec.revert
-            longest = max(longest, float(document.spec.for_), float(revert.for_) if revert else 0.0)
-    return longest
-
-
 def _tls(settings: Settings) -> TlsFiles:
     return TlsFiles(ca=settings.tls.ca, cert=settings.tls.cert, key=settings.tls.key)
-
-
-def state_files(settings: Settings) -> tuple[Path, Path]:
-    """The engine's store and its audit."""
-    return settings.state / "engine.db", settings.state / "audit.db"

@@ -17,7 +17,8 @@ from shunter.app.settings import load
 from shunter.app.sources import source_of
 from shunter.model.errors import Problem, Stalled
 from shunter.model.operation import OperationRecord
-from shunter.report.text import operation_line, plan_text
+from shunter.report.plan import headline
+from shunter.report.text import operation_line
 
 
 def engine(
@@ -33,7 +34,10 @@ def engine(
 
     def on_tick(told: Told) -> None:
         if told.plan_changed and told.evaluation.plan.operations and not quiet:
-            plan_text(told.evaluation, told.snapshot, console, brief=True)
+            console.print(f"[bold]plan[/] {told.evaluation.plan.digest[7:19]}, policies at {told.policies.commit[:12]}", highlight=False)
+            for operation in told.evaluation.plan.operations:
+                mark = "pretend: " if told.pretend(operation) else "preview: " if operation.preview else ""
+                console.print(f"      {mark}{headline(operation)}: {operation.reason}", markup=False, highlight=False)
 
     def on_step(record: OperationRecord) -> None:
         if not quiet:
