@@ -74,6 +74,14 @@ class Protocol(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "world"):
             return
+        try:
+            self.come_to_rest()
+        finally:
+            self.world.store.close()
+            self.loop.close()
+            self.folder.cleanup()
+
+    def come_to_rest(self) -> None:
         self.world.faults = {}
         for _ in range(4):
             self.loop.run_until_complete(self.world.sleep(100))
@@ -84,9 +92,6 @@ class Protocol(RuleBasedStateMachine):
         assert all(r.outcome and r.outcome.status is not Status.UNKNOWN for r in ended)
         assert all(a.copy is None or a.copy.state == "running" for a in self.world.agents.values()), "nothing is left standing still"
         self.world.check()
-        self.world.store.close()
-        self.loop.close()
-        self.folder.cleanup()
 
 
 TestProtocol = Protocol.TestCase
