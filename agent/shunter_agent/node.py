@@ -77,13 +77,14 @@ class Node:
         self.exits = Exits(self.worker_ended)
         self._progress: dict[tuple[str, str], float] = {}
         self._background: set[asyncio.Task[None]] = set()
+        self._removing: dict[str, asyncio.Task[None]] = {}
 
     async def in_thread(self, call: Callable[..., T], *arguments: object) -> T:
         """A blocking call, out of the loop's way."""
         return await asyncio.to_thread(call, *arguments)
 
-    def in_background(self, call: Callable[..., object], *arguments: object) -> None:
-        """A blocking call that nobody waits for; its failure is logged."""
+    def in_background(self, call: Callable[..., object], *arguments: object) -> "asyncio.Task[None]":
+        """A blocking call that no order waits for; its failure is logged."""
 
         async def run() -> None:
             try:
@@ -94,6 +95,19 @@ class Node:
         task = asyncio.create_task(run())
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
+
+    def remove_network(self, worker: str) -> None:
+        """Remove the network of a worker that was ended, while its next copy already comes to life elsewhere."""
+        network = self.networks.pop(worker, None)
+        if network is not None:
+            self._removing[worker] = self.in_background(network.destroy)
+
+    async def network_removed(self, worker: str) -> None:
+        """Wait until the worker's former network is gone: a new one has the same names."""
+        removing = self._removing.pop(worker, None)
+        if removing is not None:
+            await removing
 
     async def finish_background(self) -> None:
         """Wait for all of it."""

@@ -47,6 +47,7 @@ class Destination:
         )
         node.journal.put_reservation(reservation)
         try:
+            await node.network_removed(head.worker)
             network: Network = await node.in_thread(node.runtime.network, spec)
             node.networks[head.worker] = network
         except BaseException:

@@ -236,17 +236,10 @@ class Source:
                 raise
         at = node.clock()
         node.frozen.pop(worker, None)
-        node.networks.pop(worker, None)
-        await self._destroy(worker, network.destroy)
+        node.remove_network(worker)
         node.in_background(node.depot.sync, copy.image)  # only now: while the worker stood still, nobody waited for a disk
         detail = "ended; its image is kept"
         return Outcome(pb.Done(at=at, detail=detail), lambda: node.journal.drop_worker(worker), detail)
-
-    async def _destroy(self, worker: str, destroy: Callable[[], None]) -> None:
-        try:
-            await self._node.in_thread(destroy)
-        except ShunterError as error:
-            self._node.log.problem(error.problem, worker=worker)  # the worker is dead; a cable left over is no reason to say otherwise
 
     async def drain(self, message: pb.StepOrder, within_s: float) -> pb.Done:
         """Wait up to `within_s` seconds until the worker serves nothing, then end it. Raises Undone SH651: left fenced and running."""
@@ -268,8 +261,7 @@ class Source:
             node.exits.watch(worker, row.process)
             raise
         await node.in_thread(network.disconnect)
-        node.networks.pop(worker, None)
-        await self._destroy(worker, network.destroy)
+        node.remove_network(worker)
         detail = "served its last request and was ended"
         return Outcome(pb.Done(at=node.clock(), detail=detail), lambda: node.journal.drop_worker(worker), detail)
 

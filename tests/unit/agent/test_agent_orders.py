@@ -49,6 +49,7 @@ class TestSource:
         assert (reply.image.bytes, reply.frozen_at, bench.depot.peers) == (100, 1000.0, {"m": ["image-op"]})
         network = bench.network
         await bench.source.release(bench.step())
+        await bench.node.finish_background()
         assert (bench.state(), PROCESS in bench.runtime.alive, network.exists) == ("none", False, False)
         order = bench.faults.order
         assert order.index("disconnect") < order.index("release") < order.index("destroy")
@@ -177,6 +178,19 @@ class TestSource:
             await bench.source.freeze(bench.freeze(hold=1e9))
         assert code(error) == "SH608"
         assert bench.faults.done["freeze"] == 0
+
+    async def test_a_worker_that_comes_back_waits_for_its_former_network_to_be_gone(self, bench: Bench) -> None:
+        await frozen(bench)
+        gate = Gate()
+        bench.faults.at["destroy"] = gate
+        await bench.source.release(bench.step())
+        coming = asyncio.create_task(bench.destination.prepare(bench.prepare()))
+        await asyncio.to_thread(gate.reached.wait, 10)
+        assert bench.faults.done["network"] == 0
+        gate.open()
+        await coming
+        order = bench.faults.order
+        assert order.index("destroy") < order.index("network")
 
 
 class TestDestination:
