@@ -57,14 +57,20 @@ class Demo:
     # -- what the product says
 
     def audit(self, kind: str) -> list[dict[str, Any]]:
-        """Audit records of one kind, oldest first, as `shunter audit list --json` prints them."""
-        printed = self.fleet.shunter("audit", "list", "--state", str(self.fleet.state), "--kind", kind, "--limit", "0", "--json").stdout
-        return [json.loads(line) for line in printed.splitlines()]
+        """Audit records of one kind, oldest first, as `shunter audit list --json` prints them; none before the engine has begun."""
+        listed = self.fleet.shunter(
+            "audit", "list", "--state", str(self.fleet.state), "--kind", kind, "--limit", "0", "--json", check=False
+        )
+        return [json.loads(line)["record"] for line in listed.stdout.splitlines()]
 
-    def outcomes(self, kind: str, status: str = "succeeded") -> list[dict[str, Any]]:
-        """Bodies of ended operations of a kind, with their record's subject (the worker)."""
-        bodies = [{**record["record"]["body"], "worker": record["record"]["subject"]} for record in self.audit("outcome")]
-        return [body for body in bodies if body.get("operation_kind") == kind and body.get("status") == status]
+    def outcomes(self, kind: str) -> list[dict[str, Any]]:
+        """Operations of a kind that succeeded: their worker, slots, notice, policy, reason and what was measured."""
+        found = [
+            {**record["body"], **record["body"]["outcome"], "worker": record["subject"]}
+            for record in self.audit("outcome")
+            if "outcome" in record["body"]
+        ]
+        return [one for one in found if one["kind"] == kind and one["status"] == "succeeded"]
 
     def streams(self) -> list[dict[str, Any]]:
         """What the clients saw so far."""
@@ -160,18 +166,18 @@ class Demo:
         wait_for("all streams to end", lambda: all(s["ended"] for s in self.streams()), 120, 0.5)
         streams = self.streams()
         moves = {o["worker"]: o for o in self.outcomes("move")}
-        did = sorted((o["operation_kind"], o["worker"]) for o in (*self.outcomes("move"), *self.outcomes("park")) if o["notice"] == NOTICE)
+        did = sorted((o["kind"], o["worker"]) for o in (*self.outcomes("move"), *self.outcomes("park")) if o["notice"] == NOTICE)
         verified = self.fleet.shunter("audit", "verify", "--state", str(self.fleet.state), check=False)
         self.title("What the clients saw, and what the audit says")
         table = Table(show_edge=False, pad_edge=False)
         for column in ("operation", "worker", "from", "to", "stopped", "image", "why"):
             table.add_column(column, overflow="fold")
         for outcome in (*self.outcomes("move"), *self.outcomes("park"), *self.outcomes("restore")):
-            stopped = outcome["measured"]["stopped"]
-            size = outcome["measured"]["bytes"]
+            stopped = outcome["measured"].get("stopped")
+            size = outcome["measured"].get("bytes")
             table.add_row(
-                outcome["operation_kind"], outcome["worker"], outcome["from_slot"] or "", outcome["to_slot"] or "",
-                f"{stopped:.2f} s" if stopped is not None else "", f"{size / 1e6:.0f} MB" if size else "", outcome["cause_reason"],
+                outcome["kind"], outcome["worker"], outcome["from"] or "", outcome["to"] or "",
+                f"{stopped:.2f} s" if stopped is not None else "", f"{size / 1e6:.0f} MB" if size else "", outcome["reason"],
             )  # fmt: skip
         self.console.print(table)
         self.say(f"done as previewed: {did == sorted((o['kind'], o['worker']) for o in self.preview)}")
@@ -187,7 +193,7 @@ class Demo:
             "tokens_duplicated": sum(s["duplicated"] for s in streams),
             "tokens_corrupt": sum(s["corrupt"] for s in streams),
             "longest_pause_s": round(max(s["longest_pause_s"] for s in streams), 3),
-            "worker_stopped_s": _round(moves["decode-0"]["measured"]["stopped"]),
+            "worker_stopped_s": _round(moves["decode-0"]["measured"].get("stopped")),
             "by_hand_s": _round(self.by_hand),
             "policy_commit": self.commit,
             "reassigned": "decode-2" in moves and any(o["worker"] == "prefill-0" for o in self.outcomes("restore")),

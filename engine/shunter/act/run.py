@@ -132,7 +132,17 @@ class Run:
     def tell(self, kind: RecordKind, what: str) -> None:
         """Write to the audit trail, then tell people. Raises Stalled."""
         record = self.record
-        body: dict[str, object] = {"step": record.step.value, "kind": self.planned.kind.value, "reason": self.planned.reason}
+        body: dict[str, object] = {
+            "step": record.step.value,
+            "kind": self.planned.kind.value,
+            "reason": self.planned.reason,
+            "policy": self.planned.policy,
+            "lane": self.planned.lane,
+            "from": self.planned.from_slot,
+            "to": self.planned.to_slot,
+            "notice": self.planned.notice,
+            "copies": list(self.planned.copies),
+        }
         if record.problem:
             body["problem"] = msgspec.to_builtins(record.problem)
         if record.outcome:
