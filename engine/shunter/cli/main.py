@@ -82,6 +82,7 @@ def execute(arguments: list[str]) -> int:
     """Run one command line and return its exit status. What goes wrong is told on standard error, without a traceback.
 
     0 done, 1 refused or in need of a person, 2 it couldn't run (or the command line is wrong), 130 interrupted. Verbs may have finer ones.
+    When nobody reads the output any more, typer ends the process with 1 and no word.
     """
     try:
         status = app(args=arguments, prog_name="shunter", standalone_mode=False)
@@ -108,9 +109,6 @@ def _other(error: Exception, *, debug: bool) -> int:
         return int(getattr(error, "exit_code", COULD_NOT_RUN))
     if type(error).__name__ == "Abort":
         return INTERRUPTED
-    if isinstance(error, BrokenPipeError):
-        sys.stdout = None  # nobody reads it, and the interpreter would flush it and fail
-        return 0
     if debug:
         raise error
     complain(

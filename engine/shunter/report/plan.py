@@ -23,6 +23,9 @@ _TITLES: Final = {
     ("voluntary", True): "By choice, if it weren't a preview",
 }
 
+_MOST: Final = 50
+"""Findings of one verdict that are shown in full."""
+
 
 def plan_text(evaluation: Evaluation, snapshot: Snapshot, console: Console) -> None:
     """Write the plan to the console. What a preview policy decides, and what is on nodes that only pretend, is marked on its line."""
@@ -101,9 +104,7 @@ def headline(operation: PlannedOperation) -> str:
     if o.kind in (OperationKind.RESTORE, OperationKind.DISCARD) and o.image:
         words.append(f"image {o.image}")
     words += [f"{word} {slot}" for word, slot in (("from", o.from_slot), ("to", o.to_slot)) if slot]
-    if o.copies:
-        words.append(f"image to {', '.join(o.copies)}")
-    return " ".join(words)
+    return " ".join(words) + (f", image to {', '.join(o.copies)}" if o.copies else "")
 
 
 def _time(operation: PlannedOperation, at: float) -> str:
@@ -129,12 +130,14 @@ def _findings(page: Page, marks: Marks, title: str, findings: Iterable[Finding])
     if found:
         page.blank()
         page.title(title)
-    for finding in found:
+    for finding in found[:_MOST]:
         since = f", since {moment(finding.since)}" if finding.since is not None else ""
         page.line(f"{marks.of_subject(finding.subject)}{finding.subject}, by {finding.policy}{since}", indent=2, hang=4)
         page.field(finding.gate or "why", finding.reason, indent=5)
         for evidence in _telling(finding):
             page.field("", evidence, indent=5)
+    if len(found) > _MOST:
+        page.line(f"and {len(found) - _MOST:,} more: the JSON form has all of them", indent=2)
 
 
 def _telling(finding: Finding) -> list[str]:
