@@ -63,7 +63,7 @@ SEALED = tuple(
         ),
     )
     for n, kind, what in (
-        (1, RecordKind.FINDING, "save: act: node-a is preempted in 120 s; decode-0 holds 3 sessions and this is what it says of it at length"),
+        (1, RecordKind.FINDING, "save: act: node-a is preempted in 120 s; decode-0 holds 3 sessions and so on at some length"),
         (2, RecordKind.OUTCOME, "succeeded"),
     )
 )  # fmt: skip
