@@ -562,6 +562,18 @@ def test_the_canary_tells_a_criu_that_does_not_work(bench: Bench, tmp_path: Path
     assert "CRIU died" in problem.what
 
 
+def test_connecting_tells_the_whole_network_where_the_address_is(bench: Bench) -> None:
+    bench.a.call(bench.network.disconnect)
+    mac, ip = bytes.fromhex("020000000010"), socket.inet_aton(HOST)
+    with bench.b.call(lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0806))) as wire:
+        wire.settimeout(5)
+        bench.a.call(bench.network.connect)
+        frame = wire.recv(100)
+        while (frame[:6], frame[28:32], frame[38:42]) != (b"\xff" * 6, ip, ip):
+            frame = wire.recv(100)
+    assert frame[6:12] == frame[22:28] == mac
+
+
 def test_facts_name_the_driver(bench: Bench) -> None:
     facts = bench.a.runtime.facts()
     assert facts["runtime"] == "criu"
