@@ -21,7 +21,7 @@ from shunter_agent.server import AgentService, engine_calls, make_server
 from shunter_agent.tls import TlsFiles
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit" / "agent"))
-from agent_fakes import PROCESS, Bench, problem
+from agent_fakes import PROCESS, Bench, problem  # pyright: ignore[reportMissingImports]  (found by the line above)
 
 ENGINE = "spiffe://shunter/engine"
 HOST = "n.agent.shunter"
