@@ -40,9 +40,8 @@ def _tools(settings: Settings) -> Iterator[Problem]:
         return
     if os.geteuid() != 0:
         yield Problem(code="SH674", what="checkpoint and restore need root", remedy='Run the agent as root, or use runtime = "pretend"')
-    for tool, package in (("ip", "iproute2"), ("nft", "nftables")):
-        if shutil.which(tool) is None:
-            yield Problem(code="SH675", what=f"`{tool}` is missing", remedy=f"Install {package}")
+    if shutil.which("ip") is None:
+        yield Problem(code="SH675", what="`ip` is missing", remedy="Install iproute2")
     if settings.bridge and not Path(f"/sys/class/net/{settings.bridge}").exists():
         what, remedy = f"there is no bridge {settings.bridge} here", "Make it, or change `bridge` in the settings"
         yield Problem(code="SH676", what=what, remedy=remedy, subject=settings.bridge)
