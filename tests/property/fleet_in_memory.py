@@ -144,6 +144,8 @@ class MemoryAgent:
         assert timeout > 0
         self._reachable()
         steps = {step: state for (op, step), state in self.steps.items() if op == operation}
+        if not steps:
+            return CopyView()  # an operation that it never heard of: it can't tell whose copy is meant
         state = self.copy.state if self.copy else "none"
         return CopyView(copy=state, images=frozenset(self.images), steps=steps)  # type: ignore[arg-type]
 

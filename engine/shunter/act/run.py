@@ -13,7 +13,7 @@ from shunter.act.port import Agent, CopyView
 from shunter.act.resolve import image_of
 from shunter.act.store import Store
 from shunter.model.errors import Problem, Rejected, Retry, ShunterError, Stalled, Unknown
-from shunter.model.ids import ImageId, NodeId, OperationId, SlotId, node_of
+from shunter.model.ids import ImageId, NodeId, OperationId, SlotId, WorkerId, node_of
 from shunter.model.operation import Measured, OperationRecord, Outcome, Status, Step
 from shunter.model.record import Record, RecordKind
 from shunter.model.snapshot import Fleet
@@ -209,7 +209,8 @@ class Run:
         if self.parts.gone(node_of(slot)):
             return CopyView()
         try:
-            return await self.at(slot).journal(self.record.id, self.times.quick)
+            found = await self.at(slot).journal(self.record.id, self.times.quick)
+            return found if found.steps else seen(await self.at(slot).report(self.times.quick), self.planned.worker)
         except ShunterError:
             return None
 
@@ -272,6 +273,15 @@ class Run:
             what = "; ".join(r.what for r in reply.refusals)
             raise Rejected(problem(first.code, what, first.remedy, first.subject))
         return reply
+
+
+def seen(report: pb.NodeReport, worker: WorkerId) -> CopyView:
+    """What a node's report says of the worker: for an agent that never heard of the operation, and so can't tell whose copy is meant."""
+    states = [w.state for w in report.workers if w.spec.worker == worker and w.state not in ("lost", "parked")]
+    images = frozenset(ImageId(i.id) for i in report.images if i.spec.worker == worker)
+    if not states:
+        return CopyView(images=images)
+    return CopyView(copy="frozen" if "frozen" in states else "running", images=images)
 
 
 def spec_of(report: pb.NodeReport, run: Run) -> pb.WorkerSpec:
