@@ -565,7 +565,8 @@ def test_the_canary_tells_a_criu_that_does_not_work(bench: Bench, tmp_path: Path
 def test_connecting_tells_the_whole_network_where_the_address_is(bench: Bench) -> None:
     bench.a.call(bench.network.disconnect)
     mac, ip = bytes.fromhex("020000000010"), socket.inet_aton(HOST)
-    with bench.b.call(lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0806))) as wire:
+    with bench.a.call(lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW)) as wire:
+        wire.bind(("br-shunt", 0x0806))
         wire.settimeout(5)
         bench.a.call(bench.network.connect)
         frame = wire.recv(100)
