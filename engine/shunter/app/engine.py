@@ -18,7 +18,7 @@ from shunter.act.recover import recover
 from shunter.act.run import Parts, Times
 from shunter.act.scheduler import Scheduler
 from shunter.act.store import Store
-from shunter.app.health import Health, Metrics
+from shunter.app.health import Health, Metrics, serve
 from shunter.app.policies import PolicyFeed
 from shunter.app.settings import Settings
 from shunter.app.world import Memory, World, horizon
@@ -89,19 +89,32 @@ class Engine:
         self._said: dict[str, Problem] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Lead until `stop` is set. Raises Rejected SH507 when another engine does, Stalled when state can't be written at the start."""
+        """Lead until `stop` is set. Raises Rejected SH507 when another engine does; Stalled when state can't be written at the start, and
+        SH911 when the health port is taken.
+        """
         state = self.settings.state
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
             store = stack.enter_context(contextlib.closing(Store(state / "engine.db")))
             lease = stack.enter_context(Lease(state / "engine.lock", store))
             journal = stack.enter_context(Journal(state / "audit.db"))
+            if self.settings.listen:
+                stack.callback(self._serve())
             agents = {NodeId(a.node): AgentClient(NodeId(a.node), a.address, _tls(self.settings)) for a in self.settings.agents}
             prometheus = Prometheus(self.settings.prometheus.url, deadline_s=float(self.settings.prometheus.deadline))
             try:
                 await _Leading(self, store, lease, journal, agents, prometheus).run(stop)
             finally:
                 await asyncio.gather(*(agent.close() for agent in agents.values()), prometheus.aclose())
+
+    def _serve(self) -> Callable[[], None]:
+        try:
+            return serve(self.settings.listen, self.metrics, self.health)
+        except (OSError, ValueError) as error:
+            problem = Problem(
+                code="SH911", what=f"can't listen: {error}", remedy="Change `listen` in the settings", subject=self.settings.listen
+            )
+            raise Stalled(problem) from error
 
 
 class _Leading:

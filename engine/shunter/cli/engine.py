@@ -11,11 +11,10 @@ import typer
 from rich.console import Console
 
 from shunter.app.engine import Engine, Told
-from shunter.app.health import serve
 from shunter.app.policies import PolicyFeed
 from shunter.app.settings import load
 from shunter.app.sources import source_of
-from shunter.model.errors import Problem, Stalled
+from shunter.model.errors import Problem
 from shunter.model.operation import OperationRecord
 from shunter.report.plan import headline
 from shunter.report.text import operation_line
@@ -50,21 +49,7 @@ def engine(
     settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
     feed = PolicyFeed(source_of(settings.policies, settings.state / "policies.git"), time.time)
     running = Engine(settings, feed, on_tick=on_tick, on_step=on_step, on_problem=on_problem)
-    stop_serving = None
-    if settings.listen:
-        try:
-            stop_serving = serve(settings.listen, running.metrics, running.health)
-        except OSError as error:
-            raise Stalled(
-                Problem(
-                    code="SH911", what=f"can't listen: {error.strerror}", remedy="Change `listen` in the settings", subject=settings.listen
-                )
-            ) from error
-    try:
-        asyncio.run(_until_stopped(running))
-    finally:
-        if stop_serving:
-            stop_serving()
+    asyncio.run(_until_stopped(running))
 
 
 async def _until_stopped(running: Engine) -> None:

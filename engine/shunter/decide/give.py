@@ -137,10 +137,11 @@ def _leave(d: Deciding, shift: Shift, worker: Worker) -> tuple[PlannedOperation 
     told = holds(worker, d.scopes.worker(shift.policy, worker))
     slot: SlotId | None = None
     if sessions == "move":
-        found = d.finder.find(d.needs(worker), d.free_slots(), scope={})
+        # agents don't move a worker between slots of their own node: its address would be there twice
+        found = d.finder.find(d.needs(worker), d.free_slots(), scope={}, leaving=worker.node)
         slot = place([Job(worker=worker.id)], {worker.id: found.options}, {}, d.now).slots.get(worker.id)
         if slot is None:
-            return None, f"there is no slot to move a {worker.role} worker to ({found.why()})"
+            return None, f"there is no slot on another node to move a {worker.role} worker to ({found.why()})"
     phases = d.phases(worker)
     kind = {"move": OperationKind.MOVE, "park": OperationKind.PARK, "drain": OperationKind.DRAIN}[sessions]
     estimate = {"move": phases.moving(), "park": phases.dumping(copies=False)}.get(sessions)

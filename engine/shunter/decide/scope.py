@@ -133,8 +133,7 @@ class Scopes:
             sample = Missing(reason="a series per worker, and none for all" if given else "not collected", query=declared.query)
         if isinstance(sample, Known) and self._world.at - sample.at > declared.max_age:
             sample = Stale(value=sample.value, age=self._world.at - sample.at, max_age=declared.max_age, query=sample.query)
-        if not isinstance(sample, Known) and not isinstance(declared.on_missing, str):
-            return float(declared.on_missing)
+        # `onMissing` was applied where the sample was taken, to an empty answer only: a failed query or an old value is never a number
         return sample
 
 

@@ -104,7 +104,7 @@ def _repeats(own: Sequence[OperationRecord]) -> str | None:
 def opposed(d: Deciding, policy: Policy, graph: str) -> Stop | None:
     """Who would undo a shift at once: another policy of the other direction whose condition is true now, or None."""
     spec = spec_of(policy)
-    for other in d.policies.policies:
+    for other in sorted(d.policies.policies, key=lambda p: p.name):
         if other.name == policy.name or not isinstance(other.document, ReassignmentPolicy):
             continue
         its = other.document.spec

@@ -71,7 +71,7 @@ def test_a_free_slot_that_takes_prefill_is_used_and_nobody_moves():
 def test_without_a_slot_to_move_to_or_an_image_it_holds():
     full = decide([reassignment()], world(NODES))
     assert (kinds(full), finding(full, "tiny").verdict) == ([], Verdict.HOLD)
-    assert "no slot to move a decode worker to" in finding(full, "tiny").reason
+    assert "no slot on another node to move a decode worker to" in finding(full, "tiny").reason
     none = decide([reassignment()], world(images=()))
     assert "no parked prefill worker" in finding(none, "tiny").reason
     unreachable = decide([reassignment()], world((*NODES[:3], node("d", ("prefill-0",), reachable=False), SPARE)))
@@ -273,7 +273,8 @@ def test_declared_metrics_and_what_no_data_means():
     assert kinds(decide([policy()], at(fresh))) != []
     old = decide([policy()], at(Known(value=2, unit="seconds", at=NOW - 31, query="q")))
     assert (kinds(old), finding(old, "tiny").verdict) == ([], Verdict.INCONCLUSIVE)
-    assert finding(decide([policy(0.0)], at(Missing(reason="empty"))), "tiny").verdict is Verdict.PASS
+    away = decide([policy(0.0)], at(Missing(reason="Prometheus is away")))
+    assert finding(away, "tiny").verdict is Verdict.INCONCLUSIVE, "what `onMissing` says is of empty answers, and was applied to them already"
     assert finding(decide([policy()], world()), "tiny").verdict is Verdict.INCONCLUSIVE
 
 

@@ -1,0 +1,232 @@
+"""What goes wrong in the middle of the main job, on the real parts: CRIU, Git, Prometheus, processes and networks."""
+
+import os
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+from conftest import MakeScene, soon
+from fleet import ANY, DECODE, Fleet, NodePlan, WorkerPlan
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
+
+SAVE = """
+apiVersion: shunter.dev/v1alpha1
+kind: PreemptionPolicy
+metadata: {name: save}
+spec: {workers: {graph: tiny}, notices: [preemption, gone], reserve: 5s, otherwise: [checkpoint, drain]}
+"""
+SHIFT = """
+apiVersion: shunter.dev/v1alpha1
+kind: ReassignmentPolicy
+metadata: {name: shift}
+spec:
+  {workers: {graph: tiny}, from: decode, to: prefill, when: pools.decode.kvUsage < 0.9, for: 1s, limits: {from: {min: 0}}, sessions: park}
+"""
+
+
+def slow_criu(real: Path, folder: Path) -> tuple[Path, Path, Path]:
+    """A CRIU that begins its work only when a file `go` is there, and says by a file `begun` that it was asked. For one node's restores."""
+    script, begun, go = folder / "criu-slow", folder / "begun", folder / "go"
+    script.write_text(
+        f'#!/bin/sh\nif [ "$1" = swrk ] && [ -e {folder}/armed ]; then touch {begun}; while [ ! -e {go} ]; do sleep 0.02; done; fi\n'
+        f'exec {real} "$@"\n'
+    )
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return script, begun, go
+
+
+def give_slow_criu(fleet: Fleet, node: str) -> tuple[Path, Path]:
+    """Let one node's agent use a slow CRIU. Returns its `begun` and `go` files; it is slow only once `armed` exists."""
+    assert fleet.criu is not None
+    script, begun, go = slow_criu(fleet.criu, fleet.nodes[node].folder)
+    plain = fleet.nodes[node].write_config
+
+    def write() -> None:
+        plain()
+        config = fleet.nodes[node].config
+        config.write_text(config.read_text().replace(f'criu = "{fleet.criu}"', f'criu = "{script}"'))
+
+    fleet.nodes[node].write_config = write  # type: ignore[method-assign]
+    return begun, go
+
+
+def arm(fleet: Fleet, node: str) -> None:
+    (fleet.nodes[node].folder / "armed").touch()
+
+
+def test_a_preempted_worker_moves_without_prometheus_and_voluntary_work_is_inconclusive(scene: MakeScene) -> None:
+    """An involuntary move never waits for a metric; a reassignment never happens without one."""
+    s = scene(policies={"save.yaml": SAVE, "shift.yaml": SHIFT}, prometheus=False)
+    s.stream(400)
+    s.fleet.start_engine()
+    s.wait("the shift to be inconclusive", lambda: [f for f in s.audit("finding") if f["body"]["policy"] == "shift"])
+    said = [f["body"]["verdict"] for f in s.audit("finding") if f["body"]["policy"] == "shift" and f["subject"] == "tiny"]
+    assert set(said) == {"inconclusive"}
+    s.fleet.nodes["node-a"].post_notice("preemption", "60s", "n1")
+    moved = s.outcome("move")
+    assert moved["status"] == "succeeded", moved
+    assert moved["to"] == "node-b/0"
+    s.whole()
+    assert not s.outcomes("park")
+
+
+def test_nan_in_prometheus_is_no_number(scene: MakeScene, tmp_path: Path) -> None:
+    """A worker that exposes NaN makes the reassignment inconclusive, and moves all the same when its node goes."""
+    worker = tmp_path / "nan_worker.py"
+    worker.write_text(
+        "import worker\n_real = worker.Worker._metrics\n"
+        "def _nan(self, request):\n    status, body, kind = _real(self, request)\n"
+        "    import re\n    return status, re.sub(rb'(?m)^(vllm:kv_cache_usage_perc\\S*) \\S+', rb'\\1 NaN', body), kind\n"
+        "worker.Worker._metrics = _nan\nworker.main()\n"
+    )
+
+    def prepare(fleet: Fleet) -> None:
+        fleet.worker_script["decode-0"] = worker
+        fleet.worker_env["decode-0"] = {"PYTHONPATH": str(Path(__file__).parents[2] / "examples" / "local-fleet")}
+
+    s = scene(policies={"save.yaml": SAVE, "shift.yaml": SHIFT}, prepare=prepare)
+    s.stream(400)
+    s.fleet.start_engine()
+
+    def about_nan() -> bool:
+        return any(
+            f["body"]["verdict"] == "inconclusive" and "NaN" in str(f["body"]) for f in s.audit("finding") if f["body"]["policy"] == "shift"
+        )
+
+    s.wait("a finding that names NaN", about_nan)
+    s.fleet.nodes["node-a"].post_notice("preemption", "60s", "n1")
+    assert s.outcome("move")["status"] == "succeeded"
+    s.whole()
+    assert not s.outcomes("park")
+
+
+def test_a_broken_policy_leaves_its_last_good_version_in_force(scene: MakeScene) -> None:
+    """The error names file, line and column; Git away keeps the commit; the next good commit takes over."""
+    s = scene(policies={"save.yaml": SAVE})
+    engine_log = s.fleet.folder / "engine.log"
+    s.fleet.start_engine()
+    s.wait("the policies", lambda: s.audit("policies"))
+    file = s.fleet.folder / "policies-work" / "policies" / "save.yaml"
+    file.write_text(SAVE.replace("reserve: 5s", "reserv: 5s"))
+    broken = s.fleet.commit("Break it")
+    s.wait("the broken commit", lambda: s.audit("policies")[-1]["subject"] == broken)
+    (problem,) = s.audit("policies")[-1]["body"]["problems"]
+    assert problem["place"]["file"].endswith("save.yaml")
+    assert (problem["place"]["line"], problem["place"]["column"]) == (5, SAVE.splitlines()[4].index("reserve") + 1)
+    assert "reserve" in problem["remedy"] + problem["what"]
+    assert "save.yaml:5:" in engine_log.read_text()
+    # the remote goes away: the commit stays, and it is said
+    away = s.fleet.repository.with_name("away.git")
+    s.fleet.repository.rename(away)
+    s.wait("the source to be away", lambda: [r for r in s.audit("source") if r["subject"] == "policies"])
+    # and what was good still acts
+    s.stream(300)
+    s.fleet.nodes["node-a"].post_notice("preemption", "60s", "n1")
+    moved = s.outcome("move")
+    assert (moved["status"], moved["policy"]) == ("succeeded", "save")
+    s.whole()
+    away.rename(s.fleet.repository)
+    file.write_text(SAVE.replace("reserve: 5s", "reserve: 6s"))
+    mended = s.fleet.commit("Mend it")
+    s.wait("the mended commit", lambda: s.audit("policies")[-1]["subject"] == mended)
+    assert s.audit("policies")[-1]["body"]["problems"] == []
+
+
+def test_the_destinations_agent_is_killed_during_the_restore(scene: MakeScene) -> None:
+    """The source resumes, the streams go on, and the audit says so."""
+    gates: list[Path] = []
+    s = scene(policies={"save.yaml": SAVE}, prepare=lambda fleet: gates.extend(give_slow_criu(fleet, "node-b")))
+    begun, go = gates
+    s.stream(500)
+    s.fleet.start_engine()
+    arm(s.fleet, "node-b")
+    s.fleet.nodes["node-a"].post_notice("preemption", "20s", "n1")
+    s.wait("the restore to begin", begun.exists)
+    assert s.step("decode-0", "move") == "frozen"
+    s.fleet.nodes["node-b"].kill_agent()
+    go.touch()
+    moved = s.outcome("move")
+    assert moved["status"] == "rolled-back", moved
+    assert moved["outcome"]["reason"], "the audit says why"
+    s.whole()
+    assert s.copies("decode-0") == 1
+    s.wait("the worker to be in discovery again", lambda: s.discovered() == 1)
+
+
+def test_criu_refuses_the_dump(scene: MakeScene, tmp_path: Path) -> None:
+    """The worker runs on, the reason is recorded, and the fallback is taken: here `drain`, as a checkpoint is refused alike."""
+    worker = tmp_path / "stuck_worker.py"
+    # a userfaultfd can't be dumped by any CRIU
+    worker.write_text(
+        "import ctypes, os, threading, worker\n"
+        "def hold():\n    fd = ctypes.CDLL(None).syscall(323, os.O_CLOEXEC | 1)\n    assert fd >= 0\n    worker.held = fd\n"
+        "hold()\nworker.main()\n"
+    )
+
+    def prepare(fleet: Fleet) -> None:
+        fleet.worker_script["decode-0"] = worker
+        fleet.worker_env["decode-0"] = {"PYTHONPATH": str(Path(__file__).parents[2] / "examples" / "local-fleet")}
+
+    s = scene(policies={"save.yaml": SAVE}, prepare=prepare)
+    s.stream(250)
+    s.fleet.start_engine()
+    s.fleet.nodes["node-a"].post_notice("preemption", "40s", "n1")
+    moved = s.outcome("move")
+    assert moved["status"] == "rolled-back", moved
+    assert moved["outcome"]["code"].startswith("SH7")
+    assert "userfaultfd" in moved["outcome"]["reason"]
+    drained = s.outcome("drain")
+    assert drained["status"] == "succeeded", drained
+    s.whole()
+
+
+@pytest.mark.parametrize("at", ["prepared", "fenced", "frozen", "held", "committing", "released", "resumed"])
+def test_the_engine_is_killed_in_the_middle_of_a_move(scene: MakeScene, at: str) -> None:
+    """Whatever step it had come to, the next engine finishes the move or takes it back; never are there two copies, never none."""
+    s = scene(policies={"save.yaml": SAVE})
+    s.stream(450)
+    engine = s.fleet.start_engine()
+    s.wait("the engine to follow", lambda: s.audit("policies"))
+    s.fleet.nodes["node-a"].post_notice("preemption", "90s", "n1")
+    assert soon(lambda: s.step("decode-0", "move") == at or s.outcomes("move"), 30), s.logs()
+    os.kill(engine.pid, signal.SIGKILL)
+    engine.wait()
+    s.fleet.start_engine("engine-2.log")
+    s.wait("the move to be settled", lambda: [o for o in s.outcomes("move") if o["status"] == "succeeded"])
+    s.whole()
+    assert s.copies("decode-0") == 1
+    assert s.discovered() == 1
+    assert s.fleet.shunter("audit", "verify", "--state", str(s.fleet.state)).returncode == 0
+
+
+def test_two_engines_never_lead_on_one_state(scene: MakeScene) -> None:
+    """The second says who leads, and ends."""
+    s = scene(policies={"save.yaml": SAVE})
+    first = s.fleet.start_engine()
+    s.wait("the engine to lead", lambda: s.audit("engine"))
+    second = s.fleet.shunter("engine", "--config", str(s.fleet.engine_config), check=False)
+    assert second.returncode == 1
+    assert "SH507" in second.stderr
+    assert str(first.pid) in second.stderr
+
+
+def test_a_reassignment_keeps_its_second_half(scene: MakeScene) -> None:
+    """Decode makes way for a parked prefill worker; the restore belongs to the same plan as the move."""
+    nodes = (
+        NodePlan("node-a", 11, (ANY,), (WorkerPlan("prefill-0", "prefill", 0, 121),)),
+        NodePlan("node-b", 12, (ANY,), (WorkerPlan("decode-0", "decode", 0, 111),)),
+        NodePlan("node-c", 13, (DECODE, DECODE), (WorkerPlan("decode-1", "decode", 0, 112),)),
+    )
+    shift = SHIFT.replace("sessions: park", "sessions: move").replace("kvUsage < 0.9", "kvUsage < 0.9 && pools.prefill.workers == 0")
+    s = scene(nodes=nodes, policies={"save.yaml": SAVE.replace("preemption, gone", "preemption"), "shift.yaml": shift})
+    s.stream(600, "1,1")
+    s.fleet.start_engine()
+    s.fleet.nodes["node-a"].post_notice("preemption", "60s", "n1")
+    assert s.outcome("park")["status"] == "succeeded"
+    s.fleet.nodes["node-a"].power_off()
+    moved, restored = s.outcome("move"), s.outcome("restore")
+    assert (moved["status"], moved["policy"], moved["to"]) == ("succeeded", "shift", "node-c/1")
+    assert (restored["status"], restored["policy"], restored["to"]) == ("succeeded", "shift", "node-b/0")
+    s.whole()
