@@ -83,7 +83,8 @@ class OperationRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One operation's durable state. `history` is every step with its time, oldest first.
 
     `problem` is why it is being rolled back, or which answer is outstanding; None while all goes well. `measured` is what is known so far,
-    `frozen_at` when its worker was stopped by the source agent's clock, None before that.
+    `frozen_at` when its worker was stopped by the source agent's clock, None before that. `waits` is True while it waits for its turn in
+    a chain: it is decided, its worker and slots are taken, and no agent was asked for anything yet.
     """
 
     planned: PlannedOperation
@@ -96,6 +97,7 @@ class OperationRecord(msgspec.Struct, frozen=True, kw_only=True):
     problem: Problem | None = None
     measured: Measured = Measured()
     frozen_at: float | None = None
+    waits: bool = False
 
     @property
     def id(self) -> OperationId:
