@@ -170,8 +170,9 @@ class Demo:
         verified = self.fleet.shunter("audit", "verify", "--state", str(self.fleet.state), check=False)
         self.title("What the clients saw, and what the audit says")
         table = Table(show_edge=False, pad_edge=False)
-        for column in ("operation", "worker", "from", "to", "stopped", "image", "why"):
-            table.add_column(column, overflow="fold")
+        for column in ("operation", "worker", "from", "to", "stopped", "image"):
+            table.add_column(column, no_wrap=True)
+        table.add_column("why", overflow="fold")
         for outcome in (*self.outcomes("move"), *self.outcomes("park"), *self.outcomes("restore")):
             stopped = outcome["measured"].get("stopped")
             size = outcome["measured"].get("bytes")

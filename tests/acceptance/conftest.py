@@ -118,7 +118,7 @@ MakeScene = Callable[..., Scene]
 
 @pytest.fixture
 def scene(tmp_path: Path, criu: Path) -> Iterator[MakeScene]:
-    """Build a fleet: of `nodes`, with `policies` (file name to YAML; None: the example repository's). `prepare(fleet)` runs before its agents."""
+    """Build a fleet: of `nodes`, with `policies` (file name to YAML; None: the example's); `prepare(fleet)` comes before its agents."""
     made: list[Fleet] = []
 
     def make(
