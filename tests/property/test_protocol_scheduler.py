@@ -7,10 +7,11 @@ import msgspec
 import pytest
 from fleet_in_memory import WORKER, CrashingStore, World
 from shunter.act.execute import Executor
+from shunter.act.run import Run
 from shunter.act.scheduler import Scheduler
 from shunter.model.errors import Problem, Rejected, ShunterError, Stalled
 from shunter.model.ids import Commit, Digest, OperationId, WorkerId
-from shunter.model.operation import OperationRecord, Outcome, Status
+from shunter.model.operation import OperationRecord, Outcome, Status, Step
 from shunter.model.plan import OperationKind, Plan, PlannedOperation, Preconditions
 from shunter.model.record import Record, RecordKind
 
@@ -23,12 +24,17 @@ class Gated(Executor):
         self.started: list[str] = []
         self.gates: dict[str, asyncio.Future[Status]] = {}
 
-    async def start(self, planned: PlannedOperation, plan: Digest) -> OperationRecord:
-        self.parts.store.insert([OperationRecord(planned=planned, plan=plan, epoch=self.epoch, created_at=self.parts.clock())])
-        self.started.append(planned.id)
-        self.gates[planned.id] = asyncio.get_running_loop().create_future()
-        status = await self.gates[planned.id]
-        return self.parts.store.finish(planned.id, Outcome(status=status, at=self.parts.clock()))
+    async def carry(self, record: OperationRecord) -> OperationRecord:
+        self.started.append(record.id)
+        self.gates[record.id] = asyncio.get_running_loop().create_future()
+        status = await self.gates[record.id]
+        return self.parts.store.finish(record.id, Outcome(status=status, at=self.parts.clock()))
+
+    async def dumped(self, operation: str) -> None:
+        record = self.parts.store.get(OperationId(operation))
+        assert record is not None
+        Run(self.parts, record).step(Step.DUMPED if record.planned.kind is OperationKind.CHECKPOINT else Step.FROZEN)
+        await settle()
 
     async def end(self, operation: str, status: Status = Status.SUCCEEDED) -> None:
         self.gates[operation].set_result(status)
@@ -55,6 +61,12 @@ def op(name: str, worker: str | None = None, lane: str = "voluntary", **more: ob
 
 def plan(*operations: PlannedOperation, at: float = 1.0) -> Plan:
     return Plan(at=at, commit=Commit("c"), policy_set=Digest("p"), snapshot=Digest("s"), operations=operations)
+
+
+def status_of(world: World, operation: str) -> Status:
+    record = world.store.get(OperationId(operation))
+    assert record is not None, f"{operation} was never begun"
+    return record.status
 
 
 @pytest.fixture
@@ -103,9 +115,11 @@ async def test_after_waits_for_success_and_falls_with_a_failure(world: World) ->
     await executor.end("second", Status.ROLLED_BACK)
     assert executor.started == ["first", "second"]
     assert scheduler.waiting == ()
-    assert [r.operation for r in world.records if r.kind is RecordKind.OUTCOME] == ["third"]
-    assert "second" in str(world.records[-1].body["why"])
-    assert world.store.get(OperationId("third")) is None, "it was never begun, so it may be decided again"
+    (outcome,) = [r for r in world.records if r.kind is RecordKind.OUTCOME and r.operation == "third"]
+    assert outcome.body["outcome"]["code"] == "SH526"  # type: ignore[index]
+    assert "second" in str(outcome.body["outcome"])
+    assert status_of(world, "third") is Status.SUPERSEDED
+    assert world.store.active() == ()
 
 
 async def test_a_newer_plan_drops_what_was_not_started(world: World) -> None:
@@ -117,7 +131,13 @@ async def test_a_newer_plan_drops_what_was_not_started(world: World) -> None:
     await settle()
     assert executor.started == ["running"], "what was started goes on, and isn't started again"
     assert {o.id for o in scheduler.waiting} == {"kept", "new"}
-    assert [r.operation for r in world.records] == ["stale"]
+    (dropped,) = [r for r in world.records if r.kind is RecordKind.OUTCOME]
+    assert dropped.operation == "stale"
+    assert world.store.get(OperationId("stale")) is None, "it was never begun, so it may be decided again"
+    begun = next(r for r in world.records if r.operation == "running")
+    assert set(dropped.body) == {*begun.body, "outcome"}, "all outcomes are told alike"
+    assert dropped.body["outcome"]["status"] == "superseded"  # type: ignore[index]
+    assert dropped.body["outcome"]["code"] == "SH527"  # type: ignore[index]
     await scheduler.stop()
 
 
@@ -145,6 +165,13 @@ async def test_nothing_voluntary_starts_while_the_store_takes_no_writes(world: W
     scheduler = Scheduler(executor)
     monkeypatch.setattr(world.store, "probe", lambda: False)
     monkeypatch.setattr(world.store, "consume", lambda _digest, _at: None)
+    plain = world.store.insert
+
+    def insert(records: object) -> None:
+        plain(records)
+        world.store.healthy = False  # it went through, and the next one wouldn't
+
+    monkeypatch.setattr(world.store, "insert", insert)
     world.store.healthy = False
     scheduler.offer(plan(op("voluntary"), op("involuntary", lane="involuntary")))
     await settle()

@@ -1,7 +1,11 @@
 """Carrying out operations: intent first, then step by step, then the outcome; each durable before what comes after it."""
 
+from collections.abc import Callable, Sequence
 from typing import Final
 
+import msgspec
+
+from shunter.act.chain import fallen, freed
 from shunter.act.checkpoint import CHECKPOINT
 from shunter.act.discard import DISCARD
 from shunter.act.drain import DRAIN
@@ -10,7 +14,7 @@ from shunter.act.expect import unmet
 from shunter.act.move import MOVE
 from shunter.act.park import PARK
 from shunter.act.restore import RESTORE
-from shunter.act.run import Parts, Run, problem
+from shunter.act.run import Parts, Run, late_problem, problem
 from shunter.model.errors import Problem, Rejected, Stalled
 from shunter.model.ids import Digest, Epoch
 from shunter.model.operation import OperationRecord, Status, Step
@@ -32,37 +36,69 @@ class Executor:
     """Carries out operations under one epoch.
 
     All methods raise Stalled when the store or the audit trail can't be written, or when another engine leads; Unresolved when an agent's
-    answer stays out. The operation is then still active: `resume` it later.
+    answer stays out. The operation is then still active: `resume` it later. `heard` is told each step once it is durable and audited; it
+    must not raise.
     """
 
     def __init__(self, parts: Parts, epoch: Epoch) -> None:
-        self.parts = parts
+        self.parts = msgspec.structs.replace(parts, progress=self._progress)
         self.epoch = epoch
+        self.heard: Callable[[OperationRecord], None] = lambda _record: None
+        self._tell_people = parts.progress
 
     async def start(self, planned: PlannedOperation, plan: Digest) -> OperationRecord:
-        """Make the intent durable, check the preconditions against the fleet as it is, and carry it out. Returns the ended record.
+        """`intend` and `carry` as one."""
+        return await self.carry(self.intend(planned, plan))
 
-        A precondition that doesn't hold ends it as SUPERSEDED (SH510) with nothing done. Raises Rejected SH503 if it was begun before,
-        SH523 if it is a preview, Stalled SH501 when something voluntary would start on a store that doesn't take writes.
+    def intend(self, planned: PlannedOperation, plan: Digest, then: Sequence[PlannedOperation] = ()) -> OperationRecord:
+        """Make the intent durable, and with it those of `then`, the rest of its chain, which wait for their turn: all or none.
+
+        Raises Rejected SH503 if one was begun before, SH523 if one is a preview, Stalled SH501 when something voluntary would start on a
+        store that doesn't take writes.
         """
-        if planned.preview:
-            raise Rejected(problem("SH523", "it is a preview: shown, never carried out", "Set the policy's mode to `enforce`", planned.id))
+        for one in (planned, *then):
+            if one.preview:
+                raise Rejected(problem("SH523", "it is a preview: shown, never carried out", "Set the policy's mode to `enforce`", one.id))
         if planned.lane == "voluntary" and not (self.parts.store.healthy or self.parts.store.probe()):
             raise Stalled(
                 problem("SH501", "the engine's store doesn't take writes", "Free disk space or mend the state directory", planned.id)
             )
         now = self.parts.clock()
-        record = OperationRecord(planned=planned, plan=plan, epoch=self.epoch, created_at=now, history=((Step.INTENDED, now),))
-        self.parts.store.insert([record])
+        records = [
+            OperationRecord(
+                planned=one, plan=plan, epoch=self.epoch, created_at=now, history=((Step.INTENDED, now),), waits=one is not planned
+            )
+            for one in (planned, *then)
+        ]
+        self.parts.store.insert(records)
+        for record in records:
+            Run(self.parts, record).tell(
+                RecordKind.INTENT, f"{record.planned.kind.value} of {record.planned.worker}: {record.planned.reason}"
+            )
+        return records[0]
+
+    def begin(self, record: OperationRecord) -> OperationRecord:
+        """Make durable that a waiting operation's turn has come, before an agent is asked for anything. `carry` it then."""
+        return self.parts.store.advance(record.id, Step.INTENDED, self.parts.clock(), waits=False, epoch=self.epoch)
+
+    async def carry(self, record: OperationRecord) -> OperationRecord:
+        """Check the preconditions against the fleet as it is, and carry the operation out. Returns the ended record.
+
+        A precondition that doesn't hold ends it as SUPERSEDED (SH510; SH513 if its time is over) with nothing done.
+        """
         run = Run(self.parts, record)
-        run.tell(RecordKind.INTENT, f"{planned.kind.value} of {planned.worker}: {planned.reason}")
         if self._refused(run):
             return run.record
-        await MACHINES[planned.kind].drive(run)
+        await MACHINES[record.planned.kind].drive(run)
         return run.record
 
     async def resume(self, record: OperationRecord) -> OperationRecord:
-        """Take up an operation of which it isn't known how far it came: ask the agents first, then carry it on or back."""
+        """Take up an operation of which it isn't known how far it came: ask the agents first, then carry it on or back.
+
+        One that waits for its turn was never begun, and is returned as it is.
+        """
+        if record.waits:
+            return record
         run = Run(self.parts, record)
         machine = MACHINES.get(record.planned.kind)
         if machine is None:
@@ -72,13 +108,37 @@ class Executor:
         await machine.drive(run)
         return run.record
 
+    def drop(self, record: OperationRecord, why: Problem) -> OperationRecord:
+        """End an operation that waits for its turn as SUPERSEDED: nothing was done."""
+        run = Run(self.parts, record)
+        run.finish(Status.SUPERSEDED, why)
+        return run.record
+
+    def drop_fallen(self) -> tuple[OperationRecord, ...]:
+        """End those that wait for a turn that will never come, and then those that wait for them (SH526)."""
+        dropped: list[OperationRecord] = []
+        more = True
+        while more:
+            waiting = [record for record in self.parts.store.active() if record.waits]
+            why = {record.id: fallen(record.planned, self.parts.store.get) for record in waiting}
+            ended = [self.drop(record, found) for record in waiting if (found := why[record.id]) is not None]
+            dropped += ended
+            more = bool(ended)
+        return tuple(dropped)
+
+    def _progress(self, record: OperationRecord) -> None:
+        self._tell_people(record)
+        self.heard(record)
+
     def _refused(self, run: Run) -> bool:
         planned = run.planned
         if planned.kind not in MACHINES:
             why = problem(
                 "SH525", f"{planned.kind.value} in place isn't supported", "Use a method that moves or parks the worker", planned.id
             )
-        elif said := unmet(planned, self.parts.fleet()):
+        elif run.late:
+            why = late_problem(planned.id)
+        elif said := unmet(planned, self.parts.fleet(), freed(planned, self.parts.store.get)):
             why = problem(
                 "SH510", f"a precondition doesn't hold any more: {said}", "Nothing to do: what is planned next knows it", planned.id
             )

@@ -1,6 +1,8 @@
 """What must still be true when an operation starts, checked against the fleet as it is now. Pure."""
 
-from shunter.model.ids import node_of
+from collections.abc import Mapping
+
+from shunter.model.ids import SlotId, WorkerId, node_of
 from shunter.model.plan import OperationKind, PlannedOperation
 from shunter.model.snapshot import Fleet, Worker, WorkerState
 
@@ -9,10 +11,17 @@ _ALIVE = (WorkerState.RUNNING, WorkerState.FENCED, WorkerState.FROZEN)
 _FROM = (OperationKind.MOVE, OperationKind.PARK, OperationKind.CHECKPOINT, OperationKind.DRAIN)
 
 
-def unmet(planned: PlannedOperation, fleet: Fleet) -> str:
-    """The first precondition that doesn't hold, in words; empty when all do."""
+_NONE: Mapping[SlotId, WorkerId] = {}
+
+
+def unmet(planned: PlannedOperation, fleet: Fleet, freed: Mapping[SlotId, WorkerId] = _NONE) -> str:
+    """The first precondition that doesn't hold, in words; empty when all do.
+
+    `freed` are slots that are known to be left, and by whom: the fleet may have been seen before that. If it wasn't, and somebody is there
+    again, the agent refuses to prepare the slot.
+    """
     worker = next((w for w in fleet.workers if w.id == planned.worker), None)
-    for said in (_whole(planned), _worker(planned, worker), _slot(planned, fleet), _image(planned, fleet)):
+    for said in (_whole(planned), _worker(planned, worker), _slot(planned, fleet, freed), _image(planned, fleet)):
         if said:
             return said
     return ""
@@ -45,7 +54,7 @@ def _worker(planned: PlannedOperation, worker: Worker | None) -> str:
     return ""
 
 
-def _slot(planned: PlannedOperation, fleet: Fleet) -> str:
+def _slot(planned: PlannedOperation, fleet: Fleet, freed: Mapping[SlotId, WorkerId]) -> str:
     wanted = planned.expect.free
     if wanted is None:
         return ""
@@ -55,7 +64,7 @@ def _slot(planned: PlannedOperation, fleet: Fleet) -> str:
         return f"there is no slot {wanted} any more"
     if not node.reachable:
         return f"{node.id} doesn't answer"
-    if slot.worker is not None and slot.worker != planned.worker:
+    if slot.worker not in (None, planned.worker, freed.get(wanted)):
         return f"{wanted} is occupied by {slot.worker}"
     if slot.reserved_by not in (None, planned.id):
         return f"{wanted} is reserved by {slot.reserved_by}"

@@ -75,6 +75,38 @@ def is_pretend(fleet: Fleet, record: OperationRecord) -> bool:
     return any(n.runtime == "pretend" for n in fleet.nodes if n.id in about)
 
 
+def told(parts: Parts, record: OperationRecord, kind: RecordKind, what: str) -> Record:
+    """The audit record of an operation as it now is: the same keys whatever became of it, `problem` and `outcome` when there is one."""
+    planned = record.planned
+    body: dict[str, object] = {
+        "step": record.step.value,
+        "kind": planned.kind.value,
+        "reason": planned.reason,
+        "policy": planned.policy,
+        "lane": planned.lane,
+        "from": planned.from_slot,
+        "to": planned.to_slot,
+        "notice": planned.notice,
+        "copies": list(planned.copies),
+        "after": list(planned.after),
+    }
+    if record.problem:
+        body["problem"] = msgspec.to_builtins(record.problem)
+    if record.outcome:
+        body["outcome"] = msgspec.to_builtins(record.outcome)
+    return Record(
+        at=parts.clock(),
+        kind=kind,
+        subject=planned.worker,
+        what=what,
+        epoch=record.epoch,
+        plan=record.plan,
+        operation=record.id,
+        pretend=is_pretend(parts.fleet(), record),
+        body=body,
+    )
+
+
 class Run:
     """See the module. `record` is always what the store holds."""
 
@@ -131,36 +163,8 @@ class Run:
 
     def tell(self, kind: RecordKind, what: str) -> None:
         """Write to the audit trail, then tell people. Raises Stalled."""
-        record = self.record
-        body: dict[str, object] = {
-            "step": record.step.value,
-            "kind": self.planned.kind.value,
-            "reason": self.planned.reason,
-            "policy": self.planned.policy,
-            "lane": self.planned.lane,
-            "from": self.planned.from_slot,
-            "to": self.planned.to_slot,
-            "notice": self.planned.notice,
-            "copies": list(self.planned.copies),
-        }
-        if record.problem:
-            body["problem"] = msgspec.to_builtins(record.problem)
-        if record.outcome:
-            body["outcome"] = msgspec.to_builtins(record.outcome)
-        self.parts.audit(
-            Record(
-                at=self.parts.clock(),
-                kind=kind,
-                subject=self.planned.worker,
-                what=what,
-                epoch=record.epoch,
-                plan=record.plan,
-                operation=record.id,
-                pretend=is_pretend(self.parts.fleet(), record),
-                body=body,
-            )
-        )
-        self.parts.progress(record)
+        self.parts.audit(told(self.parts, self.record, kind, what))
+        self.parts.progress(self.record)
 
     # -- whom to ask
 

@@ -1,4 +1,6 @@
-"""Which of the planned operations run now: involuntary ones at once, voluntary ones a few at a time, one for each worker and slot."""
+"""Which of the planned operations run now: involuntary ones at once, voluntary ones a few at a time, one for each worker and slot, and one
+dump at a time on each node.
+"""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -6,20 +8,25 @@ from typing import Any
 
 import msgspec
 
+from shunter.act.chain import WHOLE, ancestry, dumped, dumps_on, linked, out_of_turn, ready
 from shunter.act.execute import Executor
-from shunter.act.run import Unresolved, is_pretend
-from shunter.model.errors import Rejected, ShunterError, Stalled
-from shunter.model.ids import Digest, OperationId
-from shunter.model.operation import OperationRecord, Status
+from shunter.act.run import Unresolved, problem, told
+from shunter.model.errors import Problem, Rejected, ShunterError, Stalled
+from shunter.model.ids import Digest, NodeId, OperationId
+from shunter.model.operation import OperationRecord, Outcome, Status
 from shunter.model.plan import Plan, PlannedOperation
-from shunter.model.record import Record, RecordKind
+from shunter.model.record import RecordKind
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """A planned operation that wasn't started yet, and the plan that it belongs to."""
+    """A planned operation that wasn't begun yet, and the plan that it belongs to.
+
+    `record` is its record if an earlier one of its chain has begun; None if it is known here alone.
+    """
 
     planned: PlannedOperation
     plan: Digest
+    record: OperationRecord | None = None
 
 
 def subjects(planned: PlannedOperation) -> frozenset[str]:
@@ -29,7 +36,11 @@ def subjects(planned: PlannedOperation) -> frozenset[str]:
 
 
 class Scheduler:
-    """Holds what is planned but not started, in memory only: after a restart it is planned anew. What runs is in the store.
+    """Holds what is planned but not begun in memory only: after a restart it is planned anew. A chain of which something has begun is in
+    the store as a whole, what is still to come of it too: neither a newer plan nor a restart takes it apart.
+
+    On each node one operation at a time dumps, in the order of the plan, as its estimates assume; the next begins once the image is whole,
+    wherever the worker is brought back. What is urgent waits for the dump under way at most, and what isn't for all that is urgent.
 
     `on_error` is told what stopped an operation that stays active (an agent's answer that is out, a full disk).
     """
@@ -37,41 +48,52 @@ class Scheduler:
     def __init__(
         self, executor: Executor, *, voluntary: int = 2, on_error: Callable[[OperationId, ShunterError], None] = lambda _id, _error: None
     ) -> None:
+        """`voluntary` chains may be under way at a time, an operation without `after` being one of its own."""
         self._executor = executor
+        self._store = executor.parts.store
         self._voluntary = voluntary
         self._on_error = on_error
         self._waiting: dict[OperationId, Waiting] = {}
         self._running: dict[OperationId, tuple[PlannedOperation, asyncio.Task[None]]] = {}
         self._ended: dict[OperationId, Status] = {}
         self._crash: BaseException | None = None
+        self._stopped = False
+        executor.heard = self._heard
 
     def offer(self, plan: Plan) -> None:
         """Take on a plan: its operations are started as soon as they may be; older ones that weren't started and aren't in it are dropped.
 
         An involuntary one that waits is dropped too when the newer plan has another operation for its worker. Previews and operations that
-        were begun before are passed over. Raises Rejected SH504 if this very plan was carried out before, Stalled SH501
-        if that can't be noted.
+        were begun before, or whose chain was, are passed over. Raises Rejected SH504 if this very plan was carried out before, Stalled
+        SH501 if that can't be noted.
         """
         self._raise_crash()
-        store = self._executor.parts.store
-        new = [o for o in plan.operations if not o.preview and o.id not in self._running and store.get(o.id) is None]
+        new = [o for o in plan.operations if not o.preview and self._store.get(o.id) is None]
         if new:
-            store.consume(plan.digest, self._executor.parts.clock())
+            self._store.consume(plan.digest, self._executor.parts.clock())
         self._drop_outdated(new)
         for planned in new:
+            self._waiting.pop(planned.id, None)  # the newer plan's order counts
             self._waiting[planned.id] = Waiting(planned=planned, plan=plan.digest)
         self.pump()
 
     def pump(self) -> None:
-        """Start whatever may start now, and take up again what was left active. Called whenever something ended, and each tick."""
+        """Start whatever may start now, and take up again what was left active. Called whenever something ended or has dumped, and each
+        tick.
+        """
         self._raise_crash()
-        for record in self._executor.parts.store.active():
-            if record.id not in self._running:
+        if self._stopped:
+            return
+        self._executor.drop_fallen()
+        chained = []
+        for record in self._store.active():
+            if record.waits:
+                chained.append(Waiting(planned=record.planned, plan=record.plan, record=record))
+            elif record.id not in self._running:
                 self._spawn(record.planned, self._take_up(record))
-        for waiting in sorted(self._waiting.values(), key=lambda w: w.planned.lane != "involuntary"):
-            if self._may_start(waiting.planned):
-                del self._waiting[waiting.planned.id]
-                self._spawn(waiting.planned, self._start(waiting))
+        promised: set[NodeId] = set()
+        for waiting in sorted((*chained, *self._waiting.values()), key=lambda w: w.planned.lane != "involuntary"):
+            self._consider(self._as_it_is(waiting), promised)
 
     async def idle(self) -> None:
         """Return once nothing runs. What waits for a place or an answer doesn't count."""
@@ -82,6 +104,7 @@ class Scheduler:
 
     async def stop(self) -> None:
         """Start nothing more and stop asking; whatever is under way stays active in the store, for the next engine."""
+        self._stopped = True
         self._waiting.clear()
         tasks = [task for _, task in self._running.values()]
         for task in tasks:
@@ -90,7 +113,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> tuple[PlannedOperation, ...]:
-        """What wasn't started yet."""
+        """What is known here alone, as nothing of its chain was begun yet."""
         return tuple(w.planned for w in self._waiting.values())
 
     @property
@@ -98,7 +121,7 @@ class Scheduler:
         """What is being carried out."""
         return tuple(planned for planned, _ in self._running.values())
 
-    # -- inner parts
+    # -- what isn't begun any more
 
     def _drop_outdated(self, new: list[PlannedOperation]) -> None:
         ids = {o.id for o in new}
@@ -106,54 +129,121 @@ class Scheduler:
         for waiting in list(self._waiting.values()):
             planned = waiting.planned
             if planned.id not in ids and (planned.lane == "voluntary" or planned.worker in workers):
-                self._supersede(waiting, "a newer plan doesn't have it")
+                self._supersede(waiting, problem("SH527", "a newer plan doesn't have it", "Nothing to do", planned.id))
 
-    def _supersede(self, waiting: Waiting, why: str) -> None:
+    def _supersede(self, waiting: Waiting, why: Problem) -> None:
         """Only audited, not stored: it was never begun, so the same decision may be made again under the same id."""
         planned = waiting.planned
         parts = self._executor.parts
+        now = parts.clock()
         del self._waiting[planned.id]
         self._ended[planned.id] = Status.SUPERSEDED
-        record = OperationRecord(planned=planned, plan=waiting.plan, epoch=self._executor.epoch, created_at=parts.clock())
-        parts.audit(
-            Record(
-                at=parts.clock(),
-                kind=RecordKind.OUTCOME,
-                subject=planned.worker,
-                what=f"{planned.kind.value}: {Status.SUPERSEDED.value}, {why}",
-                epoch=self._executor.epoch,
-                plan=waiting.plan,
-                operation=planned.id,
-                pretend=is_pretend(parts.fleet(), record),
-                body={"kind": planned.kind.value, "reason": planned.reason, "why": why},
-            )
+        record = OperationRecord(
+            planned=planned,
+            plan=waiting.plan,
+            epoch=self._executor.epoch,
+            created_at=now,
+            outcome=Outcome(status=Status.SUPERSEDED, at=now, code=why.code, reason=why.what),
         )
+        parts.audit(told(parts, record, RecordKind.OUTCOME, f"{planned.kind.value}: {Status.SUPERSEDED.value}"))
 
-    def _may_start(self, planned: PlannedOperation) -> bool:
+    def _release_urgent(self, stuck: OperationId) -> None:
+        """What is urgent doesn't wait for an answer that may never come: freed from its chain, another way is found for its worker."""
+        for record in self._store.active():
+            if record.waits and record.planned.lane == "involuntary" and stuck in record.planned.after:
+                self._executor.drop(record, out_of_turn(record.planned, f"it isn't known what became of {stuck}, which had to come first"))
+
+    # -- what may begin
+
+    def _as_it_is(self, waiting: Waiting) -> Waiting | None:
+        """With its record if its chain has begun meanwhile; None if that failed."""
+        if waiting.record is not None or waiting.planned.id in self._waiting:
+            return waiting
+        record = self._store.get(waiting.planned.id)
+        return msgspec.structs.replace(waiting, record=record) if record is not None else None
+
+    def _consider(self, waiting: Waiting | None, promised: set[NodeId]) -> None:
+        """Begin it if it may. `promised` are nodes whose next dump is for something urgent; it is added to them."""
+        if waiting is None or not self._has_turn(waiting):
+            return
+        planned = waiting.planned
+        node = dumps_on(planned)
+        if self._has_room(planned) and not (planned.lane == "voluntary" and node in promised):
+            self._begin(waiting)
+        elif node is not None and planned.lane == "involuntary":
+            promised.add(node)
+
+    def _has_turn(self, waiting: Waiting) -> bool:
+        planned = waiting.planned
+        if waiting.record is not None:
+            return ready(planned, self._store.get)
         for before in planned.after:
             status = self._status(before)
             if status is Status.SUCCEEDED:
                 continue
-            if status is not None and status is not Status.ACTIVE and planned.id in self._waiting:
-                self._supersede(self._waiting[planned.id], f"{before}, which had to come first, ended as {status.value}")
+            if status is not None and status is not Status.ACTIVE:
+                self._supersede(waiting, out_of_turn(planned, f"{before}, which had to come first, ended as {status.value}"))
             return False
+        return True
+
+    def _has_room(self, planned: PlannedOperation) -> bool:
         taken = {subject for other, _ in self._running.values() for subject in subjects(other)}
         if taken & subjects(planned):
             return False
-        if planned.lane == "involuntary":
-            return True
-        store = self._executor.parts.store
-        under_way = sum(other.lane == "voluntary" for other, _ in self._running.values())
-        return under_way < self._voluntary and (store.healthy or store.probe())
+        node = dumps_on(planned)
+        if node is not None and node in self._dumping():
+            return False
+        return planned.lane == "involuntary" or self._may_be_voluntary(planned)
+
+    def _dumping(self) -> frozenset[NodeId]:
+        """Nodes on which a dump is under way."""
+        nodes = set()
+        for planned, _ in self._running.values():
+            record = self._store.get(planned.id)
+            if record is not None and not dumped(record):
+                nodes.add(dumps_on(planned))
+        return frozenset(node for node in nodes if node is not None)
+
+    def _may_be_voluntary(self, planned: PlannedOperation) -> bool:
+        if not (self._store.healthy or self._store.probe()):
+            return False
+        active = [record.planned for record in self._store.active() if record.planned.lane == "voluntary"]
+        known = {o.id: o for one in active for o in ancestry(one, self._store.get).values()}
+        ids = {one.id for one in active}
+        under_way = [chain for chain in linked(known.values()) if chain & ids]
+        return len(under_way) < self._voluntary or any(planned.id in chain for chain in under_way)
 
     def _status(self, operation: OperationId) -> Status | None:
         """None while it waits: it wasn't begun. One that nobody knows counts as superseded."""
         if operation in self._waiting:
             return None
-        record = self._executor.parts.store.get(operation)
-        if record is not None:
-            return record.status
-        return Status.ACTIVE if operation in self._running else self._ended.get(operation, Status.SUPERSEDED)
+        record = self._store.get(operation)
+        return record.status if record is not None else self._ended.get(operation, Status.SUPERSEDED)
+
+    def _begin(self, waiting: Waiting) -> None:
+        """Make it durable that it is begun, the rest of its chain with it, and let it run."""
+        planned = waiting.planned
+        try:
+            if waiting.record is not None:
+                record = self._executor.begin(waiting.record)
+            else:
+                del self._waiting[planned.id]
+                record = self._executor.intend(planned, waiting.plan, self._rest_of_chain(planned))
+        except ShunterError as stopped:
+            self._on_error(planned.id, stopped)
+            return
+        self._spawn(planned, self._carry(record))
+
+    def _rest_of_chain(self, planned: PlannedOperation) -> list[PlannedOperation]:
+        """All that waits and is linked to it, taken out of what is known here alone."""
+        others = [w.planned for w in self._waiting.values()]
+        (chain,) = [chain for chain in linked([planned, *others]) if planned.id in chain]
+        rest = [o for o in others if o.id in chain]
+        for other in rest:
+            del self._waiting[other.id]
+        return rest
+
+    # -- what runs
 
     def _spawn(self, planned: PlannedOperation, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work, name=planned.id)
@@ -173,22 +263,37 @@ class Scheduler:
         else:
             self._crash = error
 
+    def _heard(self, record: OperationRecord) -> None:
+        """A dump that is over makes way for the next one on its node. Not from within the step: that mustn't fail for another's sake."""
+        if record.id in self._running and record.step in WHOLE and record.outcome is None:
+            asyncio.get_running_loop().call_soon(self._pump_quietly, record.id)
+
     def _pump_quietly(self, ended: OperationId) -> None:
+        if self._crash is not None:
+            return  # raised where somebody waits for it
         try:
             self.pump()
         except ShunterError as stopped:
             self._on_error(ended, stopped)
+        except BaseException as bug:  # nobody waits for a callback: raised by the next tick
+            self._crash = bug
 
-    async def _start(self, waiting: Waiting) -> None:
-        await self._executor.start(waiting.planned, waiting.plan)
+    async def _carry(self, record: OperationRecord) -> None:
+        await self._settling(record.id, self._executor.carry(record))
 
     async def _take_up(self, record: OperationRecord) -> None:
         adopted = record
         if record.epoch != self._executor.epoch:
-            store = self._executor.parts.store
-            store.adopt(self._executor.epoch)
-            adopted = store.get(record.id) or record
-        await self._executor.resume(adopted)
+            self._store.adopt(self._executor.epoch)
+            adopted = self._store.get(record.id) or record
+        await self._settling(record.id, self._executor.resume(adopted))
+
+    async def _settling(self, operation: OperationId, work: Coroutine[Any, Any, OperationRecord]) -> None:
+        try:
+            await work
+        except Unresolved:
+            self._release_urgent(operation)
+            raise
 
     def _raise_crash(self) -> None:
         if self._crash is not None:

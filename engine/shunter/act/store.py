@@ -151,8 +151,8 @@ class Store:
         return decode(row[0], OperationRecord) if row else None
 
     def active(self) -> tuple[OperationRecord, ...]:
-        """Operations without an outcome, oldest first."""
-        return self._records("ended_at IS NULL ORDER BY created_at, id")
+        """Operations without an outcome, oldest first; those begun at one time in the order in which they were inserted."""
+        return self._records("ended_at IS NULL ORDER BY created_at, rowid")
 
     def recent(self, since: float) -> tuple[OperationRecord, ...]:
         """Operations that ended at `since` (seconds since the epoch) or later, newest last."""
