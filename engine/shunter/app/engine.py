@@ -52,12 +52,6 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     policies: PolicySet
     plan_changed: bool
 
-    def pretend(self, operation: PlannedOperation) -> bool:
-        """A node that it is about doesn't really move anything."""
-        slots = (operation.from_slot, operation.to_slot, operation.expect.at)
-        about = {node_of(slot) for slot in slots if slot} | set(operation.copies)
-        return any(node.runtime == "pretend" for node in self.snapshot.fleet.nodes if node.id in about)
-
 
 class Engine:
     """One engine process. `run` returns when `stop` is set.
@@ -106,6 +100,12 @@ class Engine:
                 await _Leading(self, store, lease, journal, agents, prometheus).run(stop)
             finally:
                 await asyncio.gather(*(agent.close() for agent in agents.values()), prometheus.aclose())
+
+    def pretends(self, operation: PlannedOperation) -> bool:
+        """A node that the operation is about doesn't really move anything."""
+        slots = (operation.from_slot, operation.to_slot, operation.expect.at)
+        about = {node_of(slot) for slot in slots if slot} | set(operation.copies)
+        return any(node.runtime == "pretend" for node in self._fleet.nodes if node.id in about)
 
     def _serve(self) -> Callable[[], None]:
         try:

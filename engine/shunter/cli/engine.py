@@ -35,12 +35,12 @@ def engine(
         if told.plan_changed and told.evaluation.plan.operations and not quiet:
             console.print(f"[bold]plan[/] {told.evaluation.plan.digest[7:19]}, policies at {told.policies.commit[:12]}", highlight=False)
             for operation in told.evaluation.plan.operations:
-                mark = "pretend: " if told.pretend(operation) else "preview: " if operation.preview else ""
+                mark = "pretend: " if running.pretends(operation) else "preview: " if operation.preview else ""
                 console.print(f"      {mark}{headline(operation)}: {operation.reason}", markup=False, highlight=False)
 
     def on_step(record: OperationRecord) -> None:
         if not quiet:
-            console.print(operation_line(record), highlight=False)
+            console.print(operation_line(record, pretend=running.pretends(record.planned)), highlight=False)
 
     def on_problem(problem: Problem) -> None:
         console.print(f"[yellow]problem[/] {problem.code} ", end="")
