@@ -65,11 +65,11 @@ class Demo:
 
     def outcomes(self, kind: str) -> list[dict[str, Any]]:
         """Operations of a kind that succeeded: their worker, slots, notice, policy, reason and what was measured."""
-        found = [
-            {**record["body"], **record["body"]["outcome"], "worker": record["subject"]}
-            for record in self.audit("outcome")
-            if "outcome" in record["body"]
-        ]
+        found = []
+        for record in self.audit("outcome"):
+            body = record["body"]
+            if "outcome" in body:
+                found.append({**body, **body["outcome"], "reason": body["reason"], "worker": record["subject"]})
         return [one for one in found if one["kind"] == kind and one["status"] == "succeeded"]
 
     def streams(self) -> list[dict[str, Any]]:

@@ -233,3 +233,20 @@ def test_a_reassignment_keeps_its_second_half(scene: MakeScene) -> None:
     assert (moved["status"], moved["policy"], moved["to"]) == ("succeeded", "shift", "node-c/1")
     assert (restored["status"], restored["policy"], restored["to"]) == ("succeeded", "shift", "node-b/0")
     s.whole()
+
+
+def test_a_changed_policy_directory_is_read_at_once(scene: MakeScene) -> None:
+    """Policies from a directory: no commit and no waiting for the next poll, and a bad file leaves its last good version in force."""
+    s = scene(policies={"save.yaml": SAVE}, prometheus=False)
+    folder = s.fleet.folder / "policies-work" / "policies"
+    config = s.fleet.engine_config.read_text().splitlines()
+    config = [line for line in config if not line.startswith(("git =", "folder =", "poll ="))]
+    at = config.index("[policies]") + 1
+    s.fleet.engine_config.write_text("\n".join([*config[:at], f'directory = "{folder}"', 'poll = "1h"', *config[at:]]) + "\n")
+    s.fleet.start_engine()
+    s.wait("the policies", lambda: s.audit("policies"))
+    (folder / "save.yaml").write_text(SAVE.replace("reserve: 5s", "reserve: 5"))
+    s.wait("the change", lambda: len(s.audit("policies")) == 2, 10)
+    (problem,) = s.audit("policies")[-1]["body"]["problems"]
+    assert problem["place"]["file"] == "save.yaml"
+    assert s.audit("policies")[-1]["body"]["policies"] == ["save"]

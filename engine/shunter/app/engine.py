@@ -271,9 +271,17 @@ class _Leading:
     # -- what runs beside the ticks
 
     async def _follow_policies(self) -> None:
-        while True:
-            await asyncio.sleep(float(self.e.settings.policies.poll))
-            await self._follow_policies_once()
+        changed = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        close = self.e.feed.watch(lambda: void(loop.call_soon_threadsafe(changed.set)))
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), float(self.e.settings.policies.poll))
+                changed.clear()
+                await self._follow_policies_once()
+        finally:
+            await asyncio.to_thread(close)
 
     async def _follow_policies_once(self) -> None:
         feed = self.e.feed

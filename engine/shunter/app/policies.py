@@ -6,7 +6,7 @@ refused, the last good one stays, and its age and the reason are known (`age`, `
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from shunter.lang.load import load
 from shunter.model.errors import Problem, ShunterError
@@ -24,6 +24,15 @@ class Source(Protocol):
 
     def read(self, revision: str) -> Revision:
         """All policy files at a commit."""
+        ...
+
+
+@runtime_checkable
+class Watched(Protocol):
+    """A source that tells when it changed, so that nobody has to wait for the next poll."""
+
+    def watch(self, on_change: Callable[[], None]) -> Callable[[], None]:
+        """Call `on_change` from a thread after a change; returns what ends it. Raises ShunterErrors."""
         ...
 
 
@@ -55,6 +64,15 @@ class PolicyFeed:
         self.checked_at = self._clock()
         self.problem = None
         return changed
+
+    def watch(self, on_change: Callable[[], None]) -> Callable[[], None]:
+        """Have `on_change` called from a thread when the source changes, if it can tell. Returns what ends it. Never raises."""
+        if isinstance(self._source, Watched):
+            try:
+                return self._source.watch(on_change)
+            except ShunterError as error:
+                self.problem = error.problem  # polling goes on
+        return lambda: None
 
     def age(self, now: float) -> float | None:
         """Seconds since the source last answered; None if it never did."""

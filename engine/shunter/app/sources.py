@@ -1,5 +1,6 @@
 """The policy source that the settings name, as `PolicyFeed` reads it."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from shunter.app.policies import Source
@@ -24,6 +25,10 @@ class _Directory:
     def read(self, revision: str) -> Revision:
         """What the last `fetch` saw."""
         return self._last if self._last and self._last.commit == revision else self._source.read()
+
+    def watch(self, on_change: Callable[[], None]) -> Callable[[], None]:
+        """See `DirectorySource.watch`."""
+        return self._source.watch(on_change)
 
 
 def source_of(settings: PoliciesSettings, cache: Path) -> Source:
