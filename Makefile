@@ -27,6 +27,7 @@ lint: dev-env ## formatting, lint, types, import rules, generated files
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/generate-schemas --check
+	$(BIN)/python scripts/generate-reference --check
 
 docs: dev-env ## the parts of docs/reference that come from the code
 	$(BIN)/python scripts/generate-reference
