@@ -1,72 +1,18 @@
 """What starts when: order, limits, newer plans, and what is left for later."""
 
-import asyncio
 from pathlib import Path
 
 import msgspec
 import pytest
 from fleet_in_memory import WORKER, CrashingStore, World
+from gated_executor import Gated, op, outcomes, plan, settle, status_of, told_outcome
 from shunter.act.execute import Executor
-from shunter.act.run import Run
 from shunter.act.scheduler import Scheduler
 from shunter.model.errors import Problem, Rejected, ShunterError, Stalled
-from shunter.model.ids import Commit, Digest, OperationId, WorkerId
-from shunter.model.operation import OperationRecord, Outcome, Status, Step
-from shunter.model.plan import OperationKind, Plan, PlannedOperation, Preconditions
-from shunter.model.record import Record, RecordKind
-
-
-class Gated(Executor):
-    """Starts operations for real in the store, then waits for the test to say how each ends."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__(world.parts(), world.epoch())
-        self.started: list[str] = []
-        self.gates: dict[str, asyncio.Future[Status]] = {}
-
-    async def carry(self, record: OperationRecord) -> OperationRecord:
-        self.started.append(record.id)
-        self.gates[record.id] = asyncio.get_running_loop().create_future()
-        status = await self.gates[record.id]
-        return self.parts.store.finish(record.id, Outcome(status=status, at=self.parts.clock()))
-
-    async def dumped(self, operation: str) -> None:
-        record = self.parts.store.get(OperationId(operation))
-        assert record is not None
-        Run(self.parts, record).step(Step.DUMPED if record.planned.kind is OperationKind.CHECKPOINT else Step.FROZEN)
-        await settle()
-
-    async def end(self, operation: str, status: Status = Status.SUCCEEDED) -> None:
-        self.gates[operation].set_result(status)
-        await settle()
-
-
-async def settle() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
-def op(name: str, worker: str | None = None, lane: str = "voluntary", **more: object) -> PlannedOperation:
-    base: dict[str, object] = {
-        "id": OperationId(name),
-        "kind": OperationKind.CHECKPOINT,
-        "worker": WorkerId(worker or name),
-        "lane": lane,
-        "policy": "p",
-        "reason": "r",
-        "expect": Preconditions(incarnation=0),  # type: ignore[arg-type]
-    }
-    return PlannedOperation(**(base | more))  # type: ignore[arg-type]
-
-
-def plan(*operations: PlannedOperation, at: float = 1.0) -> Plan:
-    return Plan(at=at, commit=Commit("c"), policy_set=Digest("p"), snapshot=Digest("s"), operations=operations)
-
-
-def status_of(world: World, operation: str) -> Status:
-    record = world.store.get(OperationId(operation))
-    assert record is not None, f"{operation} was never begun"
-    return record.status
+from shunter.model.ids import Digest, OperationId
+from shunter.model.operation import Status
+from shunter.model.plan import OperationKind, Plan
+from shunter.model.record import Record
 
 
 @pytest.fixture
@@ -115,9 +61,9 @@ async def test_after_waits_for_success_and_falls_with_a_failure(world: World) ->
     await executor.end("second", Status.ROLLED_BACK)
     assert executor.started == ["first", "second"]
     assert scheduler.waiting == ()
-    (outcome,) = [r for r in world.records if r.kind is RecordKind.OUTCOME and r.operation == "third"]
-    assert outcome.body["outcome"]["code"] == "SH526"  # type: ignore[index]
-    assert "second" in str(outcome.body["outcome"])
+    why = told_outcome(outcomes(world)["third"])
+    assert why["code"] == "SH526"
+    assert "second" in why["reason"]
     assert status_of(world, "third") is Status.SUPERSEDED
     assert world.store.active() == ()
 
@@ -131,13 +77,12 @@ async def test_a_newer_plan_drops_what_was_not_started(world: World) -> None:
     await settle()
     assert executor.started == ["running"], "what was started goes on, and isn't started again"
     assert {o.id for o in scheduler.waiting} == {"kept", "new"}
-    (dropped,) = [r for r in world.records if r.kind is RecordKind.OUTCOME]
-    assert dropped.operation == "stale"
+    ((name, dropped),) = outcomes(world).items()
+    assert name == "stale"
     assert world.store.get(OperationId("stale")) is None, "it was never begun, so it may be decided again"
     begun = next(r for r in world.records if r.operation == "running")
     assert set(dropped.body) == {*begun.body, "outcome"}, "all outcomes are told alike"
-    assert dropped.body["outcome"]["status"] == "superseded"  # type: ignore[index]
-    assert dropped.body["outcome"]["code"] == "SH527"  # type: ignore[index]
+    assert (told_outcome(dropped)["status"], told_outcome(dropped)["code"]) == ("superseded", "SH527")
     await scheduler.stop()
 
 
@@ -156,7 +101,7 @@ async def test_a_plan_is_carried_out_once_and_a_preview_never(world: World) -> N
 def same_digest(original: Plan) -> Plan:
     """The same digest, but with nothing of it begun: as if the operations' records had been lost."""
     clone = Plan(at=9.0, commit=original.commit, policy_set=original.policy_set, snapshot=original.snapshot, operations=(op("fresh"),))
-    clone.__dict__["digest"] = original.digest
+    vars(clone).update(digest=original.digest)
     return clone
 
 

@@ -63,9 +63,9 @@ class Scheduler:
     def offer(self, plan: Plan) -> None:
         """Take on a plan: its operations are started as soon as they may be; older ones that weren't started and aren't in it are dropped.
 
-        An involuntary one that waits is dropped too when the newer plan has another operation for its worker. Previews and operations that
-        were begun before, or whose chain was, are passed over. Raises Rejected SH504 if this very plan was carried out before, Stalled
-        SH501 if that can't be noted.
+        An involuntary chain that waits is dropped too when the newer plan has another operation for one of its workers. Previews and
+        operations that were begun before, or whose chain was, are passed over. Raises Rejected SH504 if this very plan was carried out
+        before, Stalled SH501 if that can't be noted.
         """
         self._raise_crash()
         new = [o for o in plan.operations if not o.preview and self._store.get(o.id) is None]
@@ -124,12 +124,15 @@ class Scheduler:
     # -- what isn't begun any more
 
     def _drop_outdated(self, new: list[PlannedOperation]) -> None:
+        """A chain goes as a whole: room that nobody comes to isn't to be made."""
         ids = {o.id for o in new}
         workers = {o.worker for o in new}
-        for waiting in list(self._waiting.values()):
-            planned = waiting.planned
-            if planned.id not in ids and (planned.lane == "voluntary" or planned.worker in workers):
-                self._supersede(waiting, problem("SH527", "a newer plan doesn't have it", "Nothing to do", planned.id))
+        older = {w.planned.id: w for w in self._waiting.values() if w.planned.id not in ids}
+        outdated = {w.planned.id for w in older.values() if w.planned.lane == "voluntary" or w.planned.worker in workers}
+        for chain in linked(w.planned for w in older.values()):
+            if chain & outdated:
+                for waiting in [w for w in older.values() if w.planned.id in chain]:
+                    self._supersede(waiting, problem("SH527", "a newer plan doesn't have it", "Nothing to do", waiting.planned.id))
 
     def _supersede(self, waiting: Waiting, why: Problem) -> None:
         """Only audited, not stored: it was never begun, so the same decision may be made again under the same id."""
