@@ -14,7 +14,7 @@ def make_runtime(settings: Settings) -> Runtime:
     if settings.runtime == "pretend":
         from shunter_agent.runtime.pretend import PretendRuntime
 
-        return PretendRuntime()
+        return PretendRuntime(settings.node)
     from shunter_agent.runtime.criu import CriuRuntime
     from shunter_agent.runtime.network import Uplink
 

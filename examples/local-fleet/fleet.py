@@ -18,6 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
+from shunter.model.errors import Rejected
+from shunter_agent.runtime import process as processes
+from shunter_agent.runtime.pretend import shared_shelf
+from shunter_agent.runtime.shelf import Shelf
+
 HERE = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
 BRIDGE = "shunt0"
@@ -187,7 +192,10 @@ class Node:
 
     def power_off(self) -> None:
         """What the end of a preempted machine is: agent, workers and links gone at once."""
-        pids = [*(descendants(self.agent.pid) if self.agent else []), *([self.agent.pid] if self.agent else [])]
+        pids = descendants(self.agent.pid) if self.agent else []
+        spared = {pid for left in pids if self._went_on(left) for pid in (left, *descendants(left))}
+        self.fleet.strays += spared
+        pids = [*(pid for pid in pids if pid not in spared), *([self.agent.pid] if self.agent else [])]
         if self._holder:
             with contextlib.suppress(subprocess.CalledProcessError):
                 ip("link", "del", f"up-{self.name}")
@@ -199,6 +207,15 @@ class Node:
             if process:
                 process.wait()
         self.agent = self._holder = None
+
+    def _went_on(self, pid: int) -> bool:
+        """A pretend move leaves the process where it is, as its first agent's child: it isn't this node's any more all the same."""
+        if not self.fleet.pretend:
+            return False
+        with contextlib.suppress(Rejected):
+            standing = Shelf(shared_shelf()).get(processes.note(pid))
+            return standing is not None and standing.owner != self.name
+        return False
 
     def post_notice(self, kind: str, lead: str, notice: str) -> None:
         """Post a notice to this node's agent through its local source."""
@@ -226,6 +243,7 @@ class Fleet:
         self.worker_script: dict[str, Path] = {}
         self.nodes = {plan.name: Node(self, plan) for plan in nodes}
         self._processes: list[subprocess.Popen[bytes]] = []
+        self.strays: list[int] = []
 
     # -- workers
 
@@ -291,6 +309,9 @@ class Fleet:
                 process.wait()
         for node in self.nodes.values():
             node.power_off()
+        for pid in self.strays:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         if not self.pretend:
             with contextlib.suppress(subprocess.CalledProcessError):
                 ip("link", "del", BRIDGE)

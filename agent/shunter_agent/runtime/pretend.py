@@ -5,9 +5,10 @@ A worker is stopped (SIGSTOP) where a real driver dumps it, and its "image" is a
 - nothing is copied: an image is of use only on the machine that it was made on, and only as long as the stopped process lives;
 - a move changes nothing but who looks after the process: no PID or network namespace, no address that goes along (`mac` is ignored);
 - a checkpoint of a worker that runs on gives an image that can't be restored (there is one process), and says so;
-- if the agent dies between freeze and thaw, the process stays stopped: it takes a SIGCONT by hand, or a new agent and `thaw_left_behind`.
+- if the agent dies between freeze and thaw, the process stays stopped until a new agent of that node calls `thaw_left_behind`.
 
-What is true to the port: the order of the steps, who may do what when, at most one running copy, and one restore for each released image.
+What is true to the port: the order of the steps, who may do what when, at most one running copy, and that a held copy can't run before its
+source has released it.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 from shunter.model.errors import Problem, Rejected, Unknown
@@ -27,15 +28,14 @@ from shunter_agent.runtime import hostfacts
 from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.network import NoNetwork
 from shunter_agent.runtime.port import Dump, Network, Process, WorkerSpec
+from shunter_agent.runtime.shelf import Shelf, Standing
 
 NOTE: Final = "pretend.json"
 _STOP_S: Final = 10.0
-State = Literal["frozen", "released", "thawed", "restored"]
-_STATES: Final[tuple[State, ...]] = ("frozen", "released", "thawed", "restored")
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pretended image holds: which stopped process is meant, and the token under which its state is kept."""
+    """What a pretended image holds: which stopped process is meant, and the token of the dump."""
 
     pid: int
     started: int
@@ -48,37 +48,14 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
         return Process(pid=self.pid, started=self.started)
 
 
-class Shelf:
-    """The state of each pretended dump of this machine, as the suffix of an empty file, so that a rename decides who has it.
-
-    It is beside the images because they are copied, and the one process isn't.
-    """
-
-    def __init__(self, root: Path) -> None:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._root = root
-
-    def put(self, token: str) -> None:
-        """A new one, `frozen`."""
-        (self._root / f"{token}.frozen").touch(mode=0o600)
-
-    def move(self, token: str, before: State, after: State) -> bool:
-        """Change its state. False when it isn't in `before`: somebody else was first."""
-        try:
-            (self._root / f"{token}.{before}").rename(self._root / f"{token}.{after}")
-        except FileNotFoundError:
-            return False
-        return True
-
-    def state(self, token: str) -> State | None:
-        """None for a token of another machine."""
-        return next((state for state in _STATES if (self._root / f"{token}.{state}").exists()), None)
+def shared_shelf() -> Path:
+    """Where all pretend agents of this machine and user keep their shelf: beside the temporary files."""
+    return Path(tempfile.gettempdir()) / f"shunter-pretend-{os.getuid()}"
 
 
 def _read(folder: Path) -> Note:
     try:
         note = msgspec.json.decode((folder / NOTE).read_bytes(), type=Note)
-        uuid.UUID(note.token)  # it becomes a file's name
     except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
         raise Rejected(
             _problem(
@@ -116,50 +93,75 @@ def _await_stopped(process: Process, stopped: bool) -> bool:
 class PretendFrozen:
     """Implements `port.Frozen` for a stopped process."""
 
-    def __init__(self, note: Note, shelf: Shelf, dump: Dump) -> None:
+    def __init__(self, note: Note, shelf: Shelf, node: str, dump: Dump) -> None:
         self.dump = dump
         self._note = note
         self._shelf = shelf
+        self._node = node
+
+    def _mine(self) -> Standing | None:
+        standing = self._shelf.get(self._note.process)
+        mine = standing and standing.token == self._note.token and standing.owner == self._node and not standing.over
+        return standing if mine else None
 
     def alive(self) -> bool:
         """See `port.Frozen`."""
-        return self._shelf.state(self._note.token) == "frozen" and processes.find(self._note.process)
+        return self._mine() is not None and processes.find(self._note.process)
 
     def thaw(self) -> None:
         """See `port.Frozen`. The image can't be restored after it. Does nothing when the hold is over. Raises Unknown SH711."""
-        if self._shelf.move(self._note.token, "frozen", "thawed"):
-            _let_go(self._note.process)
+        with self._shelf.locked():
+            standing = self._mine()
+            if standing is None:
+                return
+            self._shelf.put(self._note.process, msgspec.structs.replace(standing, over=True))
+        _let_go(self._note.process)
 
     def release(self) -> None:
         """Give the stopped process to whoever restores the image. It isn't ended: it is the image. Raises Rejected SH708."""
-        if not processes.find(self._note.process) or not self._shelf.move(self._note.token, "frozen", "released"):
-            raise Rejected(_problem("SH708", "the hold is over", "Freeze the worker again if it runs", f"pid {self._note.pid}"))
+        with self._shelf.locked():
+            standing = self._mine()
+            if standing is None or not processes.find(self._note.process):
+                raise Rejected(_problem("SH708", "the hold is over", "Freeze the worker again if it runs", f"pid {self._note.pid}"))
+            self._shelf.put(self._note.process, msgspec.structs.replace(standing, owner=""))
 
 
 class PretendHeld:
     """Implements `port.Held` for a process that is stopped still."""
 
-    def __init__(self, note: Note, shelf: Shelf) -> None:
+    def __init__(self, note: Note, shelf: Shelf, node: str) -> None:
         self.process = note.process
         self._note = note
         self._shelf = shelf
-        self._open = True
+        self._node = node
+
+    def _mine(self) -> Standing | None:
+        standing = self._shelf.get(self.process)
+        mine = standing and standing.token == self._note.token and standing.holder == self._node
+        return standing if mine else None
 
     def resume(self) -> Process:
-        """See `port.Held`. Raises Rejected SH708; Unknown SH711."""
-        if not self._open or not processes.find(self.process):
-            raise Rejected(
-                _problem("SH708", "the held copy is gone, resumed or aborted", "Restore the image again", f"pid {self._note.pid}")
-            )
-        self._open = False
+        """See `port.Held`. A copy whose source hasn't released it is aborted. Raises Rejected SH708; Unknown SH711."""
+        with self._shelf.locked():
+            standing = self._mine()
+            if standing is None or standing.over or not processes.find(self.process):
+                raise Rejected(self._over("the held copy is gone, resumed or aborted", "Restore the image again"))
+            if standing.owner:
+                self._shelf.put(self.process, msgspec.structs.replace(standing, holder=""))
+                raise Rejected(self._over(f"{standing.owner} has not released the worker", "Release it there, then restore again"))
+            self._shelf.put(self.process, msgspec.structs.replace(standing, owner=self._node, holder="", over=True))
         _let_go(self.process)
         return self.process
 
+    def _over(self, what: str, remedy: str) -> Problem:
+        return _problem("SH708", what, remedy, f"pid {self._note.pid}")
+
     def abort(self) -> None:
         """Give it back: the image can be restored again, the process stays stopped. Does nothing after a resume or an abort."""
-        if self._open:
-            self._open = False
-            self._shelf.move(self._note.token, "restored", "released")
+        with self._shelf.locked():
+            standing = self._mine()
+            if standing is not None:
+                self._shelf.put(self.process, msgspec.structs.replace(standing, holder=""))
 
 
 def _let_go(process: Process) -> None:
@@ -174,9 +176,10 @@ class PretendRuntime:
 
     name = "pretend"
 
-    def __init__(self, shelf: Path | None = None, clock: Callable[[], float] = time.time) -> None:
-        """`shelf` is a folder that all pretend agents of this machine share (None: one per user beside the temporary files)."""
-        self._shelf = Shelf(shelf or Path(tempfile.gettempdir()) / f"shunter-pretend-{os.getuid()}")
+    def __init__(self, node: str, shelf: Path | None = None, clock: Callable[[], float] = time.time) -> None:
+        """`node` tells the pretend agents of this machine apart; `shelf` is a folder that they share (None: `shared_shelf`)."""
+        self._node = node
+        self._shelf = Shelf(shelf or shared_shelf())
         self._clock = clock
 
     def facts(self) -> dict[str, str]:
@@ -211,46 +214,69 @@ class PretendRuntime:
         frozen_at = self._clock()
         on_frozen(frozen_at)
         note = Note(pid=process.pid, started=process.started, token=str(uuid.uuid4()))
-        self._shelf.put(note.token)
+        with self._shelf.locked():
+            self._shelf.put(process, Standing(token=note.token, owner=self._node))
         (folder / NOTE).write_bytes(msgspec.json.encode(note))
-        return PretendFrozen(note, self._shelf, Dump(frozen_at=frozen_at, dump_s=time.monotonic() - began))
+        return PretendFrozen(note, self._shelf, self._node, Dump(frozen_at=frozen_at, dump_s=time.monotonic() - began))
 
     def restore(self, spec: WorkerSpec, network: Network, folder: Path) -> PretendHeld:
         """See `port.Runtime`. Raises Rejected SH709."""
         note = _read(folder)
         if not processes.find(note.process):
             raise Rejected(self._unrestorable(f"its process {note.pid} is not on this machine, or gone", folder))
-        if not self._shelf.move(note.token, "released", "restored"):
-            why = {
-                "thawed": "its worker ran on after the checkpoint, and there is no second copy",
-                "frozen": "its worker is frozen, not released",
-                "restored": "it has been restored already",
-            }.get(self._shelf.state(note.token) or "", "it was made on another machine")
-            raise Rejected(self._unrestorable(why, folder))
-        return PretendHeld(note, self._shelf)
+        with self._shelf.locked():
+            standing = self._shelf.get(note.process)
+            if standing is None:
+                raise Rejected(self._unrestorable("it was made on another machine", folder))
+            if standing.over or standing.token != note.token:
+                raise Rejected(self._unrestorable("its worker ran on after it was made, and there is no second copy", folder))
+            if standing.holder:
+                raise Rejected(self._unrestorable(f"a copy of it is held on {standing.holder} already", folder))
+            self._shelf.put(note.process, msgspec.structs.replace(standing, holder=self._node))
+        return PretendHeld(note, self._shelf, self._node)
 
     @staticmethod
     def _unrestorable(why: str, folder: Path) -> Problem:
         return _problem("SH709", f"the image can't be restored: {why}", "Use the criu runtime for real images", folder.name)
 
     def thaw_left_behind(self, folder: Path) -> bool:
-        """After a death of the agent: let the process of an image in state `frozen` run on. False when there was nothing to do."""
+        """After a death of this node's agent: what it held of the image in `folder` is given back, and a worker that it had frozen, or was
+        about to let run, runs on. False when there was nothing to do. Raises Rejected SH709, Unknown SH711."""
         note = _read(folder)
-        if not processes.find(note.process) or not self._shelf.move(note.token, "frozen", "thawed"):
-            return False
+        with self._shelf.locked():
+            standing = self._shelf.get(note.process)
+            if standing is None or standing.token != note.token or not processes.find(note.process):
+                return False
+            mine, held = standing.owner == self._node, standing.holder == self._node
+            if not mine and not held:
+                return False
+            holder = "" if held else standing.holder
+            self._shelf.put(note.process, msgspec.structs.replace(standing, holder=holder, over=standing.over or mine))
+        if not mine or not _stopped(note.process):
+            return held
         _let_go(note.process)
         return True
 
     def find(self, process: Process) -> bool:
-        """See `port.Runtime`."""
-        return processes.find(process)
+        """See `port.Runtime`. False also for one that another node has, or that was released: for this node it is gone."""
+        if not processes.find(process):
+            return False
+        standing = self._shelf.get(process)
+        return standing is None or self._node in (standing.owner, standing.holder)
 
     def end(self, process: Process) -> None:
-        """See `port.Runtime`. Its process group dies with it. Raises Unknown SH707."""
+        """See `port.Runtime`. Its process group dies with it; a copy that this node only holds is given back. Raises Unknown SH707."""
+        with self._shelf.locked():
+            standing = self._shelf.get(process)
+            if standing is not None and standing.owner != self._node:
+                if standing.holder == self._node:
+                    self._shelf.put(process, msgspec.structs.replace(standing, holder=""))
+                return
         if processes.find(process):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         processes.end(process)
+        self._shelf.forget(process)
 
     def memory(self, process: Process) -> int | None:
         """See `port.Runtime`."""

@@ -1,3 +1,6 @@
+import contextlib
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,14 +25,16 @@ SPEC = WorkerSpec(
 
 @pytest.fixture
 def runtime(tmp_path: Path) -> PretendRuntime:
-    return PretendRuntime(tmp_path / "shelf", clock=lambda: 123.0)
+    return PretendRuntime("a", tmp_path / "shelf", clock=lambda: 123.0)
 
 
 @pytest.fixture
 def worker(runtime: PretendRuntime) -> Iterator[Process]:
     started = runtime.start(SPEC, runtime.network(SPEC))
     yield started
-    runtime.end(started)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(started.pid, signal.SIGKILL)
+    processes.end(started)
 
 
 @pytest.fixture
@@ -77,35 +82,80 @@ def test_a_frozen_worker_stands_still_and_a_thawed_one_runs(runtime: PretendRunt
         frozen.release()
 
 
-def test_a_released_image_is_restored_once_from_any_copy_of_it(
-    runtime: PretendRuntime, worker: Process, folder: Path, tmp_path: Path
+@pytest.fixture
+def other(tmp_path: Path) -> PretendRuntime:
+    """The runtime of a second node of the same machine."""
+    return PretendRuntime("b", tmp_path / "shelf")
+
+
+def test_a_move_restores_held_before_the_release_and_resumes_after_it(
+    runtime: PretendRuntime, other: PretendRuntime, worker: Process, folder: Path, tmp_path: Path
 ) -> None:
     frozen = freeze(runtime, worker, folder)
     copy = tmp_path / "copy"
     copy.mkdir()
     (copy / NOTE).write_bytes((folder / NOTE).read_bytes())
-    with pytest.raises(Rejected, match=r"SH709 .*frozen, not released"):
-        restore(runtime, copy)
+    held = restore(other, copy)
+    assert held.process == worker
+    assert frozen.alive()
     frozen.release()
     assert stopped(worker)
-
-    other_agent = PretendRuntime(tmp_path / "shelf")
-    held = restore(other_agent, copy)
-    assert held.process == worker
-    assert stopped(worker)
-    with pytest.raises(Rejected, match=r"SH709 .*restored already"):
-        restore(runtime, folder)
+    assert (runtime.find(worker), other.find(worker)) == (False, True)
     assert held.resume() == worker
     assert not stopped(worker)
+    assert (runtime.find(worker), other.find(worker)) == (False, True)
     held.abort()
     assert not stopped(worker)
-    with pytest.raises(Rejected, match="SH709"):
+    with pytest.raises(Rejected, match="SH708"):
+        held.resume()
+    with pytest.raises(Rejected, match=r"SH709 .*ran on"):
         restore(runtime, folder)
+    with pytest.raises(Rejected, match="SH708"):
+        frozen.release()
+    freeze(other, worker, copy).thaw()  # it is a worker like any other there
+    other.end(worker)
 
 
-def test_an_aborted_restore_gives_it_back(runtime: PretendRuntime, worker: Process, folder: Path) -> None:
+def test_a_copy_never_runs_before_its_source_released_it(
+    runtime: PretendRuntime, other: PretendRuntime, worker: Process, folder: Path
+) -> None:
+    frozen = freeze(runtime, worker, folder)
+    held = restore(other, folder)
+    with pytest.raises(Rejected, match=r"SH708 .*a has not released"):
+        held.resume()
+    assert stopped(worker)
+    assert frozen.alive()
+    frozen.release()
+    with pytest.raises(Rejected, match="SH708"):
+        held.resume()  # that copy was aborted
+    restore(other, folder).resume()
+    assert not stopped(worker)
+
+
+def test_the_source_goes_on_after_an_abort_or_instead_of_the_copy(
+    runtime: PretendRuntime, other: PretendRuntime, worker: Process, folder: Path, tmp_path: Path
+) -> None:
+    frozen = freeze(runtime, worker, folder)
+    held = restore(other, folder)
+    held.abort()
+    frozen.thaw()
+    assert not stopped(worker)
+    again = tmp_path / "again"
+    again.mkdir()
+    frozen = freeze(runtime, worker, again)
+    held = restore(other, again)
+    frozen.thaw()
+    assert not stopped(worker)
+    with pytest.raises(Rejected, match="SH708"):
+        held.resume()
+    assert runtime.find(worker)
+
+
+def test_one_copy_is_held_at_a_time(runtime: PretendRuntime, other: PretendRuntime, worker: Process, folder: Path) -> None:
     freeze(runtime, worker, folder).release()
-    held = restore(runtime, folder)
+    held = restore(other, folder)
+    with pytest.raises(Rejected, match=r"SH709 .*held on b already"):
+        restore(runtime, folder)
     held.abort()
     held.abort()
     assert stopped(worker)
@@ -116,22 +166,43 @@ def test_an_aborted_restore_gives_it_back(runtime: PretendRuntime, worker: Proce
     assert not stopped(worker)
 
 
+def test_an_older_image_of_it_is_none(runtime: PretendRuntime, worker: Process, folder: Path, tmp_path: Path) -> None:
+    freeze(runtime, worker, folder).thaw()
+    newer = tmp_path / "newer"
+    newer.mkdir()
+    freeze(runtime, worker, newer).release()
+    with pytest.raises(Rejected, match=r"SH709 .*ran on"):
+        restore(runtime, folder)
+    restore(runtime, newer).resume()
+
+
+def test_ending_a_held_copy_leaves_the_frozen_worker(runtime: PretendRuntime, other: PretendRuntime, worker: Process, folder: Path) -> None:
+    frozen = freeze(runtime, worker, folder)
+    restore(other, folder)
+    other.end(worker)  # as an agent does that finds a held copy after a restart
+    assert frozen.alive()
+    assert not other.find(worker)
+    other.end(worker)
+    frozen.thaw()
+    assert not stopped(worker)
+
+
 def test_an_image_of_a_worker_that_ran_on_says_that_it_is_none(runtime: PretendRuntime, worker: Process, folder: Path) -> None:
     freeze(runtime, worker, folder).thaw()
-    with pytest.raises(Rejected, match=r"SH709 .*ran on after the checkpoint"):
+    with pytest.raises(Rejected, match=r"SH709 .*ran on after it was made"):
         restore(runtime, folder)
 
 
 def test_an_image_from_elsewhere_is_refused(runtime: PretendRuntime, worker: Process, folder: Path, tmp_path: Path) -> None:
     freeze(runtime, worker, folder).release()
     with pytest.raises(Rejected, match=r"SH709 .*another machine"):
-        restore(PretendRuntime(tmp_path / "other"), folder)
-    runtime.end(worker)
+        restore(PretendRuntime("b", tmp_path / "elsewhere"), folder)
+    processes.end(worker)
     with pytest.raises(Rejected, match=r"SH709 .*gone"):
         restore(runtime, folder)
 
 
-@pytest.mark.parametrize("note", [None, "{}", "not json", '{"pid": 1, "started": 1, "token": "../../etc"}'])
+@pytest.mark.parametrize("note", [None, "{}", "not json", '{"pid": 1, "started": "../../etc", "token": ""}'])
 def test_what_is_no_image_is_refused(runtime: PretendRuntime, folder: Path, note: str | None) -> None:
     if note is not None:
         (folder / NOTE).write_text(note)
@@ -139,12 +210,32 @@ def test_what_is_no_image_is_refused(runtime: PretendRuntime, folder: Path, note
         restore(runtime, folder)
 
 
-def test_a_worker_left_frozen_by_a_dead_agent_can_be_let_go(runtime: PretendRuntime, worker: Process, folder: Path, tmp_path: Path) -> None:
-    freeze(runtime, worker, folder)
-    again = PretendRuntime(tmp_path / "shelf")
-    assert again.thaw_left_behind(folder)
+def test_what_a_dead_agent_left_is_put_back(
+    runtime: PretendRuntime, other: PretendRuntime, worker: Process, folder: Path, tmp_path: Path
+) -> None:
+    frozen = freeze(runtime, worker, folder)
+    held = restore(other, folder)
+    assert PretendRuntime("b", tmp_path / "shelf").thaw_left_behind(folder)  # its copy is given back
+    assert stopped(worker)
+    assert frozen.alive()
+    with pytest.raises(Rejected, match="SH708"):
+        held.resume()
+    again = PretendRuntime("a", tmp_path / "shelf")
+    assert again.thaw_left_behind(folder)  # the worker runs on
     assert not stopped(worker)
+    assert not frozen.alive()
     assert not again.thaw_left_behind(folder)
+    assert not other.thaw_left_behind(folder)
+
+
+def test_a_released_worker_stays_an_image_when_its_agent_comes_back(
+    runtime: PretendRuntime, other: PretendRuntime, worker: Process, folder: Path
+) -> None:
+    freeze(runtime, worker, folder).release()
+    assert not runtime.thaw_left_behind(folder)
+    assert stopped(worker)
+    restore(other, folder).resume()
+    assert not runtime.thaw_left_behind(folder)
 
 
 def test_a_gone_worker_is_told(runtime: PretendRuntime, worker: Process, folder: Path) -> None:
