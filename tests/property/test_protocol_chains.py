@@ -104,15 +104,15 @@ async def test_what_comes_after_a_failure_is_superseded_down_the_chain(world: Wo
 async def test_a_chain_counts_as_one_voluntary_operation(world: World) -> None:
     executor = Gated(world)
     scheduler = Scheduler(executor, voluntary=2)
-    fork = [op("left", after=(FIRST,)), op("right", after=(FIRST,))]
+    fork = [op("right", after=(FIRST,)), op("left", after=(FIRST,))]
     scheduler.offer(plan(op("first"), *fork, op("alone"), op("later")))
     await settle()
     assert executor.started == ["first", "alone"]
     await executor.end("first")
-    assert executor.started == ["first", "alone", "left", "right"], "in the plan's order, and the limit isn't for parts of one chain"
-    await executor.end("left")
-    assert executor.started[-1] == "right", "it isn't over yet"
+    assert executor.started == ["first", "alone", "right", "left"], "in the plan's order, and the limit isn't for parts of one chain"
     await executor.end("right")
+    assert executor.started[-1] == "left", "it isn't over yet"
+    await executor.end("left")
     assert executor.started[-1] == "later"
     await scheduler.stop()
 
@@ -130,6 +130,28 @@ async def test_all_that_leads_to_a_common_end_is_kept_together(world: World) -> 
     await executor.end("second")
     assert executor.started == ["first", "second", "end"]
     await scheduler.stop()
+
+
+async def test_two_beginnings_of_one_chain_begin_at_once(world: World) -> None:
+    executor = Gated(world)
+    scheduler = Scheduler(executor, voluntary=1)
+    scheduler.offer(plan(op("first"), op("second"), op("end", after=(FIRST, SECOND))))
+    await settle()
+    assert executor.started == ["first", "second"]
+    await scheduler.stop()
+
+
+async def test_a_stopped_scheduler_leaves_the_chain_to_the_next_engine(world: World) -> None:
+    executor = Gated(world)
+    scheduler = Scheduler(executor)
+    scheduler.offer(plan(op("first"), op("second", after=(FIRST,)), op("other")))
+    await settle()
+    await scheduler.stop()
+    scheduler.pump()
+    await settle()
+    assert scheduler.running == ()
+    assert executor.started == ["first", "other"]
+    assert [(r.id, r.waits) for r in world.store.active()] == [("first", False), ("second", True), ("other", False)]
 
 
 async def test_what_is_urgent_leaves_a_chain_that_is_stuck(world: World) -> None:
@@ -290,6 +312,16 @@ async def test_recovery_leaves_alone_what_waits_for_its_turn(world: World) -> No
     await scheduler.idle()
     assert status_of(world, "second") is Status.SUCCEEDED
     assert world.home() == "a"
+
+
+async def test_recovery_ends_what_waits_for_something_that_failed(world: World) -> None:
+    park, restore = swap(world)
+    executor = Executor(world.parts(), world.epoch())
+    executor.intend(park, plan().digest, [restore])  # and then it dies
+    found = await recover(Executor(world.parts(), world.epoch()))
+    assert [(r.id, r.status) for r in found.ended] == [("first", Status.ROLLED_BACK), ("second", Status.SUPERSEDED)]
+    assert told_outcome(outcomes(world)["second"])["code"] == "SH526"
+    assert found.open == ()
 
 
 # -- one dump at a time
