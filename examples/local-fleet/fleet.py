@@ -181,7 +181,11 @@ class Node:
         enter = ["nsenter", f"--net=/proc/{self._holder.pid}/ns/net", "--"] if self._holder else []
         with self.log.open("ab") as log:
             self.agent = subprocess.Popen(
-                [*enter, str(BIN / "shunter-agent"), "run", "--config", str(self.config)], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+                [*enter, str(BIN / "shunter-agent"), "run", "--config", str(self.config)],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "TMPDIR": str(self.fleet.folder)},  # whatever an agent leaves there goes with the fleet
             )
 
     def kill_agent(self) -> None:
@@ -315,6 +319,13 @@ class Fleet:
         if not self.pretend:
             with contextlib.suppress(subprocess.CalledProcessError):
                 ip("link", "del", BRIDGE)
+
+    def _end_strays(self) -> None:
+        """Without a lab nothing ends by itself: workers whose agent was gone before them are found by this fleet's own folder."""
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError, ProcessLookupError):
+                if str(self.discovery).encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+                    os.kill(int(entry.name), signal.SIGKILL)
 
     def start_nodes(self) -> None:
         """Start every agent and wait until all workers are in discovery."""
