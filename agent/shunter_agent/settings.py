@@ -142,7 +142,7 @@ def load(path: Path) -> Settings:
     try:
         found = msgspec.convert(raw, Settings, strict=True, dec_hook=_decode)
     except msgspec.ValidationError as error:
-        raise _wrong("SH672", str(error), "`shunter-agent run --help` shows a whole example", path) from error
+        raise _wrong("SH672", str(error), "Mend that key; all keys are in docs/reference/settings.md", path) from error
     _check(found, path)
     return _absolute(found, path.resolve().parent)
 

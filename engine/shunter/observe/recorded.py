@@ -56,7 +56,7 @@ def _invalid(path: Path, why: str) -> Rejected:
         Problem(
             code="SH322",
             what=f"the file isn't a recorded snapshot: {why}",
-            remedy="Record one with `shunter snapshot`, or mend the place that is named",
+            remedy="Mend the place that is named, or record one anew",
             subject=str(path),
         )
     )
