@@ -94,14 +94,15 @@ class _Reader:
             yield from self.call(call)
 
     def call(self, call: _Call) -> Iterator[Raised]:
-        """What a call makes, if it is one that makes a problem: `Problem(code=...)`, or a helper whose first argument is a code."""
+        """What a call makes, if it is one that makes a problem: `Problem(code=...)`, or a helper that is given a code."""
         node = call.node
         keywords = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
-        code = self.code(keywords.get("code") or (node.args[0] if node.args else None))
+        place = next((n for n, argument in enumerate(node.args[:3]) if self.code(argument)), 0)
+        code = self.code(keywords.get("code") or (node.args[place] if node.args else None))
         if code is None or _name(node.func) in ("startswith", "replace", "get"):
             return
         for known in self.settings(call):
-            texts = [text for text in (_text(argument, known) for argument in node.args[1:]) if text]
+            texts = [text for text in (_text(argument, known) for argument in node.args[place + 1 :]) if text]
             what = _text(keywords.get("what"), known) or (texts[0] if texts else "")
             remedy = _text(keywords.get("remedy"), known) or (texts[1] if len(texts) > 1 else self.usual_remedy(node))
             yield Raised(code=code, path=self.path, line=node.lineno, what=what, remedy=remedy)
