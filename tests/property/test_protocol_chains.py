@@ -148,8 +148,8 @@ async def test_a_stopped_scheduler_leaves_the_chain_to_the_next_engine(world: Wo
     await settle()
     await scheduler.stop()
     scheduler.pump()
-    await settle()
     assert scheduler.running == ()
+    await settle()
     assert executor.started == ["first", "other"]
     assert [(r.id, r.waits) for r in world.store.active()] == [("first", False), ("second", True), ("other", False)]
 

@@ -4,6 +4,7 @@ import itertools
 
 import msgspec
 import pytest
+from shunter.act.chain import dumped, dumps_on, linked
 from shunter.act.expect import unmet
 from shunter.act.port import CopyView, copy_view
 from shunter.act.resolve import Action, resolve
@@ -174,3 +175,52 @@ def test_an_occupied_slot_and_a_missing_image() -> None:
     parked = msgspec.structs.replace(WORKER, state=WorkerState.PARKED, slot=None, node=None)
     assert "image z" in unmet(gone, fleet(parked))
     assert "no image" in unmet(msgspec.structs.replace(gone, image=None), fleet(parked))
+
+
+def test_a_slot_that_its_worker_is_known_to_have_left() -> None:
+    now = fleet(worker=WORKER)
+    taken = msgspec.structs.replace(now, nodes=(now.nodes[0], Node(id=NodeId("b"), slots=(Slot(id=SlotId("b/0"), worker=WorkerId("x")),))))
+    assert unmet(PLANNED, taken, {SlotId("b/0"): WorkerId("x")}) == ""
+    assert "occupied by x" in unmet(PLANNED, taken, {SlotId("b/0"): WorkerId("y")}), "somebody else is there"
+    assert "occupied by x" in unmet(PLANNED, taken, {SlotId("b/1"): WorkerId("x")}), "another slot was left"
+    reserved = fleet(reserved_by="another")
+    assert "reserved by another" in unmet(PLANNED, reserved, {SlotId("b/0"): WorkerId("x")})
+
+
+def planned(name: str, *after: str) -> PlannedOperation:
+    return msgspec.structs.replace(PLANNED, id=OperationId(name), after=tuple(OperationId(a) for a in after))
+
+
+def test_chains_are_what_after_links_whatever_the_order() -> None:
+    operations = [
+        planned("a"),
+        planned("b", "a"),
+        planned("c"),
+        planned("d", "b", "c"),
+        planned("e"),
+        planned("f", "gone"),
+        planned("g", "gone"),
+    ]
+    for some in itertools.permutations(operations, len(operations)):
+        found = {frozenset(c) for c in linked(some)}
+        assert found == {frozenset("abcd"), frozenset("e"), frozenset({"f", "g", "gone"})}
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps", "node", "over"),
+    [
+        (OperationKind.MOVE, [Step.INTENDED, Step.PREPARED, Step.FENCED], "a", False),
+        (OperationKind.MOVE, [Step.INTENDED, Step.PREPARED, Step.FENCED, Step.ROLLING_BACK], "a", False),
+        (OperationKind.MOVE, [Step.INTENDED, Step.FENCED, Step.FROZEN], "a", True),
+        (OperationKind.MOVE, [Step.INTENDED, Step.FENCED, Step.FROZEN, Step.ROLLING_BACK], "a", True),
+        (OperationKind.PARK, [Step.INTENDED, Step.FENCED, Step.RELEASED], "a", True),
+        (OperationKind.CHECKPOINT, [Step.INTENDED], "a", False),
+        (OperationKind.CHECKPOINT, [Step.INTENDED, Step.DUMPED], "a", True),
+        (OperationKind.DRAIN, [Step.INTENDED], None, False),
+        (OperationKind.RESTORE, [Step.INTENDED], None, False),
+    ],
+)
+def test_which_node_dumps_and_until_when(kind: OperationKind, steps: list[Step], node: str | None, over: bool) -> None:
+    record = msgspec.structs.replace(at(steps[0], kind), step=steps[-1], history=tuple((s, 0.0) for s in steps))
+    assert dumps_on(record.planned) == node
+    assert dumped(record) is over
