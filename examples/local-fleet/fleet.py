@@ -97,10 +97,10 @@ def descendants(pid: int) -> list[int]:
     found: list[int] = []
     queue = [pid]
     while queue:
-        try:
-            children = Path(f"/proc/{queue[0]}/task/{queue[0]}/children").read_text().split()
-        except OSError:
-            children = []
+        children: list[str] = []
+        for thread in Path(f"/proc/{queue[0]}/task").glob("*/children"):  # each thread has its own
+            with contextlib.suppress(OSError):
+                children += thread.read_text().split()
         queue = queue[1:] + [int(child) for child in children]
         found += [int(child) for child in children]
     return found
