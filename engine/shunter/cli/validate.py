@@ -2,18 +2,36 @@
 
 import enum
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 import typer
 
-from shunter.lang.load import check_text, duplicates, is_policy_file
-from shunter.model.errors import Problem, Severity
+from shunter.cli import files as sources
+from shunter.cli.main import complain
+from shunter.lang.cel import CelRules
+from shunter.lang.diagnostics import CODES
+from shunter.lang.extent import end_columns
+from shunter.lang.load import check_text, duplicates
+from shunter.lang.whole import Covers, Texts, check_fleet, check_set
+from shunter.model.errors import Place, Problem, Severity, ShunterError
 from shunter.model.policy import Policy
+from shunter.model.snapshot import Snapshot
+from shunter.report.junit import junit
+from shunter.report.sarif import sarif
 
 _RED, _YELLOW, _BOLD, _FAINT, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[1m", "\x1b[2m", "\x1b[0m"
+
+TITLES: Final = {
+    **CODES,
+    "SH210": "a path that can't be accepted",
+    "SH211": "a link, a submodule or a special file",
+    "SH212": "a file that is too large",
+}
+"""Every code that this verb can find, and what it means in a few words."""
 
 
 class Format(enum.StrEnum):
@@ -21,10 +39,12 @@ class Format(enum.StrEnum):
 
     TEXT = "text"
     JSON = "json"
+    SARIF = "sarif"
+    JUNIT = "junit"
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What `--format json` prints, as one object."""
+    """What `--format json` prints, as one object. `paths` are all files that were checked."""
 
     valid: bool
     files: int
@@ -32,58 +52,150 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     errors: int
     warnings: int
     problems: tuple[Problem, ...]
+    paths: tuple[str, ...] = ()
 
 
 def validate(
-    paths: Annotated[list[Path], typer.Argument(help="Files, folders (searched for *.yaml and *.yml), or - for standard input.")],
-    output: Annotated[Format, typer.Option("--format", help="text for people, json for programs.")] = Format.TEXT,
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Files, folders (searched for *.yaml and *.yml), or - for standard input. With --revision: from the root."),
+    ] = None,
+    output: Annotated[
+        Format, typer.Option("--format", help="text for people, json for programs, sarif for code scanning, junit for CI.")
+    ] = Format.TEXT,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings are errors.")] = False,
+    revision: Annotated[
+        str | None, typer.Option("--revision", metavar="REV", help="Check a branch, tag or commit of a Git repository, not the work tree.")
+    ] = None,
+    repository: Annotated[
+        Path | None, typer.Option("--repository", metavar="PATH", help="The repository of --revision; else the one around this folder.")
+    ] = None,
+    fleet: Annotated[
+        Path | None, typer.Option("--fleet", metavar="SNAPSHOT", help="A recorded snapshot (JSON): check that the policies fit its fleet.")
+    ] = None,
 ) -> None:
-    """Check policy files: YAML, keys, types, units, names and expressions, all problems in one run.
+    """Check policy files: YAML, keys, types, units, names and expressions, and whether they work together; all problems in one run.
 
-    Tests (*_test.yaml) are skipped in folders. Exit status: 0 valid, 1 invalid, 2 when a path can't be read.
+    Tests (*_test.yaml) are skipped in folders. Exit status: 0 valid, 1 invalid, 2 when something can't be read.
     """
+    if not paths and revision is None:
+        raise typer.BadParameter("name files or folders, or a --revision", param_hint="PATHS")
+    if repository is not None and revision is None:
+        raise typer.BadParameter("it goes with --revision", param_hint="--repository")
     try:
-        files = list(_read(paths))
+        found = sources.from_paths(paths or []) if revision is None else sources.from_revision(paths or [], revision, repository)
+        snapshot = _snapshot(fleet) if fleet else None
     except OSError as error:
         reason = error.strerror or "it can't be read"
         typer.echo(f"shunter validate: {error.filename}: {reason}. Check the path", err=True)
         raise typer.Exit(2) from None
-    report = check(files, strict=strict)
-    if output is Format.JSON:
-        typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
-    else:
-        typer.echo(text(report, colour=sys.stdout.isatty()))
+    except ShunterError as error:
+        complain(error.problem)
+        raise typer.Exit(2) from None
+    report = check(found.files, strict=strict, snapshot=snapshot, problems=found.problems)
+    _write(report, found, output)
     raise typer.Exit(0 if report.valid else 1)
 
 
-def check(files: Iterable[tuple[str, bytes]], *, strict: bool = False) -> Report:
-    """Check files, given as (path, bytes), as one policy set: names must be unique over all of them."""
-    problems: list[Problem] = []
-    policies: list[Policy] = []
-    lines: dict[str, list[str]] = {}
-    count = 0
+def _snapshot(path: Path) -> Snapshot:
+    from shunter.observe.recorded import load
+
+    return load(path)
+
+
+def _write(report: Report, found: sources.Files, output: Format) -> None:
+    match output:
+        case Format.TEXT:
+            typer.echo(text(report, colour=sys.stdout.isatty()))
+        case Format.JSON:
+            typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+        case Format.JUNIT:
+            typer.echo(junit(report.paths, report.problems), nl=False)
+        case Format.SARIF:
+            ends = _ends(found.files, report.problems)
+            given = sarif(report.problems, TITLES, version=version("shunter"), ends=ends, relative=found.from_root)
+            typer.echo(given, nl=False)
+
+
+def _ends(files: Iterable[tuple[str, bytes]], problems: Iterable[Problem]) -> dict[Place, int]:
+    places: dict[str, set[Place]] = {}
+    for problem in problems:
+        if problem.place is not None:
+            places.setdefault(problem.place.file, set()).add(problem.place)
+    ends: dict[Place, int] = {}
     for path, data in files:
-        count += 1
+        if path in places:
+            ends |= end_columns(path, data, places[path])
+    return ends
+
+
+def check(
+    files: Iterable[tuple[str, bytes]], *, strict: bool = False, snapshot: Snapshot | None = None, problems: Iterable[Problem] = ()
+) -> Report:
+    """Check files, given as (path, bytes), as one policy set: names must be unique over all of them, and they should work together.
+
+    `snapshot` is a fleet that they should fit, None for no such check; `problems` are those of files that couldn't be had.
+    """
+    told: list[Problem] = list(problems)
+    policies: list[Policy] = []
+    texts: dict[str, str] = {}
+    paths: list[str] = []
+    for path, data in files:
+        paths.append(path)
         found, wrong = check_text(path, data)
         policies += found
-        problems += wrong
-        lines[path] = data.decode("utf-8", "replace").removeprefix("\ufeff").split("\n") if found else []
-    for problem in duplicates(tuple(policies)):
-        assert problem.place is not None
-        excerpt = lines[problem.place.file][problem.place.line - 1].rstrip("\r")
-        problems.append(msgspec.structs.replace(problem, excerpt=excerpt))
+        told += wrong
+        if found:
+            texts[path] = data.decode("utf-8", "replace").removeprefix("\ufeff")
+    told += [_with_excerpt(problem, texts) for problem in duplicates(tuple(policies))]
+    told += _together(policies, texts, snapshot)
     if strict:
-        problems = [msgspec.structs.replace(problem, severity=Severity.ERROR) for problem in problems]
-    errors = sum(problem.severity is Severity.ERROR for problem in problems)
+        told = [msgspec.structs.replace(problem, severity=Severity.ERROR) for problem in told]
+    errors = sum(problem.severity is Severity.ERROR for problem in told)
     return Report(
         valid=errors == 0,
-        files=count,
+        files=len(paths),
         policies=len(policies),
         errors=errors,
-        warnings=len(problems) - errors,
-        problems=tuple(sorted(problems, key=_order)),
+        warnings=len(told) - errors,
+        problems=tuple(sorted(told, key=_order)),
+        paths=tuple(paths),
     )
+
+
+def _together(policies: list[Policy], texts: dict[str, str], snapshot: Snapshot | None) -> list[Problem]:
+    """What the policies get wrong as a set. Of two with one name, the first counts."""
+    first = tuple({policy.name: policy for policy in reversed(policies)}.values())
+    where = Texts(texts)
+    found = [*check_set(first, where)]
+    if snapshot is not None:
+        found += check_fleet(first, where, snapshot, _covers(snapshot))
+    return found
+
+
+def _covers(snapshot: Snapshot) -> Covers:
+    """The engine's own answer to whether a policy covers a worker."""
+    from shunter.decide.deciding import Deciding
+    from shunter.decide.profile import Profile
+    from shunter.model.ids import Commit, Digest
+    from shunter.model.operation import EngineState
+    from shunter.model.policy import PolicySet
+    from shunter.model.snapshot import Worker
+
+    none = PolicySet(commit=Commit("unsaved"), digest=Digest(""))
+    deciding = Deciding(none, [snapshot], EngineState(), snapshot.at, CelRules(), Profile())
+
+    def covers(policy: Policy, worker: Worker) -> bool | None:
+        answer, _ = deciding.covers(policy, worker)
+        return answer if isinstance(answer, bool) else None
+
+    return covers
+
+
+def _with_excerpt(problem: Problem, texts: dict[str, str]) -> Problem:
+    assert problem.place is not None
+    line = texts[problem.place.file].split("\n")[problem.place.line - 1].rstrip("\r")
+    return msgspec.structs.replace(problem, excerpt=line)
 
 
 def text(report: Report, *, colour: bool = False) -> str:
@@ -94,33 +206,9 @@ def text(report: Report, *, colour: bool = False) -> str:
     return "\n".join(blocks)
 
 
-def _read(paths: list[Path]) -> Iterator[tuple[str, bytes]]:
-    """Each file once, in the order asked for. Raises OSError for a path that isn't there."""
-    seen: set[Path] = set()
-    for path in paths:
-        if str(path) == "-":
-            yield "<stdin>", sys.stdin.buffer.read()
-            continue
-        for file in _below(path):
-            if file.resolve() not in seen:
-                seen.add(file.resolve())
-                yield file.as_posix(), file.read_bytes()
-
-
-def _below(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    inside = sorted(file.relative_to(path) for file in path.rglob("*"))
-    return [path / file for file in inside if not _hidden(file.parts) and is_policy_file(file.name) and (path / file).is_file()]
-
-
-def _hidden(parts: tuple[str, ...]) -> bool:
-    return any(part.startswith(".") for part in parts)
-
-
 def _order(problem: Problem) -> tuple[str, int, int, str]:
     place = problem.place
-    return (place.file, place.line, place.column, problem.code) if place else ("", 0, 0, problem.code)
+    return (place.file, place.line, place.column, problem.code) if place else (problem.subject, 0, 0, problem.code)
 
 
 def _block(problem: Problem, *, colour: bool) -> str:
@@ -128,7 +216,7 @@ def _block(problem: Problem, *, colour: bool) -> str:
     code = f"{problem.code} warning:" if warning else problem.code
     if colour:
         code = f"{_YELLOW if warning else _RED}{code}{_PLAIN}"
-    where = f"{problem.place}: " if problem.place else ""
+    where = f"{problem.place or problem.subject}: " if problem.place or problem.subject else ""
     lines = [f"{_BOLD}{where}{_PLAIN}{code} {problem.what}" if colour else f"{where}{code} {problem.what}"]
     if problem.excerpt is not None and problem.place is not None:
         lines += _excerpt(problem.excerpt, problem.place.column, colour=colour)

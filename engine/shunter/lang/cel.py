@@ -19,6 +19,7 @@ from cel_expr_python import cel  # type: ignore[import-untyped]
 
 from shunter.lang import tokens as lexer
 from shunter.lang.diagnostics import one_of, suggest
+from shunter.lang.tree import Other, Tree, read
 from shunter.lang.wire import referenced
 from shunter.model.expression import Expression, Scalar, Scope, Undecided, Value
 from shunter.model.sample import Known, Missing, Stale, say
@@ -329,3 +330,12 @@ def _labels(plain: object) -> dict[str, str] | None:
 def named(text: str) -> frozenset[str]:
     """The dotted names in an expression's text, whether or not it compiles."""
     return frozenset(chain.name for chain in lexer.chains(lexer.tokens(text)))
+
+
+@lru_cache(maxsize=4096)
+def syntax(text: str) -> Tree:
+    """The syntax tree of an expression; `Other` for one that doesn't compile."""
+    try:
+        return read(_program(text).code.serialize())
+    except RuntimeError:
+        return Other()

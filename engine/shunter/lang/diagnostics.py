@@ -41,6 +41,13 @@ CODES: Final[dict[str, str]] = {
     "SH135": "`has()` on a variable that always exists",
     "SH136": "an expression that is empty, too long or too deep",
     "SH137": "an unknown function",
+    "SH140": "two policies of equal rank for the same workers",
+    "SH141": "a shift that is to be undone while it is wanted",
+    "SH142": "two policies that shift opposite ways at once",
+    "SH143": "a selector that matches nothing in the fleet",
+    "SH144": "more copies than the fleet has nodes",
+    "SH145": "a reserve as long as the whole notice",
+    "SH150": "no such kind or field",
     "SH199": "the checker itself failed on a file",
 }
 """Code to title. A code is never given another meaning."""

@@ -23,21 +23,22 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
     """The length-delimited fields of a message, as (field number, bytes). Others are passed over."""
     position = 0
     while position < len(data):
-        key, position = _varint(data, position)
+        key, position = varint(data, position)
         kind = key & 7
         if kind == 2:
-            size, position = _varint(data, position)
+            size, position = varint(data, position)
             if position + size > len(data):
                 raise ValueError("the serialized expression is cut short")
             yield key >> 3, data[position : position + size]
             position += size
         elif kind == 0:
-            _, position = _varint(data, position)
+            _, position = varint(data, position)
         else:
             position += {1: 8, 5: 4}[kind]
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
+def varint(data: bytes, position: int) -> tuple[int, int]:
+    """The number at `position`, and the position after it. Raises ValueError when it is cut short."""
     value = shift = 0
     while True:
         if position >= len(data):

@@ -26,7 +26,8 @@ from shunter.source.process import Ended, run
 GOOD: Final = "refs/shunter/good"
 """Where the last accepted commit of the branch is kept in the cache."""
 INCOMING: Final = "refs/shunter/incoming"
-_MARK: Final = "shunter-cache"
+MARK: Final = "shunter-cache"
+"""The file that marks a cache folder as ours."""
 
 _SETTINGS: Final = (
     ("core.hooksPath", "/dev/null"),
@@ -255,7 +256,7 @@ class GitSource:
             yield SourceFile(path=entry.path, blob=entry.blob, data=data)
 
     def _resolve(self, revision: str | None) -> Commit:
-        if not (self._cache / _MARK).exists():
+        if not (self._cache / MARK).exists():
             raise self._retry("SH209", "nothing was fetched yet", "Fetch first")
         if revision is None or revision == self.branch:
             good = self._commit_of(GOOD)
@@ -291,7 +292,7 @@ class GitSource:
 
     def _ensure(self, cache: Path) -> None:
         """Raises Rejected SH208 rather than touch a folder that isn't ours."""
-        if cache.exists() and any(cache.iterdir()) and not (cache / _MARK).exists():
+        if cache.exists() and any(cache.iterdir()) and not (cache / MARK).exists():
             raise Rejected(
                 Problem(
                     code="SH208",
@@ -304,7 +305,7 @@ class GitSource:
             return
         shutil.rmtree(cache, ignore_errors=True)
         cache.mkdir(parents=True, mode=0o700)
-        (cache / _MARK).touch()
+        (cache / MARK).touch()
         self._must(self._git("init", "--quiet", "--bare", "--template=", "--initial-branch=unused", cache=cache))
 
     def _sound(self, ended: Ended) -> Ended:
