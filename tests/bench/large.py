@@ -1,0 +1,161 @@
+"""A large fleet and its policies, made up but whole: what `decide` and `validate_500` are measured on."""
+
+from collections.abc import Iterator
+
+import msgspec
+from shunter.lang.load import load
+from shunter.model.ids import Commit, ImageId, Incarnation, NodeId, NoticeId, WorkerId, slot_id
+from shunter.model.policy import PolicySet
+from shunter.model.sample import Known, Sample
+from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Role, Samples, Slot, Snapshot, Worker, WorkerState
+from shunter.model.source import Revision, SourceFile
+
+NOW = 1_800_000_000.0
+GRAPHS, PER_GRAPH, PER_NODE, SLOTS = 50, 200, 8, 9
+WORKERS, NODES = GRAPHS * PER_GRAPH, GRAPHS * PER_GRAPH // PER_NODE
+UNITS = {"running": "requests", "waiting": "requests", "kvUsage": "1", "sessions": "sessions", "kvTokens": "tokens"}
+
+POLICIES = """\
+apiVersion: shunter.dev/v1alpha1
+kind: PreemptionPolicy
+metadata: {{name: save-{graph}, labels: {{team: inference}}}}
+spec:
+  priority: 1000
+  workers: {{graph: {graph}}}
+  notices: [preemption, maintenance, gone]
+  move:
+    to:
+      where: node.labels["zone"] == "a"
+      prefer: 'node.labels["capacity"] == "reserved" ? 1.0 : 0.0'
+    order: worker.kvTokens
+---
+apiVersion: shunter.dev/v1alpha1
+kind: ReassignmentPolicy
+metadata: {{name: relieve-{graph}}}
+spec:
+  workers: {{graph: {graph}}}
+  from: decode
+  to: prefill
+  when: pools.prefill.waiting > {load} && pools.decode.kvUsage < 0.6
+  for: 0s
+  pick: {{where: worker.sessions < 4{load}, prefer: -worker.kvTokens}}
+  limits: {{from: {{min: 20}}, to: {{max: 120}}}}
+---
+apiVersion: shunter.dev/v1alpha1
+kind: CheckpointPolicy
+metadata: {{name: often-{graph}}}
+spec:
+  workers: {{graph: {graph}, where: 'worker.role == "decode" && worker.labels["tier"] == "gold"'}}
+  every: 5m
+  when: worker.kvUsage > 0.3 && worker.running < {load}
+  copies: 2
+---
+apiVersion: shunter.dev/v1alpha1
+kind: CheckpointPolicy
+metadata: {{name: seldom-{graph}}}
+spec:
+  workers: {{graph: {graph}, role: decode, where: 'worker.labels["tier"] != "gold"'}}
+  every: 1h
+"""
+"""Four policies of one graph; `load` makes its conditions differ from those of the others."""
+
+
+def four(graph: str, load: int) -> str:
+    """The text of a graph's policies."""
+    return POLICIES.format(graph=graph, load=load)
+
+
+def policies(graphs: int = GRAPHS) -> PolicySet:
+    """Four of each graph, read from text as the engine reads them."""
+    files = tuple(SourceFile(path=f"graph-{n}.yaml", blob=f"{n}", data=four(f"graph-{n}", 600 + n).encode()) for n in range(graphs))
+    found = load(Revision(commit=Commit("c" * 40), committed_at=NOW, files=files), None)
+    assert len(found.policies) == 4 * graphs
+    assert not found.problems
+    return found
+
+
+def snapshot(at: float = NOW) -> Snapshot:
+    """10,000 workers on 1,250 nodes of nine slots, eight of them taken; three nodes have a notice, five graphs have a queue, and every
+    decode worker has an image of its own age.
+    """
+    workers = tuple(sorted((_worker(n) for n in range(WORKERS)), key=lambda w: w.id))
+    fleet = Fleet(nodes=tuple(_node(n) for n in range(NODES)), workers=workers, images=tuple(_images(workers, at)))
+    samples = Samples(workers={w.id: _samples(w, at) for w in workers})
+    notices = tuple(
+        Notice(id=NoticeId(f"n-{n}"), kind=NoticeKind.PREEMPTION, node=_node_id(n), seen_at=at - 1, deadline=at + 119)
+        for n in (3, 400, 900)
+    )
+    return Snapshot(at=at, fleet=fleet, samples=samples, notices=notices)
+
+
+def fresh(of: Snapshot) -> Snapshot:
+    """The same snapshot without its digest, which it keeps once it was asked for."""
+    return msgspec.structs.replace(of)
+
+
+def _node_id(n: int) -> NodeId:
+    return NodeId(f"node-{n:04d}")
+
+
+def _worker_id(n: int) -> WorkerId:
+    return WorkerId(f"worker-{n:05d}")
+
+
+def _node(n: int) -> Node:
+    name = _node_id(n)
+    taken: list[WorkerId | None] = [_worker_id(n * PER_NODE + k) for k in range(PER_NODE)]
+    slots = tuple(
+        Slot(id=slot_id(name, k), gpu_model="B200", gpus=1, worker=worker)
+        for k, worker in enumerate([*taken, *[None] * (SLOTS - PER_NODE)])
+    )
+    labels = {"zone": "ab"[n % 2], "capacity": "reserved" if n % 5 == 0 else "spot"}
+    return Node(id=name, slots=slots, labels=labels, seen_at=NOW, facts={"arch": "x86_64", "driver": "580", "kernel": "6.8"})
+
+
+def _worker(n: int) -> Worker:
+    node, role = _node_id(n // PER_NODE), _role(n)
+    return Worker(
+        id=_worker_id(n),
+        role=role,
+        graph=f"graph-{n // PER_GRAPH}",
+        engine="vllm",
+        state=WorkerState.RUNNING,
+        node=node,
+        slot=slot_id(node, n % PER_NODE),
+        incarnation=Incarnation(0),
+        labels={"tier": "gold" if n % 4 == 0 else "silver"},
+        memory=150 * 10**9,
+    )
+
+
+def _role(n: int) -> Role:
+    return "prefill" if n % 3 == 0 else "decode"
+
+
+def _samples(worker: Worker, at: float) -> dict[str, Sample]:
+    n = int(worker.id.rpartition("-")[2])
+    queued = 20.0 if n // PER_GRAPH < 5 else 1.0
+    values = {
+        "running": 8.0 + n % 7,
+        "waiting": queued,
+        "kvUsage": 0.2 + n % 60 / 100,
+        "sessions": float(n % 90),
+        "kvTokens": 1e5 + n % 997,
+    }
+    return {name: Known(value=value, unit=UNITS[name], at=at - 5, query=name) for name, value in values.items()}
+
+
+def _images(workers: tuple[Worker, ...], at: float) -> Iterator[Image]:
+    for n, worker in enumerate(workers):
+        if worker.role == "decode" and worker.node is not None:
+            yield Image(
+                id=ImageId(f"image-{n:05d}"),
+                worker=worker.id,
+                incarnation=worker.incarnation,
+                taken_at=at - n % 600,
+                bytes=150 * 10**9,
+                nodes=(worker.node, _node_id((n // PER_NODE + 1) % NODES)),
+                role=worker.role,
+                graph=worker.graph,
+                engine=worker.engine,
+            )

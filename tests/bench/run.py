@@ -1,0 +1,148 @@
+"""Figures, one JSON object a line, and all of them in bench.json: `make bench`, or `make bench NAME=decide` for one.
+
+Nothing is asserted: a figure that misses its target says `"met": false`. The time that a worker stands still needs root and a lab of its
+own: tests/bench/stopped.py.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import large
+import msgspec
+from shunter.audit.journal import Journal
+from shunter.decide.evaluate import evaluate
+from shunter.lang.cel import CelRules
+from shunter.model.ids import Commit, Epoch
+from shunter.model.operation import EngineState
+from shunter.model.record import Record, RecordKind
+
+ROOT = Path(__file__).resolve().parents[2]
+SHUNTER = Path(sys.executable).with_name("shunter")
+
+
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure. `target` is what it should be, at most for times and at least for rates; None: only told."""
+
+    name: str
+    value: float
+    unit: str
+    target: float | None
+    met: bool | None
+    how: str
+
+
+def seconds(name: str, value: float, target: float | None, how: str) -> Figure:
+    """A time, which should be at most its target."""
+    return Figure(name=name, value=round(value, 4), unit="s", target=target, met=None if target is None else value <= target, how=how)
+
+
+def best(of: int, work: Callable[[], object]) -> float:
+    """The shortest of several runs in seconds: what else the machine does can only make a run longer."""
+    taken = []
+    for _ in range(of):
+        began = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - began)
+    return min(taken)
+
+
+def decide() -> Iterator[Figure]:
+    """A snapshot in memory to a plan."""
+    policies, made, rules = large.policies(), large.snapshot(), CelRules()
+    sizes = f"{large.WORKERS} workers, {large.NODES} nodes, {len(policies.policies)} policies"
+    counts: dict[str, int] = {}
+
+    def work() -> None:
+        evaluation = evaluate(policies, [large.fresh(made)], EngineState(), made.at, rules)
+        counts.update(findings=len(evaluation.findings), operations=len(evaluation.plan.operations))
+
+    taken = best(3, work)
+    how = f"{sizes}; one snapshot in memory to {counts['findings']} findings and {counts['operations']} operations, digests included"
+    yield seconds("decide", taken, 0.1, f"{how}; best of 3")
+
+
+def cli_help() -> Iterator[Figure]:
+    """The command line's start."""
+    taken = best(10, lambda: subprocess.run([SHUNTER, "--help"], check=True, stdout=subprocess.DEVNULL))
+    yield seconds("cli_help", taken, 0.15, "`shunter --help` as a process of its own; best of 10")
+
+
+def validate_500() -> Iterator[Figure]:
+    """500 policy files of 100 lines, with conditions of their own, and with the same ones in all files."""
+    for name, target, own in (("validate_500", 1.0, True), ("validate_500_alike", None, False)):
+        with tempfile.TemporaryDirectory() as folder:
+            for n in range(500):
+                (Path(folder) / f"policy-{n}.yaml").write_text(_hundred_lines(n, own))
+            command = [SHUNTER, "validate", folder]
+            taken = best(3, lambda command=command: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
+        conditions = "no two conditions alike" if own else "the same conditions in all files"
+        yield seconds(
+            name, taken, target, f"`shunter validate` on 500 files of 100 lines, {conditions}, as a process of its own; best of 3"
+        )
+
+
+def _hundred_lines(n: int, own: bool) -> str:
+    """Whole policies, and comments for the rest."""
+    text = "---\n".join(large.four(f"graph-{n}-{k}", 600 + 3 * n + k if own else 600) for k in range(3))
+    lines = text.splitlines()[:100]
+    cut = max(i for i, line in enumerate(lines) if line == "---")
+    return "\n".join([*lines[:cut], *(f"# line {i}" for i in range(cut, 100))]) + "\n"
+
+
+def audit_rate() -> Iterator[Figure]:
+    """Durable, chained records a second: a tick's records at once, and one by one."""
+    for name, batch, batches, target in (("audit_rate", 250, 20, 5000.0), ("audit_rate_single", 1, 500, None)):
+        with tempfile.TemporaryDirectory(dir=ROOT) as folder, Journal(Path(folder) / "audit.db") as journal:
+            records = [_record(n) for n in range(batch)]
+
+            def work(journal: Journal = journal, records: list[Record] = records, batches: int = batches) -> None:
+                for _ in range(batches):
+                    journal.append(records)
+
+            rate = batch * batches / best(3, work)
+            assert journal.verify().ok
+        how = f"{batch} record{'s' if batch > 1 else ''} of 600 bytes an append, each append on the disk before it returns; best of 3"
+        yield Figure(name=name, value=round(rate), unit="records/s", target=target, met=None if target is None else rate >= target, how=how)
+
+
+def _record(n: int) -> Record:
+    return Record(
+        at=large.NOW,
+        kind=RecordKind.FINDING,
+        subject=f"worker-{n:05d}",
+        what="save-sessions: pass: no notice is open for its node",
+        epoch=Epoch(7),
+        commit=Commit("c" * 40),
+        body={"policy": "save-sessions", "verdict": "pass", "reason": "no notice is open for its node", "evidence": ["x" * 300]},
+    )
+
+
+BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
+    "decide": decide,
+    "cli_help": cli_help,
+    "validate_500": validate_500,
+    "audit_rate": audit_rate,
+}
+
+
+def main() -> int:
+    """0: measured, met or not. 2: there is no bench of that name."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", nargs="?", choices=list(BENCHES), help="one bench; all without it")
+    options = parser.parse_args()
+    figures = []
+    for name in [options.name] if options.name else BENCHES:
+        for figure in BENCHES[name]():
+            print(msgspec.json.encode(figure).decode(), flush=True)
+            figures.append(figure)
+    (ROOT / "bench.json").write_bytes(msgspec.json.format(msgspec.json.encode(figures)) + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
