@@ -21,10 +21,11 @@ from shunter.act.store import Store
 from shunter.app.health import Health, Metrics, serve
 from shunter.app.policies import PolicyFeed
 from shunter.app.settings import Settings
-from shunter.app.world import Memory, World, horizon
+from shunter.app.world import Memory, World
 from shunter.audit.decisions import Tracker
 from shunter.audit.journal import Journal
 from shunter.decide.evaluate import evaluate
+from shunter.decide.hold import horizon
 from shunter.lang.cel import CelRules
 from shunter.model.canon import plain
 from shunter.model.errors import Problem, ShunterError, Stalled

@@ -15,8 +15,9 @@ from shunter.act.store import Store
 from shunter.app.policies import PolicyFeed
 from shunter.app.settings import Settings
 from shunter.app.sources import source_of
-from shunter.app.world import Memory, World, horizon
+from shunter.app.world import Memory, World
 from shunter.decide.evaluate import evaluate
+from shunter.decide.hold import horizon
 from shunter.lang.cel import CelRules
 from shunter.model.errors import Problem, Rejected, Retry
 from shunter.model.ids import NodeId, NoticeId, WorkerId

@@ -11,7 +11,7 @@ import msgspec
 
 from shunter.model.errors import Problem, ShunterError
 from shunter.model.ids import NodeId, WorkerId
-from shunter.model.policy import MetricInput, PolicySet, ReassignmentPolicy
+from shunter.model.policy import MetricInput, PolicySet
 from shunter.model.snapshot import Fleet, Notice, Samples, Snapshot
 from shunter.model.view import NodeView
 from shunter.observe.catalog import Catalog
@@ -83,14 +83,3 @@ class World:
 def inputs_of(policies: PolicySet) -> dict[str, dict[str, MetricInput]]:
     """The metrics that policies declare, by policy name."""
     return {p.name: dict(p.document.spec.metrics) for p in policies.policies if p.document.spec.metrics and p.document.spec.mode != "off"}
-
-
-def horizon(policies: PolicySet) -> float:
-    """The longest time that any policy looks back, in seconds."""
-    longest = 0.0
-    for policy in policies.policies:
-        document = policy.document
-        if isinstance(document, ReassignmentPolicy):
-            revert = document.spec.revert
-            longest = max(longest, float(document.spec.for_), float(revert.for_) if revert else 0.0)
-    return longest

@@ -6,6 +6,8 @@ from statistics import median
 
 import msgspec
 
+from shunter.model.policy import PolicySet, ReassignmentPolicy
+
 MIN_TOLERANCE = 5.0
 """Seconds between two snapshots that are never a gap."""
 STEPS = 3.0
@@ -56,3 +58,14 @@ def held(answers: Sequence[tuple[float, bool | None]], now: float, needed: float
         since = at
     remaining = max(0.0, needed - (newest - since))
     return Held(since=since, remaining=remaining, begun=begun, why=f"not long enough seen: {broken}" if remaining > 0 else "")
+
+
+def horizon(policies: PolicySet) -> float:
+    """The longest time that any policy looks back, in seconds."""
+    longest = 0.0
+    for policy in policies.policies:
+        document = policy.document
+        if isinstance(document, ReassignmentPolicy):
+            revert = document.spec.revert
+            longest = max(longest, float(document.spec.for_), float(revert.for_) if revert else 0.0)
+    return longest

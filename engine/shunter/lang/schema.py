@@ -81,7 +81,7 @@ def field_docs(cls: type) -> dict[str, str]:
     """Field name to the string that stands under it in the source, for a struct and its bases."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        if base.__module__ != policy.__name__:
+        if base is msgspec.Struct or not issubclass(base, msgspec.Struct):
             continue
         body = cast(ast.ClassDef, ast.parse(inspect.getsource(base)).body[0]).body
         for here, after in pairwise(body):
@@ -159,6 +159,13 @@ class _Generator:
 _SCALARS: Final[dict[type, str]] = {mi.StrType: "string", mi.IntType: "integer", mi.FloatType: "number", mi.BoolType: "boolean"}
 
 
+def definitions(cls: type) -> dict[str, Schema]:
+    """The schemas of a struct and of all that is in it, by name: what `$defs` holds."""
+    generator = _Generator()
+    generator.struct(struct_type(cls))
+    return {name: generator.defs[name] for name in sorted(generator.defs)}
+
+
 @cache
 def policy_schema() -> Schema:
     """The schema of one document of a policy file, Draft 2020-12."""
@@ -175,13 +182,18 @@ def policy_schema() -> Schema:
 
 @cache
 def validator(kind: str) -> "Draft202012Validator":
-    """The validator of one kind's documents, built once. `1.0` is no whole number here: what a reader sees is what counts."""
+    """The validator of one kind's documents, built once."""
+    return strict_validator({"$ref": f"#/$defs/{kind}", "$defs": policy_schema()["$defs"]})
+
+
+def strict_validator(schema: Schema) -> "Draft202012Validator":
+    """A validator of documents of `schema`. `1.0` is no whole number here: what a reader sees is what counts."""
     from jsonschema import Draft202012Validator
     from jsonschema.validators import extend
 
     checker = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: isinstance(value, int) and not isinstance(value, bool))
     strict = extend(Draft202012Validator, {"uniqueItems": _unique}, type_checker=checker)  # type: ignore[no-untyped-call]
-    return cast("Draft202012Validator", strict({"$ref": f"#/$defs/{kind}", "$defs": policy_schema()["$defs"]}))
+    return cast("Draft202012Validator", strict(schema))
 
 
 def _repetition(items: Iterable[object]) -> int | None:
@@ -214,8 +226,13 @@ _TYPE_NAMES: Final = {
 
 def explain(source: SourceText, kind: str, document: Mapping) -> list[Problem]:
     """Every place where a document doesn't fit its kind's schema, up to some more than MAX_PROBLEMS. Empty when it fits."""
+    return misfits(source, validator(kind), document)
+
+
+def misfits(source: SourceText, checker: "Draft202012Validator", document: Mapping) -> list[Problem]:
+    """Every place where a document doesn't fit a schema, in words, up to some more than MAX_PROBLEMS. Empty when it fits."""
     found: dict[Problem, None] = {}
-    for error in validator(kind).iter_errors(cast(Any, plain(document))):
+    for error in checker.iter_errors(cast(Any, plain(document))):
         found.update(dict.fromkeys(_Explanation(source, document, error).problems()))
         if len(found) > MAX_PROBLEMS:
             break
