@@ -116,6 +116,8 @@ def _arriving(record: OperationRecord, destination: CopyView | None) -> Resoluti
 def _restoring(record: OperationRecord, destination: CopyView | None) -> Resolution:
     if record.step in (Step.RESUMED, Step.UNFENCED):
         return go_on(record.step, "only the router has to hear of it")
+    if record.step is Step.INTENDED and destination is not None and destination.copy == "none":
+        return go_on(Step.INTENDED, "sending the image and preparing the slot twice does no harm")
     if record.step is not Step.COMMITTING:
         return roll_back("its copy wasn't told to run")
     if destination is None:

@@ -98,6 +98,10 @@ def test_moves(step: Step, source: CopyView | None, destination: CopyView | None
     [
         (OperationKind.PARK, Step.COMMITTING, view("frozen"), None, Action.GO_ON, Step.COMMITTING),
         (OperationKind.PARK, Step.RELEASED, None, None, Action.GO_ON, Step.RELEASED),
+        (OperationKind.RESTORE, Step.INTENDED, None, view("none"), Action.GO_ON, Step.INTENDED),
+        (OperationKind.RESTORE, Step.INTENDED, None, view("running"), Action.ROLL_BACK, None),
+        (OperationKind.RESTORE, Step.INTENDED, None, None, Action.ROLL_BACK, None),
+        (OperationKind.RESTORE, Step.PREPARED, None, view("none"), Action.ROLL_BACK, None),
         (OperationKind.RESTORE, Step.HELD, None, None, Action.ROLL_BACK, None),
         (OperationKind.RESTORE, Step.COMMITTING, None, None, Action.WAIT, None),
         (OperationKind.RESTORE, Step.COMMITTING, None, view("running"), Action.GO_ON, Step.RESUMED),
