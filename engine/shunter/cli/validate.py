@@ -3,7 +3,6 @@
 import enum
 import sys
 from collections.abc import Iterable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -20,8 +19,6 @@ from shunter.lang.whole import Covers, Texts, check_fleet, check_set
 from shunter.model.errors import Place, Problem, Severity, ShunterError
 from shunter.model.policy import Policy
 from shunter.model.snapshot import Snapshot
-from shunter.report.junit import junit
-from shunter.report.sarif import sarif
 
 _RED, _YELLOW, _BOLD, _FAINT, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[1m", "\x1b[2m", "\x1b[0m"
 
@@ -110,8 +107,14 @@ def _write(report: Report, found: sources.Files, output: Format) -> None:
         case Format.JSON:
             typer.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
         case Format.JUNIT:
+            from shunter.report.junit import junit
+
             typer.echo(junit(report.paths, report.problems), nl=False)
         case Format.SARIF:
+            from importlib.metadata import version
+
+            from shunter.report.sarif import sarif
+
             ends = _ends(found.files, report.problems)
             given = sarif(report.problems, TITLES, version=version("shunter"), ends=ends, relative=found.from_root)
             typer.echo(given, nl=False)

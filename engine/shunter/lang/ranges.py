@@ -176,11 +176,13 @@ def _meet(one: Box, other: Box) -> Box | None:
     """The points in both, or None when a variable would have to be of two kinds, or one of no values."""
     met: dict[str, Range] = {**one, **other}
     for name in one.keys() & other.keys():
-        a, b = one[name], other[name]
-        if (isinstance(a, Span) and isinstance(b, Span)) or (isinstance(a, Words) and isinstance(b, Words)):
-            met[name] = a.meet(b)
-        else:
-            return None
+        match one[name], other[name]:
+            case Span() as a, Span() as b:
+                met[name] = a.meet(b)
+            case Words() as a, Words() as b:
+                met[name] = a.meet(b)
+            case _:
+                return None
     return met
 
 

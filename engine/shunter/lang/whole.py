@@ -3,9 +3,8 @@
 These checks are for whoever writes policies (`shunter validate`). Loading a set doesn't need them: the engine copes with all of it.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import combinations
 from typing import Final, TypeAlias
 
 import msgspec
@@ -105,7 +104,7 @@ class _Shared(msgspec.Struct, frozen=True):
 def _rivals(policies: list[Policy], texts: Texts) -> Iterator[Problem]:
     """SH140, once for each policy: at the one that loses, naming the first that it loses to."""
     told: set[str] = set()
-    for first, second in combinations(policies, 2):
+    for first, second in _pairs(policies):
         if second.name in told or first.document.spec.priority != second.document.spec.priority or first.kind != second.kind:
             continue
         shared = _contested(first, second)
@@ -116,6 +115,16 @@ def _rivals(policies: list[Policy], texts: Texts) -> Iterator[Problem]:
         what = f'"{second.name}" and "{first.name}" at {first.place} {sure} {shared}; both have priority {first.document.spec.priority}'
         remedy = f'By its name alone "{first.name}" goes first: give the one that should a higher priority, or cover different workers'
         yield texts.warning(second, ("spec", "priority") if _states_priority(second) else (), "SH140", what, remedy)
+
+
+def _pairs(policies: list[Policy]) -> Iterator[tuple[Policy, Policy]]:
+    """Pairs that can be about one graph, each in the given order: few, where most policies name theirs."""
+    of_graph: dict[str | None, list[int]] = defaultdict(list)
+    for index, policy in enumerate(policies):
+        graph = policy.document.spec.workers.graph
+        earlier = range(index) if graph is None else sorted((*of_graph[graph], *of_graph[None]))
+        yield from ((policies[before], policy) for before in earlier)
+        of_graph[graph].append(index)
 
 
 def _states_priority(policy: Policy) -> bool:
@@ -138,8 +147,6 @@ def _same_graph(first: Policy, second: Policy) -> _Shared | None:
     a, b = first.document.spec, second.document.spec
     assert isinstance(a, ReassignmentSpec)
     assert isinstance(b, ReassignmentSpec)
-    if not _compatible(a.workers.graph, b.workers.graph):
-        return None
     example = ranges.meeting(_named(first, a.when.text, second), _named(second, b.when.text, first))
     if example is None and (a.when.text, a.metrics) != (b.when.text, b.metrics):
         return None
@@ -149,7 +156,7 @@ def _same_graph(first: Policy, second: Policy) -> _Shared | None:
 
 def _same_workers(first: Policy, second: Policy) -> _Shared | None:
     a, b = first.document.spec.workers, second.document.spec.workers
-    if not (_compatible(a.graph, b.graph) and _compatible(a.role, b.role)):
+    if None not in (a.role, b.role) and a.role != b.role:
         return None
     role, graph = a.role or b.role, a.graph or b.graph
     subjects = f"{role + ' ' if role else ''}workers{f' of {graph}' if graph else ''}"
@@ -200,10 +207,6 @@ def _named(policy: Policy, text: str, other: Policy) -> tuple[ranges.Box, ...]:
     return ranges.renamed(ranges.boxes(text), name)
 
 
-def _compatible(one: str | None, other: str | None) -> bool:
-    return one is None or other is None or one == other
-
-
 # -- back and forth
 
 
@@ -223,9 +226,11 @@ def _undone(policy: Policy, texts: Texts) -> Iterator[Problem]:
 
 def _opposites(policies: list[Policy], texts: Texts) -> Iterator[Problem]:
     """SH142, whatever the priorities: the engine lets neither shift while both want to."""
-    shifts = [(p, p.document.spec) for p in policies if isinstance(p.document.spec, ReassignmentSpec)]
-    for (first, a), (second, b) in combinations(shifts, 2):
-        if (a.from_, a.to) != (b.to, b.from_) or not _compatible(a.workers.graph, b.workers.graph):
+    for first, second in _pairs([p for p in policies if isinstance(p.document, ReassignmentPolicy)]):
+        a, b = first.document.spec, second.document.spec
+        assert isinstance(a, ReassignmentSpec)
+        assert isinstance(b, ReassignmentSpec)
+        if (a.from_, a.to) != (b.to, b.from_):
             continue
         example = ranges.meeting(_named(first, a.when.text, second), _named(second, b.when.text, first))
         if example is None and (a.when.text, a.metrics) != (b.when.text, b.metrics):
