@@ -1,5 +1,6 @@
 """A small real fleet for acceptance tests: agents in namespaces, CRIU, Git, Prometheus, clients; all of it gone when the test ends."""
 
+import contextlib
 import json
 import shutil
 import sqlite3
@@ -74,17 +75,15 @@ class Scene:
         self.wait(f"a {kind} to end", lambda: self.outcomes(kind), timeout)
         return self.outcomes(kind)[0]
 
-    def step(self, worker: str, kind: str) -> str | None:
-        """How far the newest operation of this kind on the worker has come, read past the engine from its store."""
+    def step(self, worker: str, kind: str) -> tuple[str, bool]:
+        """How far the newest operation of this kind on the worker has come, and whether it has ended: read past the engine."""
         path = self.fleet.state / "engine.db"
         if not path.exists():
-            return None
-        with sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True) as db:
-            row = db.execute(
-                "SELECT step FROM operations WHERE worker=? AND id LIKE ? ORDER BY created_at DESC", (worker, f"{kind}-%")
-            ).fetchone()
-        db.close()
-        return row[0] if row else None
+            return "", False
+        with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as db:
+            query = "SELECT step, ended_at FROM operations WHERE worker=? AND id LIKE ? ORDER BY created_at DESC"
+            row = db.execute(query, (worker, f"{kind}-%")).fetchone()
+        return (row[0], row[1] is not None) if row else ("", False)
 
     def copies(self, worker: str) -> int:
         """Processes of this worker that exist on the machine."""

@@ -146,7 +146,7 @@ def test_the_destinations_agent_is_killed_during_the_restore(scene: MakeScene) -
     arm(s.fleet, "node-b")
     s.fleet.nodes["node-a"].post_notice("preemption", "60s", "n1")
     s.wait("the restore to begin", begun.exists)
-    assert s.step("decode-0", "move") == "frozen"
+    assert s.step("decode-0", "move") == ("frozen", False)
     s.fleet.nodes["node-b"].kill_agent()
     go.touch()
     moved = s.outcome("move")
@@ -156,6 +156,28 @@ def test_the_destinations_agent_is_killed_during_the_restore(scene: MakeScene) -
     # no node is left to go to, so it drains: only once its streams have ended is it ended too
     s.whole()
     assert s.outcome("drain")["status"] == "succeeded"
+
+
+def test_the_sources_agent_is_killed_while_the_worker_stands_still(scene: MakeScene) -> None:
+    """The dump is undone by CRIU itself: the worker runs on in place. The copy at the destination never runs."""
+    gates: list[Path] = []
+    s = scene(policies={"save.yaml": SAVE}, prepare=lambda fleet: gates.extend(give_slow_criu(fleet, "node-b")))
+    begun, go = gates
+    s.stream(500)
+    s.fleet.start_engine()
+    arm(s.fleet, "node-b")
+    s.fleet.nodes["node-a"].post_notice("preemption", "90s", "n1")
+    s.wait("the restore to begin", begun.exists)
+    assert s.step("decode-0", "move") == ("frozen", False)
+    before = [seen["got"] for seen in s.streams()]
+    s.fleet.nodes["node-a"].kill_agent()
+    s.wait("the worker to run on without its agent", lambda: all(a["got"] > b for a, b in zip(s.streams(), before, strict=True)))
+    go.touch()
+    s.fleet.nodes["node-a"].start()
+    # the agent finds its worker again; what was begun is settled, and the worker is moved after all
+    s.wait("a move to succeed", lambda: [o for o in s.outcomes("move") if o["status"] == "succeeded"], 100)
+    s.whole()
+    assert s.copies("decode-0") == 1
 
 
 def test_criu_refuses_the_dump(scene: MakeScene, tmp_path: Path) -> None:
@@ -185,7 +207,10 @@ def test_criu_refuses_the_dump(scene: MakeScene, tmp_path: Path) -> None:
     s.whole()
 
 
-@pytest.mark.parametrize("at", ["prepared", "fenced", "frozen", "held", "committing", "released", "resumed"])
+STEPS = ["intended", "prepared", "fenced", "frozen", "held", "committing", "released", "resumed"]
+
+
+@pytest.mark.parametrize("at", STEPS)
 def test_the_engine_is_killed_in_the_middle_of_a_move(scene: MakeScene, at: str) -> None:
     """Whatever step it had come to, the next engine finishes the move or takes it back; never are there two copies, never none."""
     s = scene(policies={"save.yaml": SAVE})
@@ -193,9 +218,11 @@ def test_the_engine_is_killed_in_the_middle_of_a_move(scene: MakeScene, at: str)
     engine = s.fleet.start_engine()
     s.wait("the engine to follow", lambda: s.audit("policies"))
     s.fleet.nodes["node-a"].post_notice("preemption", "90s", "n1")
-    assert soon(lambda: s.step("decode-0", "move") == at or s.outcomes("move"), 30), s.logs()
+    assert soon(lambda: s.step("decode-0", "move")[0] in STEPS[STEPS.index(at) :], 30), s.logs()
     os.kill(engine.pid, signal.SIGKILL)
     engine.wait()
+    killed_at, ended = s.step("decode-0", "move")
+    assert not ended, f"the move was over before the engine died, at {killed_at}"
     s.fleet.start_engine("engine-2.log")
     s.wait("the move to be settled", lambda: [o for o in s.outcomes("move") if o["status"] == "succeeded"])
     s.whole()

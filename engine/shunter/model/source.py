@@ -7,7 +7,9 @@ from shunter.model.ids import Commit
 
 
 class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One file. `path` is relative to the policy folder, with forward slashes; `blob` identifies its content (Git's object id, or sha256 hex)."""
+    """One file. `path` is relative to the policy folder, with forward slashes; `blob` identifies its content (Git's object id, or
+    sha256 hex).
+    """
 
     path: str
     blob: str

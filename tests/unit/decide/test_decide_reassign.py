@@ -274,7 +274,7 @@ def test_declared_metrics_and_what_no_data_means():
     old = decide([policy()], at(Known(value=2, unit="seconds", at=NOW - 31, query="q")))
     assert (kinds(old), finding(old, "tiny").verdict) == ([], Verdict.INCONCLUSIVE)
     away = decide([policy(0.0)], at(Missing(reason="Prometheus is away")))
-    assert finding(away, "tiny").verdict is Verdict.INCONCLUSIVE, "what `onMissing` says is of empty answers, and was applied to them already"
+    assert finding(away, "tiny").verdict is Verdict.INCONCLUSIVE, "`onMissing` is about empty answers alone"
     assert finding(decide([policy()], world()), "tiny").verdict is Verdict.INCONCLUSIVE
 
 
