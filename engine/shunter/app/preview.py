@@ -53,11 +53,11 @@ class Assumed(msgspec.Struct, frozen=True, kw_only=True):
 def assumed(text: str) -> Assumed:
     """Read `node-a=preemption:120s` or `node-a=gone`. Raises Rejected SH912."""
     node, _, rest = text.partition("=")
-    kind, _, lead = rest.partition(":")
+    kind, colon, lead = rest.partition(":")
     try:
         if not node:
             raise ValueError("the node is missing")
-        return Assumed(node=NodeId(node), kind=NoticeKind(kind), lead=float(Duration.parse(lead)) if lead else None)
+        return Assumed(node=NodeId(node), kind=NoticeKind(kind), lead=float(Duration.parse(lead)) if colon else None)
     except (UnitError, ValueError) as error:
         kinds = ", ".join(NoticeKind)
         raise Rejected(
@@ -104,8 +104,8 @@ def past(now: float, reach: float, tick: float) -> list[float]:
     """Instants before `now` that go back `reach` seconds, oldest first: one a tick, or further apart so that there are at most STEPS."""
     if reach <= 0:
         return []
-    step = max(tick, reach / STEPS)
-    count = int(reach / step) + 1
+    step = max(tick, reach / (STEPS - 1))  # the first instant lies at or beyond `reach`: one more than the steps in between
+    count = int(reach / step + 1e-9) + 1
     return [now - step * k for k in range(count, 0, -1)]
 
 

@@ -92,6 +92,15 @@ class Settings(_Section, frozen=True, kw_only=True):
     """Where the engine serves /metrics, /healthz and /readyz; empty: nowhere."""
     profile: ProfileSettings = ProfileSettings()
 
+    def spans(self) -> dict[str, Duration]:
+        """The times by their keys."""
+        return {
+            "tick": self.tick,
+            "hold": self.hold,
+            "policies.poll": self.policies.poll,
+            "prometheus.deadline": self.prometheus.deadline,
+        }
+
     def rates(self) -> Profile:
         """The planning profile with the overrides of this file."""
         given = {
@@ -147,6 +156,9 @@ def load(path: Path) -> Settings:
         raise refuse(f"the settings are not valid: {error}") from error
     if (settings.policies.git is None) == (settings.policies.directory is None):
         raise refuse("policies needs either `git` or `directory`")
+    for key, span in settings.spans().items():
+        if span <= 0:
+            raise refuse(f"{key} must be more than 0")
     nodes = [agent.node for agent in settings.agents]
     if not nodes or len(set(nodes)) != len(nodes):
         raise refuse("agents must name each node once, and at least one")
