@@ -1,0 +1,172 @@
+"""Policies from a source into force: the last good set is never lost, and a new one comes whole or not at all."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from shunter.app.policies import PolicyFeed
+from shunter.app.settings import PoliciesSettings
+from shunter.app.sources import source_of
+from shunter.model.errors import Problem, Rejected, Retry
+from shunter.model.ids import Commit
+from shunter.model.source import Revision, SourceFile
+
+AWAY = Problem(code="SH203", what="the remote didn't answer", remedy="Check it")
+GOOD = b"""apiVersion: shunter.dev/v1alpha1
+kind: CheckpointPolicy
+metadata: {name: NAME}
+spec: {workers: {all: true}, every: 5m}
+"""
+BAD = GOOD.replace(b"every", b"evry")
+
+
+def files(**content: bytes) -> tuple[SourceFile, ...]:
+    return tuple(
+        SourceFile(path=f"{name}.yaml", blob=str(hash(data)), data=data.replace(b"NAME", name.encode())) for name, data in content.items()
+    )
+
+
+class Fake:
+    """A source whose newest commit, content and failures are set by the test."""
+
+    def __init__(self, **content: bytes) -> None:
+        self.newest, self.content = "1", files(**content)
+        self.fetch_fails: Exception | None = None
+        self.read_fails: Exception | None = None
+        self.reads: list[str] = []
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def push(self, commit: str, **content: bytes) -> None:
+        self.newest, self.content = commit, files(**content)
+
+    def fetch(self) -> str:
+        if self.fetch_fails:
+            raise self.fetch_fails
+        return self.newest
+
+    def read(self, revision: str) -> Revision:
+        self.reads.append(revision)
+        assert self.go_on.wait(10)
+        if self.read_fails:
+            raise self.read_fails
+        return Revision(commit=Commit(revision), committed_at=None, files=self.content)
+
+
+def names(feed: PolicyFeed) -> list[str]:
+    assert feed.current is not None
+    return [policy.name for policy in feed.current.policies]
+
+
+async def test_a_new_commit_replaces_the_set_and_the_same_one_is_not_read_again() -> None:
+    source = Fake(a=GOOD)
+    feed = PolicyFeed(source, lambda: 100.0)
+    assert (feed.current, feed.age(100.0)) == (None, None)
+    assert await feed.refresh()
+    first = feed.current
+    assert not await feed.refresh()
+    assert feed.current is first
+    source.push("2", a=GOOD, b=GOOD)
+    assert await feed.refresh()
+    assert (names(feed), source.reads) == (["a", "b"], ["1", "2"])
+
+
+@pytest.mark.parametrize("where", ["fetch_fails", "read_fails"])
+async def test_while_the_source_is_away_the_last_set_stays_and_grows_old(where: str) -> None:
+    source, now = Fake(a=GOOD), [100.0]
+    feed = PolicyFeed(source, lambda: now[0])
+    await feed.refresh()
+    source.push("2", b=GOOD)
+    setattr(source, where, Retry(AWAY))
+    now[0] = 160.0
+    assert not await feed.refresh()
+    assert (names(feed), feed.problem, feed.age(now[0])) == (["a"], AWAY, 60.0)
+    setattr(source, where, None)
+    assert await feed.refresh()
+    assert (names(feed), feed.problem, feed.age(now[0])) == (["b"], None, 0.0)
+
+
+async def test_a_source_that_never_answered() -> None:
+    source = Fake()
+    source.fetch_fails = Rejected(AWAY)
+    feed = PolicyFeed(source, lambda: 100.0)
+    assert not await feed.refresh()
+    assert (feed.current, feed.problem, feed.age(200.0)) == (None, AWAY, None)
+
+
+async def test_a_bad_file_keeps_its_last_version_and_the_others_go_on() -> None:
+    source = Fake(a=GOOD, b=GOOD)
+    feed = PolicyFeed(source, lambda: 100.0)
+    await feed.refresh()
+    source.push("2", a=BAD, c=GOOD)
+    assert await feed.refresh()
+    assert feed.current is not None
+    assert [(policy.name, policy.commit) for policy in feed.current.policies] == [("a", "1"), ("c", "2")]
+    assert {(problem.code, problem.place.file if problem.place else "") for problem in feed.current.problems} == {
+        ("SH111", "a.yaml"),
+        ("SH112", "a.yaml"),
+    }
+    assert feed.problem is None
+
+
+async def test_readers_see_the_old_set_until_the_new_one_is_whole() -> None:
+    source = Fake(a=GOOD)
+    feed = PolicyFeed(source, lambda: 100.0)
+    await feed.refresh()
+    source.push("2", b=GOOD)
+    source.go_on.clear()
+    refreshing = asyncio.create_task(feed.refresh())
+    while source.reads != ["1", "2"]:
+        await asyncio.sleep(0)
+    assert names(feed) == ["a"]
+    source.go_on.set()
+    assert await asyncio.wait_for(refreshing, 10)
+    assert names(feed) == ["b"]
+
+
+def test_a_source_that_can_not_tell_of_changes_is_polled() -> None:
+    feed = PolicyFeed(Fake(), lambda: 100.0)
+    feed.watch(lambda: None)()
+    assert feed.problem is None
+
+
+def test_watching_that_fails_is_a_problem_not_an_end() -> None:
+    class Broken(Fake):
+        def watch(self, on_change: Callable[[], None]) -> Callable[[], None]:
+            raise Retry(AWAY)
+
+    feed = PolicyFeed(Broken(), lambda: 100.0)
+    feed.watch(lambda: None)()
+    assert feed.problem == AWAY
+
+
+async def test_a_directory_is_a_source(tmp_path: Path) -> None:
+    folder = tmp_path / "policies"
+    folder.mkdir()
+    (folder / "a.yaml").write_bytes(GOOD.replace(b"NAME", b"a"))
+    feed = PolicyFeed(source_of(PoliciesSettings(directory=folder), tmp_path / "cache"), lambda: 100.0)
+    assert await feed.refresh()
+    assert feed.current is not None
+    assert feed.current.commit.startswith("directory:")
+    assert not await feed.refresh()
+    (folder / "b.yaml").write_bytes(GOOD.replace(b"NAME", b"b"))
+    assert await feed.refresh()
+    assert names(feed) == ["a", "b"]
+
+
+def test_a_directory_that_changes_between_fetch_and_read_is_seen_as_it_was_fetched(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_bytes(GOOD)
+    source = source_of(PoliciesSettings(directory=tmp_path), tmp_path)
+    commit = source.fetch()
+    (tmp_path / "a.yaml").write_bytes(BAD)
+    revision = source.read(commit)
+    assert (revision.commit, revision.files[0].data) == (commit, GOOD)
+
+
+@pytest.mark.parametrize(("url", "branch", "code"), [("ext::sh -c true", "main", "SH201"), ("https://host/x.git", "a..b", "SH202")])
+def test_a_repository_that_can_not_be_one_is_refused_at_once(tmp_path: Path, url: str, branch: str, code: str) -> None:
+    with pytest.raises(Rejected) as caught:
+        source_of(PoliciesSettings(git=url, branch=branch), tmp_path)
+    assert caught.value.problem.code == code

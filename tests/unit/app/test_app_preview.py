@@ -1,0 +1,64 @@
+"""What a preview assumes and how far it looks back."""
+
+import pytest
+from shunter.app.preview import STEPS, Assumed, assumed, past
+from shunter.model.errors import Rejected
+from shunter.model.ids import NodeId
+from shunter.model.snapshot import NoticeKind
+
+NOW = 1_000_000.0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("node-a=preemption:120s", Assumed(node=NodeId("node-a"), kind=NoticeKind.PREEMPTION, lead=120.0)),
+        ("node-a=gone", Assumed(node=NodeId("node-a"), kind=NoticeKind.GONE, lead=None)),
+        ("rack.7/n=gpu-failing:1m30s", Assumed(node=NodeId("rack.7/n"), kind=NoticeKind.GPU_FAILING, lead=90.0)),
+        ("node-a=maintenance:0s", Assumed(node=NodeId("node-a"), kind=NoticeKind.MAINTENANCE, lead=0.0)),
+    ],
+)
+def test_a_notice_that_is_asked_about(text: str, expected: Assumed) -> None:
+    assert assumed(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "the node is missing"),
+        ("=preemption:120s", "the node is missing"),
+        ("node-a", "is not a valid NoticeKind"),
+        ("node-a=preemtion:120s", "'preemtion' is not a valid NoticeKind"),
+        ("node-a=preemption:120", "write a number with a unit"),
+        ("node-a=preemption:-5s", "is not a duration"),
+        ("node-a=preemption:", "is not a duration"),
+    ],
+)
+def test_a_notice_that_is_none_says_how_to_write_one(text: str, why: str) -> None:
+    with pytest.raises(Rejected) as caught:
+        assumed(text)
+    problem = caught.value.problem
+    assert problem.code == "SH912"
+    assert why in problem.what
+    assert "node-a=preemption:120s" in problem.remedy
+    assert "gpu-failing" in problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("reach", "tick", "count"), [(5.0, 1.0, 6), (60.0, 1.0, STEPS), (3600.0, 1.0, STEPS), (0.5, 1.0, 1), (300.0, 60.0, 6)]
+)
+def test_past_instants_reach_back_far_enough_and_are_not_too_many(reach: float, tick: float, count: int) -> None:
+    times = past(NOW, reach, tick)
+    assert len(times) <= STEPS
+    assert len(times) == count
+    assert times == sorted(times)
+    assert times[0] <= NOW - reach
+    assert times[-1] < NOW
+    steps = {round(b - a, 6) for a, b in zip([*times], [*times[1:], NOW], strict=True)}
+    assert len(steps) == 1
+    assert min(steps) >= tick
+
+
+@pytest.mark.parametrize("reach", [0.0, -1.0])
+def test_nothing_is_looked_up_when_no_policy_looks_back(reach: float) -> None:
+    assert past(NOW, reach, 1.0) == []
