@@ -97,7 +97,7 @@ def _environment(roots: frozenset[str] | None, metrics: frozenset[str]) -> cel.E
 
 
 @lru_cache(maxsize=4096)
-def _program(text: str) -> Program:
+def compiled(text: str) -> Program:
     """Compile with every variable in reach; the metrics are those that it names. Raises RuntimeError (CEL's only exception)."""
     named = (chain.name.split(".") for chain in lexer.chains(lexer.tokens(text)))
     metrics = frozenset(parts[1] for parts in named if parts[0] == "metrics" and len(parts) > 1)
@@ -250,7 +250,7 @@ class CelRules:
     def inputs(self, expression: Expression) -> tuple[str, ...]:
         """Qualified names of the variables that it reads, sorted; none for an expression that doesn't compile."""
         try:
-            return tuple(name for name, _ in _program(expression.text).inputs)
+            return tuple(name for name, _ in compiled(expression.text).inputs)
         except RuntimeError:
             return ()
 
@@ -259,9 +259,9 @@ def _evaluate(text: str, scope: Scope) -> Scalar | Undecided:
     data: dict[str, object] = {}
     unknown: list[tuple[str, str]] = []
     try:
-        program = _program(text)
+        program = compiled(text)
         for name, kind in program.inputs:
-            value, reason = _bound(kind, scope.get(name))
+            value, reason = bound(kind, scope.get(name))
             if value is None:
                 unknown.append((name, reason))
             else:
@@ -282,7 +282,7 @@ def _reason(message: str) -> str:
     return re.sub(r"^[A-Z_]+: | \[[A-Z_]+\]$", "", message.partition("\n")[0])
 
 
-def _bound(kind: Kind, value: Value | None) -> tuple[object, str]:
+def bound(kind: Kind, value: Value | None) -> tuple[object, str]:
     """What CEL is given for a variable, or None and why it has no value."""
     if value is None:
         return None, "has no value here"
@@ -336,6 +336,6 @@ def named(text: str) -> frozenset[str]:
 def syntax(text: str) -> Tree:
     """The syntax tree of an expression; `Other` for one that doesn't compile."""
     try:
-        return read(_program(text).code.serialize())
+        return read(compiled(text).code.serialize())
     except RuntimeError:
         return Other()
