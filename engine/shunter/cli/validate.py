@@ -16,7 +16,7 @@ from shunter.lang.diagnostics import CODES
 from shunter.lang.extent import end_columns
 from shunter.lang.load import check_text, duplicates
 from shunter.lang.whole import Covers, Texts, check_fleet, check_set
-from shunter.model.errors import Place, Problem, Severity, ShunterError
+from shunter.model.errors import Problem, Severity, ShunterError
 from shunter.model.policy import Policy
 from shunter.model.snapshot import Snapshot
 
@@ -120,16 +120,12 @@ def _write(report: Report, found: sources.Files, output: Format) -> None:
             typer.echo(given, nl=False)
 
 
-def _ends(files: Iterable[tuple[str, bytes]], problems: Iterable[Problem]) -> dict[Place, int]:
-    places: dict[str, set[Place]] = {}
+def _ends(files: Iterable[tuple[str, bytes]], problems: Iterable[Problem]) -> dict[Problem, int]:
+    of_file: dict[str, list[Problem]] = {}
     for problem in problems:
         if problem.place is not None:
-            places.setdefault(problem.place.file, set()).add(problem.place)
-    ends: dict[Place, int] = {}
-    for path, data in files:
-        if path in places:
-            ends |= end_columns(path, data, places[path])
-    return ends
+            of_file.setdefault(problem.place.file, []).append(problem)
+    return {problem: end for path, data in files if path in of_file for problem, end in end_columns(path, data, of_file[path]).items()}
 
 
 def check(

@@ -1,4 +1,4 @@
-"""How far the thing at a place reaches: for tools that underline it."""
+"""How far what a problem is about reaches: for tools that underline it."""
 
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -6,35 +6,38 @@ from typing import Final
 from shunter.lang import tokens as lexer
 from shunter.lang.diagnostics import SourceText
 from shunter.lang.yaml import Mapping, Node, Scalar, decode, parse
-from shunter.model.errors import Place
+from shunter.model.errors import Place, Problem
 
 _PLAIN: Final = ("", "'", '"')
+_WITHIN: Final = frozenset(("SH130", "SH131", "SH132", "SH133", "SH135", "SH137"))
+"""Codes that are about a word of an expression; the others are about a key or a value as a whole."""
 
 
-def end_columns(path: str, data: bytes, places: Iterable[Place]) -> dict[Place, int]:
-    """For each place at which a key, a value, or a name inside an expression begins: the column after its end, if that is on its line.
+def end_columns(path: str, data: bytes, problems: Iterable[Problem]) -> dict[Problem, int]:
+    """For each problem of the file: the column after the end of the key, value, or word of an expression that begins at its place.
 
-    Other places are left out. Columns count characters from 1.
+    Left out where nothing begins there, or it goes on beyond its line. Columns count characters from 1.
     """
-    wanted = frozenset(places)
-    source, problems = decode(path, data)
-    if problems or not wanted:
+    source, unreadable = decode(path, data)
+    wanted = [p for p in problems if p.place is not None and p.place.file == path]
+    if unreadable or not wanted:
         return {}
-    nodes, _ = parse(source)
-    scalars = [scalar for node in nodes for scalar in _scalars(node)]
-    found: dict[Place, int] = {}
-    for scalar in scalars:
-        for start, end in _inside(source, scalar):
-            _note(found, source, wanted, start, end)
-    for scalar in scalars:
-        _note(found, source, wanted, scalar.start, scalar.end)
+    scalars = [scalar for node in parse(source)[0] for scalar in _scalars(node)]
+    places = {p.place for p in wanted}
+    wholes = _reached(source, places, ((s.start, s.end) for s in scalars))
+    words = _reached(source, places, (word for s in scalars for word in _words(source, s)))
+    found = ((p, (words if p.code in _WITHIN else wholes).get(p.place)) for p in wanted)
+    return {problem: end for problem, end in found if end is not None}
+
+
+def _reached(source: SourceText, places: set[Place | None], spans: Iterable[tuple[int, int]]) -> dict[Place | None, int]:
+    """Of several spans that begin at one place, the last counts."""
+    found: dict[Place | None, int] = {}
+    for start, end in spans:
+        first, last = source.place(start), source.place(end)
+        if first in places and last.line == first.line and last.column > first.column:
+            found[first] = last.column
     return found
-
-
-def _note(found: dict[Place, int], source: SourceText, wanted: frozenset[Place], start: int, end: int) -> None:
-    first, last = source.place(start), source.place(end)
-    if first in wanted and last.line == first.line and last.column > first.column:
-        found[first] = last.column
 
 
 def _scalars(node: Node) -> Iterator[Scalar]:
@@ -49,8 +52,8 @@ def _scalars(node: Node) -> Iterator[Scalar]:
             yield from _scalars(item)
 
 
-def _inside(source: SourceText, scalar: Scalar) -> Iterator[tuple[int, int]]:
-    """Dotted names and single tokens of what may be an expression, where its text stands in the file letter by letter."""
+def _words(source: SourceText, scalar: Scalar) -> Iterator[tuple[int, int]]:
+    """Tokens and then dotted names of what may be an expression, where its text stands in the file letter by letter."""
     start = scalar.opening(source.text)
     if scalar.style not in _PLAIN or not source.text.startswith(scalar.text, start):
         return

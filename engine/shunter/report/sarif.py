@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from shunter.model.errors import Place, Problem, Severity
+from shunter.model.errors import Problem, Severity
 
 SCHEMA: Final = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _ROOT: Final = "%SRCROOT%"
@@ -17,13 +17,13 @@ def sarif(
     titles: Mapping[str, str],
     *,
     version: str,
-    ends: Mapping[Place, int] | None = None,
+    ends: Mapping[Problem, int] | None = None,
     relative: Callable[[str], str] = str,
 ) -> bytes:
     """One run of `shunter` with a rule for each code that occurs and a result for each problem, in their order; indented, with a newline.
 
-    `titles` says in a few words what each code means, `version` is Shunter's own. `ends` gives the column after the end of what is at a
-    place, as far as that is known; `relative` turns a problem's file into a path from the repository's root. A problem without a place is
+    `titles` says in a few words what each code means, `version` is Shunter's own. `ends` gives the column after the end of what a problem is
+    about, as far as that is known; `relative` turns a problem's file into a path from the repository's root. A problem without a place is
     about its subject as a file. Columns count characters (code points).
     """
     codes = sorted({p.code for p in problems})
@@ -52,15 +52,15 @@ def _rule(code: str, title: str) -> dict[str, Any]:
     }
 
 
-def _result(problem: Problem, index: int, ends: Mapping[Place, int], relative: Callable[[str], str]) -> dict[str, Any]:
+def _result(problem: Problem, index: int, ends: Mapping[Problem, int], relative: Callable[[str], str]) -> dict[str, Any]:
     place = problem.place
     uri = quote(relative(place.file if place else problem.subject), safe="/")
     region: dict[str, Any] = {"startLine": place.line, "startColumn": place.column} if place else {"startLine": 1}
-    if place is not None and place in ends:
-        region["endColumn"] = ends[place]
-    if problem.excerpt:
-        region["snippet"] = {"text": problem.excerpt}
-    location = {"artifactLocation": {"uri": uri, "uriBaseId": _ROOT}, "region": region}
+    if problem in ends:
+        region["endColumn"] = ends[problem]
+    location: dict[str, Any] = {"artifactLocation": {"uri": uri, "uriBaseId": _ROOT}, "region": region}
+    if problem.excerpt and place is not None:
+        location["contextRegion"] = {"startLine": place.line, "snippet": {"text": problem.excerpt}}
     return {
         "ruleId": problem.code,
         "ruleIndex": index,
