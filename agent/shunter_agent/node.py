@@ -25,8 +25,8 @@ from shunter_agent.settings import Settings
 T = TypeVar("T")
 PROGRESS_S: Final = 0.2
 """At most one progress event per step in this time."""
-SYNC_S: Final = 1.0
-"""Seconds between looks whether a received image can be brought to the disk now."""
+SYNC_S: Final = 2.0
+"""Seconds until an image is brought to the disk, and between looks whether it can be now."""
 Probing = Callable[[WorkerSpec, Callable[[], bool], float], str]
 """`serving.probe.Probe`: spec, is the process alive, seconds; returns evidence, raises Rejected."""
 
@@ -115,9 +115,13 @@ class Node:
             await asyncio.wait(tuple(self._background))
 
     def sync_later(self, image: str) -> None:
-        """Bring an image that was received to the disk, but not while its worker stands still and waits: after it was let run."""
-        if any(copy.image == image for copy in self.held.values()) or self.journal.reservations():
-            asyncio.get_running_loop().call_later(SYNC_S, self.sync_later, image)
+        """Bring an image to the disk, but not while its worker stands still and waits, here or elsewhere: a disk that is busy with
+        gigabytes would keep the journals of both nodes waiting. An image that is discarded meanwhile is never written at all."""
+        asyncio.get_running_loop().call_later(SYNC_S, self._sync_once_quiet, image)
+
+    def _sync_once_quiet(self, image: str) -> None:
+        if self.frozen or self.held or self.journal.reservations():
+            self.sync_later(image)
         else:
             self.in_background(self.depot.sync, image)
 

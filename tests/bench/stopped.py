@@ -8,6 +8,7 @@ protocol's order. Moves by hand are taken in turn with ours, so that both see th
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import platform
@@ -31,7 +32,6 @@ NODES = (
     NodePlan("node-a", 11, (ANY,), (WorkerPlan("decode-0", "decode", 0, 111),)),
     NodePlan("node-b", 12, (ANY,), ()),
 )
-PARTS = ("dump", "send", "restore", "release", "resume", "total")
 
 
 class Bench:
@@ -73,9 +73,9 @@ class Bench:
             reply = await call()
             marks.append(time.time())
         await there.Unfence(step, timeout=10)
-        for node, agent in ((source, here), (to, there)):
-            await self._discard(node, agent, order, image)
-        spent = [after - before for before, after in zip(marks, marks[1:], strict=False)]
+        for agent in (here, there):
+            await agent.Discard(pb.DiscardOrder(order=order, image=image), timeout=10)
+        spent = [after - before for before, after in itertools.pairwise(marks)]
         running = reply.running_at
         return {
             "dump": frozen.dump_s,
@@ -87,9 +87,6 @@ class Bench:
             "total": running - frozen.frozen_at,
             "bytes": float(frozen.image.bytes),
         }
-
-    async def _discard(self, _node: str, agent: Any, order: pb.Order, image: str) -> None:
-        await agent.Discard(pb.DiscardOrder(order=order, image=image), timeout=10)
 
 
 def stream(fleet: Fleet, tokens: int) -> Path:

@@ -237,7 +237,7 @@ class Source:
         at = node.clock()
         node.frozen.pop(worker, None)
         node.remove_network(worker)
-        node.in_background(node.depot.sync, copy.image)  # only now: while the worker stood still, nobody waited for a disk
+        node.sync_later(copy.image)
         detail = "ended; its image is kept"
         return Outcome(pb.Done(at=at, detail=detail), lambda: node.journal.drop_worker(worker), detail)
 

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 from shunter.model.errors import Problem, Rejected, Retry
 
+from shunter_agent.runtime.links import set_master
 from shunter_agent.runtime.namespaces import inside, make_network, network_of
 from shunter_agent.runtime.port import Process, WorkerSpec
 
@@ -139,9 +140,9 @@ class WorkerNetwork:
     def connect(self) -> None:
         """See `port.Network`. Raises Retry SH706 when there is no bridge or no link."""
         try:
-            _ip("link", "set", self.outer, "master", self._uplink.bridge)
+            set_master(self.outer, self._uplink.bridge)
             self._announce()
-        except (OSError, subprocess.CalledProcessError) as error:
+        except OSError as error:
             raise Retry(_unmakeable(self._worker, _said(error))) from error
 
     def _announce(self) -> None:
@@ -156,8 +157,8 @@ class WorkerNetwork:
         if not _exists(self.outer):
             return
         try:
-            _ip("link", "set", self.outer, "nomaster")
-        except subprocess.CalledProcessError as error:
+            set_master(self.outer, None)
+        except OSError as error:
             raise Retry(_unmakeable(self._worker, _said(error))) from error
 
     def destroy(self) -> None:
