@@ -34,7 +34,7 @@ CODE = re.compile(r"`[^`\n]*`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 ROOMS = {
     "1": {"lang", "cases"},
-    "2": {"source", "app"},
+    "2": {"source", "app", "cli"},
     "3": {"observe"},
     "4": {"decide"},
     "5": {"act", "app"},
@@ -43,8 +43,8 @@ ROOMS = {
     "8": {"agent", "agent/images"},
     "9": {"audit", "cli", "app"},
 }
-SHARED = {"SH113", "SH209", "SH508", "SH520"}
-"""Codes that two rooms use for the same: a value of the wrong type, no policies yet, not the leader, an agent without an answer."""
+SHARED = {"SH113", "SH209", "SH215", "SH508", "SH520"}
+"""Codes that two rooms use for the same: a value of the wrong type, no policies yet, no such folder, not the leader, no answer."""
 
 
 def named(path: Path) -> str:
@@ -114,6 +114,7 @@ def told_commands() -> Iterator[tuple[str, str]]:
 def unknown(line: str, known: dict[str, set[str]]) -> list[str]:
     """The words of a command line that no command of ours has: verbs and options."""
     words = shlex.split(line, comments=True)
+    words = words[: words.index("|")] if "|" in words else words
     path = words[0]
     if len(words) > 2 and "|" in words[2]:  # `shunter audit list|show|verify`
         return [wrong for one in words[2].split("|") for wrong in unknown(shlex.join([*words[:2], one, *words[3:]]), known)]
