@@ -246,7 +246,7 @@ class _Leading:
     async def _look(self, now: float) -> None:
         e = self.e
         active = self.store.active()
-        busy = frozenset(WorkerId(r.planned.worker) for r in active)
+        busy = frozenset(WorkerId(r.planned.worker) for r in active if not r.waits)
         before = {n.id for n in e._notices}
         inventory = await self.world.look(Memory(fleet=e._fleet, notices=e._notices, ended=self.store.ended(), busy=busy), now)
         if (inventory.fleet, inventory.notices) != (e._fleet, e._notices):

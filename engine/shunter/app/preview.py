@@ -122,6 +122,6 @@ def _remembered(path: Path, now: float) -> tuple[EngineState, Memory]:
         return EngineState(), Memory()
     with closing(Store(path, read_only=True)) as store:
         last = store.load_fleet()
-        busy = frozenset(WorkerId(r.planned.worker) for r in store.active())
+        busy = frozenset(WorkerId(r.planned.worker) for r in store.active() if not r.waits)
         memory = Memory(fleet=last.fleet if last else None, notices=last.notices if last else (), ended=store.ended(), busy=busy)
         return store.state(now), memory
