@@ -22,7 +22,8 @@ def operation_line(record: OperationRecord, *, pretend: bool = False) -> str:
     `pretend` marks the line: nothing really moved.
     """
     at = _at(record)
-    told = _outcome(record) if record.outcome else record.step.value
+    waiting = f"waits for {', '.join(record.planned.after)}" if record.planned.after else "waits for its turn"
+    told = _outcome(record) if record.outcome else waiting if record.waits else record.step.value
     marks = mark(preview=record.planned.preview, pretend=pretend)
     return safe(f"{clock(at)}  {marks}{headline(record.planned)}: {told} (+{span(at - record.created_at)})")
 

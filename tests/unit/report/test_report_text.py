@@ -146,6 +146,8 @@ def test_of_many_findings_the_first_are_shown_and_the_rest_counted():
 def test_a_line_for_each_step():
     assert operation_line(record(MOVE, (Step.FROZEN, 1.0))) == "08:00:01.000  move decode-0 from node-a/0 to node-b/1: frozen (+1.00 s)"
     assert operation_line(record(MOVE)) == "08:00:00.000  move decode-0 from node-a/0 to node-b/1: intended (+0.00 s)"
+    waiting = msgspec.structs.replace(record(msgspec.structs.replace(MOVE, after=("park-1",))), waits=True)
+    assert operation_line(waiting).endswith("move decode-0 from node-a/0 to node-b/1: waits for park-1 (+0.00 s)")
     assert operation_line(DONE).endswith(": done, stood still 1.25 s, 3GB (+3.25 s)")
     assert "rolled back: the worker runs on where it was, SH711 the dump was refused after fenced" in operation_line(FAILED)
     lost = record(MOVE, outcome=Outcome(status=Status.FAILED, at=NOW, code="SH530", reason="no", image=ImageId("img-9")))
