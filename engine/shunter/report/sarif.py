@@ -22,9 +22,9 @@ def sarif(
 ) -> bytes:
     """One run of `shunter` with a rule for each code that occurs and a result for each problem, in their order; indented, with a newline.
 
-    `titles` says in a few words what each code means, `version` is Shunter's own. `ends` gives the column after the end of what a problem is
-    about, as far as that is known; `relative` turns a problem's file into a path from the repository's root. A problem without a place is
-    about its subject as a file. Columns count characters (code points).
+    `titles` says in a few words what each code means, `version` is Shunter's own. `ends` gives the column after the end of what a
+    problem is about, as far as that is known; `relative` turns a problem's file into a path from the repository's root. A problem without
+    a place is about its subject as a file. Columns count characters (code points).
     """
     codes = sorted({p.code for p in problems})
     rules = [_rule(code, titles.get(code, "a problem")) for code in codes]
