@@ -106,7 +106,7 @@ def audit_rate() -> Iterator[Figure]:
 
             rate = batch * batches / best(3, work)
             assert journal.verify().ok
-        how = f"{batch} record{'s' if batch > 1 else ''} of 600 bytes an append, each append on the disk before it returns; best of 3"
+        how = f"{batch} record{'s' if batch > 1 else ''} of about 650 bytes an append, each append on the disk before it returns; best of 3"
         yield Figure(name=name, value=round(rate), unit="records/s", target=target, met=None if target is None else rate >= target, how=how)
 
 
