@@ -115,7 +115,7 @@ class _Here(msgspec.Struct, frozen=True, kw_only=True):
             doc=own if own != self.field.doc else "" if self.field.doc else self.within,
             fields=_described(struct) if struct else (),
             variables=tuple(v for name, v in VARIABLES.items() if name.partition(".")[0] in roots),
-            metrics="metrics" in roots,
+            metrics=wanted is not None,
         )
 
 

@@ -1,0 +1,117 @@
+"""`shunter explain`: complete, right, and the same as the checker's own rules."""
+
+import json
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+from shunter.cli.explain import kinds_text, topic_text
+from shunter.cli.main import execute
+from shunter.lang import cel
+from shunter.lang.check import FIELDS
+from shunter.lang.fields import kinds, topic
+from shunter.lang.schema import KINDS, policy_schema
+from shunter.model.errors import Rejected
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+def same_as_golden(name: str, text: str) -> None:
+    path = GOLDEN / name
+    if os.environ.get("SHUNTER_GOLDEN") == "write":
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize(
+    "name", ["CheckpointPolicy", "PreemptionPolicy.spec", "ReassignmentPolicy.spec.limits", "ReassignmentPolicy.spec.when"]
+)
+def test_the_text_for_people(name: str):
+    same_as_golden(f"explain-{name}.txt", topic_text(topic(name), 100) + "\n")
+
+
+def test_the_kinds(capsys: pytest.CaptureFixture[str]):
+    assert execute(["explain"]) == 0
+    out = capsys.readouterr().out
+    assert out == kinds_text(kinds(), 100) + "\n"
+    assert all(f"  {kind}\n" in out for kind in KINDS)
+
+
+def paths(kind: str):
+    """Every path of a kind, by its schema: what can be explained isn't listed by the explainer itself."""
+    defs = policy_schema()["$defs"]
+
+    def below(schema: dict, path: str):
+        if "$ref" in schema:
+            schema = defs[schema["$ref"].rpartition("/")[2]]
+        for key, inner in schema.get("properties", {}).items():
+            if key not in ("apiVersion", "kind"):
+                yield f"{path}.{key}", inner
+                yield from below(inner, f"{path}.{key}")
+        if isinstance(schema.get("additionalProperties"), dict):
+            yield from below(schema["additionalProperties"], f"{path}.some")
+
+    yield from below({"$ref": f"#/$defs/{kind}"}, kind)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_every_key_of_the_schema_has_a_text_with_its_description_and_default(kind: str):
+    found = list(paths(kind))
+    assert len(found) > 15
+    for path, schema in found:
+        about = topic(path)
+        said = topic_text(about, 100)
+        flat = " ".join(said.split())
+        assert f"KEY: {about.path} <" in flat
+        assert " ".join(schema.get("description", "").split()) in flat
+        if "default" in schema and isinstance(schema["default"], str | int) and not isinstance(schema["default"], bool):
+            assert f"default {schema['default']}" in said
+
+
+@pytest.mark.parametrize(("kind", "path"), list(FIELDS))
+def test_the_variables_of_an_expression_are_those_that_the_checker_allows(kind: str, path: str):
+    about = topic(f"{kind}.spec.{path}")
+    result, roots = FIELDS[kind, path]
+    shown = {v.name for v in about.variables}
+    assert shown
+    assert f"giving {'true or false' if result == 'bool' else 'a number'}" in about.field.type
+    for name in cel.VARIABLES:
+        codes = {fault.code for fault in cel.check(name, result, roots, frozenset())}
+        assert ("SH132" in codes) is (name not in shown), name
+    reading = "metrics.x > 0.0" if result == "bool" else "metrics.x"
+    assert about.metrics is (cel.check(reading, result, roots, frozenset(("x",))) == ())
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "remedy"),
+    [
+        ("PreemptPolicy", "PreemptPolicy is not a kind of policy", 'Did you mean "PreemptionPolicy"?'),
+        ("Deployment", "Deployment is not a kind of policy", "There are PreemptionPolicy, "),
+        ("preemptionpolicy.spec.reserv", "PreemptionPolicy.spec has no key reserv", 'Did you mean "PreemptionPolicy.spec.reserve"?'),
+        ("CheckpointPolicy.spec.keep.zzz", "CheckpointPolicy.spec.keep has no key zzz", "It has last"),
+        ("CheckpointPolicy.spec.every.x", "CheckpointPolicy.spec.every has no keys below it: it is duration", "Ask for"),
+        ("CheckpointPolicy.spec.when.x", "CheckpointPolicy.spec.when has no keys below it: it is expression", "Ask for"),
+    ],
+)
+def test_what_there_is_not(name: str, what: str, remedy: str):
+    with pytest.raises(Rejected) as caught:
+        topic(name)
+    assert caught.value.problem.code == "SH150"
+    assert caught.value.problem.what == what
+    assert caught.value.problem.remedy.startswith(remedy)
+
+
+def test_the_names_of_metrics_may_be_given_or_left_out():
+    assert topic("CheckpointPolicy.spec.metrics.wait.maxAge").path == "spec.metrics.<wait>.maxAge"
+    assert topic("CheckpointPolicy.spec.metrics.maxAge").path == "spec.metrics.<name>.maxAge"
+    assert topic("CheckpointPolicy.spec.metrics.wait.maxAge").field.default == "30s"
+    assert topic("CheckpointPolicy.metadata.labels.team").field.type == "text"
+
+
+def test_json(capsys: pytest.CaptureFixture[str]):
+    assert execute(["explain", "CheckpointPolicy.spec.copies", "--format", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == json.loads(msgspec.json.encode(topic("CheckpointPolicy.spec.copies")))
+    assert (shown["field"]["default"], shown["field"]["bounds"]) == ("1", "at least 1")
+    assert execute(["explain", "Nonsense"]) == 1
