@@ -26,6 +26,7 @@ lint: dev-env ## formatting, lint, types, import rules, generated files
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+	scripts/generate-wire --check
 	$(BIN)/python scripts/generate-schemas --check
 	$(BIN)/python scripts/generate-reference --check
 
