@@ -1,4 +1,4 @@
-"""Tests as they stand in `*_test.yaml`: these structs mirror the document key by key (camelCase there), and its JSON Schema comes from them.
+"""Tests as they stand in `*_test.yaml`: these structs mirror the document key by key (camelCase there); its JSON Schema comes from them.
 
 Everything has a default but what a test is about.
 """

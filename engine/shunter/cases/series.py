@@ -1,6 +1,6 @@
 """Values over steps in a short notation: `0 0 40x10`, `0+5x10`, `missing`, `stale`.
 
-One word is one step or, with `x<count>`, several. `<start>+<by>x<count>` and `<start>-<by>x<count>` rise and fall by `by` from step to step.
+One word is one step or, with `x<count>`, several. `<start>+<by>x<count>` and `<start>-<by>x<count>` rise and fall by `by` each step.
 `missing` is a query without data, `failed` one that couldn't be asked, `stale` a value that is too old. The last word holds for ever.
 """
 

@@ -12,6 +12,7 @@ from shunter.model.errors import Problem, Rejected, ShunterError, Stalled
 
 VERBS: Final = {
     "validate": ("shunter.cli.validate:validate", "Check policy files: every problem with line, column and what to do."),
+    "test": ("shunter.cli.test:run_tests", "Run the tests that stand beside policies."),
     "explain": ("shunter.cli.explain:explain", "Describe a kind of policy, its keys and its variables."),
     "plan": ("shunter.cli.plan:plan", "Show what would be done now, and why, without doing it."),
     "why": ("shunter.cli.why:why", "Say for one worker why each policy acts on it, or doesn't."),

@@ -1,0 +1,57 @@
+"""What the tests show of each policy, and which policies they say nothing of."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from shunter.cases.compare import Shown
+from shunter.cases.run import FileResult, TestResult
+from shunter.model.finding import Verdict
+from shunter.model.policy import Policy
+
+
+class Coverage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One policy. `tests` are those that expect something of it; `verdicts` says for each verdict how many of them show it.
+
+    `gates` are those that tests show; `unshown` those that decided at some step of a test, but that no expectation names or depends on.
+    """
+
+    policy: str
+    file: str
+    tests: int
+    verdicts: dict[str, int]
+    gates: tuple[str, ...]
+    unshown: tuple[str, ...]
+
+
+def coverage(files: Sequence[FileResult], policies: Iterable[Policy]) -> tuple[Coverage, ...]:
+    """One entry for each policy, by file and name. A test counts for the policies that lie in its own folder."""
+    results: defaultdict[str, list[TestResult]] = defaultdict(list)
+    for file in files:
+        results[_folder(file.path)] += file.results
+    ordered = sorted(policies, key=lambda p: (p.place.file, p.name))
+    return tuple(_of(policy, results[_folder(policy.place.file)]) for policy in ordered)
+
+
+def _of(policy: Policy, results: Sequence[TestResult]) -> Coverage:
+    own = [[s for s in r.shown if s.policy == policy.name] for r in results]
+    about = [shown for shown in own if shown]
+    gates = {s.gate for shown in about for s in shown if s.gate}
+    seen = {s.gate for r in results for s in r.seen if s.policy == policy.name and s.gate}
+    return Coverage(
+        policy=policy.name,
+        file=policy.place.file,
+        tests=len(about),
+        verdicts={v.value: _showing(about, v) for v in Verdict},
+        gates=tuple(sorted(gates)),
+        unshown=tuple(sorted(seen - gates)),
+    )
+
+
+def _showing(tests: Sequence[Sequence[Shown]], verdict: Verdict) -> int:
+    return sum(any(s.verdict is verdict for s in shown) for shown in tests)
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]
