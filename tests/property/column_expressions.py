@@ -82,8 +82,8 @@ class Expressions:
         return f"({sides[0]} {self.sign()} {sides[1]})"
 
     def text_comparison(self, depth: int) -> str:
-        sign = self.random.choice(("==", "!=")) if self.plain else self.sign()
-        return f"({self.text(depth)} {sign} {self.text(depth)})"
+        side = self.joined if self.random.random() < 0.2 else self.text
+        return f"({side(depth)} {self.sign()} {self.text(depth)})"
 
     def role(self, depth: int) -> str:
         return f'(worker.role == "{self.random.choice(("decode", "prefill"))}")'
@@ -91,7 +91,7 @@ class Expressions:
     def search(self, depth: int) -> str:
         method = self.random.choice(("startsWith", "endsWith", "contains", "matches"))
         if method == "matches":
-            return f'{self.text(depth)}.matches("{self.random.choice(PATTERNS[:7] if self.plain else PATTERNS)}")'
+            return f'{self.text(depth)}.matches("{self.random.choice(PATTERNS[:6] if self.plain else PATTERNS)}")'
         return f"{self.text(depth)}.{method}({self.text(min(depth, 0))})"
 
     def member(self, depth: int) -> str:
@@ -130,7 +130,7 @@ class Expressions:
             name = self.random.choice(NAMES[Kind.DOUBLE])
             return name if self.random.random() < 0.65 else number(self.random.choice(DOUBLES))
         ways: tuple[Callable[[int], str], ...] = (
-            lambda d: f"({self.double(d)} {self.random.choice('+-*/')} {self.double(d)})",
+            lambda d: f"({self.double(d)} {self.random.choice('+-*' if self.plain else '+-*/')} {self.double(d)})",
             lambda d: f"(-({self.double(d)}))",
             lambda d: f"({self.truth(d)} ? {self.double(d)} : {self.double(d)})",
             lambda d: f"double({self.whole(d)})",
@@ -155,6 +155,9 @@ class Expressions:
         )
         return self.pick(*(ways[:4] if self.plain else ways), depth=depth)
 
+    def joined(self, depth: int) -> str:
+        return f"({self.text(depth)} + {self.text(depth)})"
+
     def quoted(self) -> str:
         return f'"{self.random.choice(TEXTS)}"'
 
@@ -166,8 +169,7 @@ class Expressions:
             labels = f'{self.random.choice(NAMES[Kind.LABELS])}["{self.random.choice(KEYS)}"]'
             return labels if leaf < 0.7 else self.quoted()
         ways: tuple[Callable[[int], str], ...] = (
-            self.text,
-            lambda d: f"({self.text(d)} + {self.text(d)})",
+            self.text if self.plain else self.joined,
             lambda d: f"({self.truth(d)} ? {self.text(d)} : {self.text(d)})",
             lambda d: f"string({self.text(d)})",
         )
