@@ -29,7 +29,7 @@ from shunter.decide.hold import horizon
 from shunter.lang.cel import CelRules
 from shunter.model.canon import plain
 from shunter.model.errors import Problem, ShunterError, Stalled
-from shunter.model.ids import Epoch, NodeId, NoticeId, OperationId, WorkerId, node_of
+from shunter.model.ids import Commit, Epoch, NodeId, NoticeId, OperationId, WorkerId, node_of
 from shunter.model.operation import OperationRecord
 from shunter.model.plan import Evaluation, PlannedOperation
 from shunter.model.policy import PolicySet
@@ -129,6 +129,8 @@ class _Leading:
         self.world = World(agents, prometheus, Catalog(label=engine.settings.prometheus.label))
         self.fresh: set[NoticeId] = set()
         """Notices that came since the last tick."""
+        self.told_commit: Commit | None = None
+        """Of the newest policy set that has its record."""
         self.looked_at: float | None = None
         self.measured_at: float | None = None
         parts = Parts(
@@ -280,18 +282,23 @@ class _Leading:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), float(self.e.settings.policies.poll))
                 changed.clear()
-                await self._follow_policies_once()
+                try:
+                    await self._follow_policies_once()
+                except Stalled as error:
+                    # The audit takes no writes. The record is tried again at the next poll; following goes on.
+                    self._tell(error.problem)
         finally:
             await asyncio.to_thread(close)
 
     async def _follow_policies_once(self) -> None:
         feed = self.e.feed
-        changed = await feed.refresh()
+        await feed.refresh()
         self._tell_or_clear("policies", feed.problem)
-        if changed and feed.current:
+        if feed.current and feed.current.commit != self.told_commit:
             body = {"policies": [p.name for p in feed.current.policies], "problems": plain(feed.current.problems)}
             what = f"{len(feed.current.policies)} policies in force, {len(feed.current.problems)} problems"
             self._record(RecordKind.POLICIES, feed.current.commit, what, body)
+            self.told_commit = feed.current.commit
             for problem in feed.current.problems:
                 self.e.on_problem(problem)
             self.e._wake.set()
