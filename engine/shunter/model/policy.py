@@ -29,24 +29,31 @@ class Metadata(_Yaml, frozen=True, kw_only=True):
 
     name: str
     labels: dict[str, str] = {}
+    """For people and their tools: Shunter doesn't read them."""
 
 
 class WorkerSelector(_Yaml, frozen=True, kw_only=True):
     """Which workers a policy covers: all conditions hold. At least one must be given; `all: true` is the way to say every worker."""
 
     role: Role | None = None
+    """Workers of this role."""
     graph: str | None = None
+    """Workers of this Dynamo graph, or local fleet."""
     where: Expression | None = None
     """Boolean expression over `worker`, `node` and `pool`."""
     all: bool = False
+    """Every worker: stands alone."""
 
 
 class MetricInput(_Yaml, frozen=True, kw_only=True):
     """An extra input, read as `metrics.<name>`. The query gives one series per worker (label `worker`), or a single one for all."""
 
     query: str
+    """PromQL."""
     unit: Literal["seconds", "bytes", "1", "requests", "tokens", "sessions"]
+    """What the value is in; `1` for shares and plain numbers. Shown with it, never converted."""
     max_age: Duration = Duration(30)
+    """An older value is stale: it has no answer."""
     on_missing: Literal["inconclusive"] | float = "inconclusive"
     """A number here is the author's own declaration of what no data means; without it nothing voluntary happens."""
 
@@ -99,6 +106,7 @@ class Trigger(_Yaml, frozen=True, kw_only=True):
 
     when: Expression
     for_: Duration = msgspec.field(name="for", default=Duration(0))
+    """How long `when` must hold."""
 
 
 class Pick(_Yaml, frozen=True, kw_only=True):
@@ -112,12 +120,14 @@ class Floor(_Yaml, frozen=True, kw_only=True):
     """The least number of workers that must stay."""
 
     min: int
+    """Workers."""
 
 
 class Ceiling(_Yaml, frozen=True, kw_only=True):
     """The greatest number of workers that there may be."""
 
     max: int
+    """Workers."""
 
 
 class Limits(_Yaml, frozen=True, kw_only=True):
@@ -126,13 +136,16 @@ class Limits(_Yaml, frozen=True, kw_only=True):
     from_: Floor = msgspec.field(name="from", default=Floor(min=1))
     to: Ceiling | None = None
     step: int = 1
+    """Workers that change sides in one plan, at most."""
 
 
 class ReassignmentSpec(_Spec, frozen=True, kw_only=True):
     """Shift hardware between the pools of a graph. Voluntary: an unknown input means that nothing happens."""
 
     from_: Role = msgspec.field(name="from")
+    """The role that gives up hardware."""
     to: Role
+    """The role that gets it: the other one."""
     when: Expression
     """Boolean over `pools`, `metrics` and `now`."""
     for_: Duration = msgspec.field(name="for")
@@ -151,12 +164,14 @@ class Keep(_Yaml, frozen=True, kw_only=True):
     """Retention of periodic images: the newest `last` of each worker."""
 
     last: int = 1
+    """Images."""
 
 
 class CheckpointSpec(_Spec, frozen=True, kw_only=True):
     """Take images of running workers often enough that losing one is cheap. Voluntary."""
 
     every: Duration
+    """How long after a worker's newest image the next one is taken."""
     when: Expression | None = None
     """Boolean over `worker`, `node`, `pool`; a checkpoint is taken only while it holds. Unknown means not now."""
     keep: Keep = Keep()
