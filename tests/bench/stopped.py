@@ -3,7 +3,7 @@
 scripts/lab .venv/bin/python tests/bench/stopped.py [--moves N] [--weights-mb N]
 
 Two nodes are built as in the demo; a worker that a client streams from goes back and forth between them, by the engine's own orders in the
-protocol's order. Moves by hand are taken in turn with ours, so that both see the same machine.
+protocol's order. Moves by hand are taken in turn with ours, so that both see the same machine, each with nothing left to write to its disk.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import platform
+import shutil
 import statistics
 import sys
 import tempfile
@@ -106,11 +107,15 @@ async def measure(fleet: Fleet, moves: int, by_hand: bool) -> tuple[list[dict[st
     bench.connect()
     names = list(fleet.nodes)
     for number in range(moves):
+        await asyncio.to_thread(os.sync)  # neither pays for what the other has written
         ours.append(await bench.move(names[number % 2], names[(number + 1) % 2]))
         print(f"{number:3}  ", "  ".join(f"{key} {value:.3f}" for key, value in ours[-1].items() if key != "bytes"), flush=True)
         if by_hand:
+            folder = fleet.folder / "by-hand"
+            await asyncio.to_thread(os.sync)
             megabytes = round(ours[0]["bytes"] / 2**20) - 12  # 12 MB: the interpreter itself
-            hand.append(await asyncio.to_thread(move_by_hand, fleet.folder / f"by-hand-{number}", fleet.criu, megabytes))
+            hand.append(await asyncio.to_thread(move_by_hand, folder, fleet.criu, megabytes))
+            shutil.rmtree(folder)
             print(f"     by hand {hand[-1]:.3f}", flush=True)
     return ours, hand
 
