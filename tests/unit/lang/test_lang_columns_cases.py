@@ -298,9 +298,36 @@ def test_what_a_table_keeps_is_bounded(monkeypatch):
     assert len(table._derived) < 20
 
 
-def test_a_long_chain_is_columnar_and_a_deep_one_is_still_right():
+@pytest.mark.parametrize("sign", ["<", "<=", ">", ">=", "==", "!="])
+def test_a_text_on_the_left(sign):
+    values = ("a", "b", "c", None)
+    for text in (f'"b" {sign} worker.id', f'worker.id {sign} "b"'):
+        left, right = (["b"] * 4, values) if text[0] == '"' else (values, ["b"] * 4)
+        expected = "".join("?" if None in pair else "FT"[eval(f"{pair[0]!r} {sign} {pair[1]!r}")] for pair in zip(left, right, strict=True))
+        assert test(text, strings(*values)) == expected
+
+
+def test_one_text_in_many_functions():
+    """What is kept with a table is kept for one function and one argument."""
+    table = strings("ab", "b", "ba", "x", None)
+    assert test('worker.id == "b"', table) == "FTFF?"
+    assert test('worker.id != "b"', table) == "TFTT?"
+    assert test('worker.id.startsWith("b")', table) == "FTTF?"
+    assert test('worker.id.endsWith("b")', table) == "TTFF?"
+    assert test('worker.id.contains("b")', table) == "TTTF?"
+    assert test('worker.id.matches("b")', table) == "TTTF?"
+    assert test('worker.id in ["b"]', table) == "FTFF?"
+    assert test('worker.id in ["b", "x"]', table) == "FTFT?"
+    assert test('worker.id > "b"', table) == "FFTT?"
+
+
+def test_long_chains_and_deep_nesting_are_columnar():
     table = doubles(0.5, 2.0, math.nan)
+    deep = "worker.kvUsage < 1.0"
+    for _ in range(12):
+        deep = f"!({deep} || false)"
+    assert COLUMNS.columnar(Expression(text=deep))
+    assert test(deep, table) == "TF?"
     chain = " && ".join(f"worker.kvUsage < {n}.0" for n in range(1, 150))
     assert COLUMNS.columnar(Expression(text=chain))
     assert test(chain, table) == "TF?"
-    assert test("(" * 12 + "worker.kvUsage < 1.0" + ")" * 12, table) == "TF?"

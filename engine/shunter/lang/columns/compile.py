@@ -5,7 +5,7 @@ counterpart here (list macros, timestamps, types at run time, maps as a whole, .
 """
 
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -15,9 +15,6 @@ from shunter.lang.columns.tables import Table, kind_of
 from shunter.lang.columns.vectors import Bools, Dictionary, Figures, Frame, Numbers, Words
 from shunter.lang.tree import Call, Constant, Listed, Name, Presence, Tree
 from shunter.model.vocabulary import Kind
-
-_MOST_DEPTH: Final = 150
-"""Of nested calls: a chain of `&&` can be as deep as it is long."""
 
 
 class NotColumnar(Exception):
@@ -47,10 +44,8 @@ class Text(msgspec.Struct, frozen=True):
 Part: TypeAlias = Truth | Number | Text
 
 
-def compile_tree(tree: Tree, depth: int = 0) -> Part:
-    """The functions for a tree. Raises NotColumnar."""
-    if depth > _MOST_DEPTH:
-        raise NotColumnar
+def compile_tree(tree: Tree) -> Part:
+    """The functions for a tree, whose depth CEL's parser bounds. Raises NotColumnar."""
     match tree:
         case Constant(value=value):
             return _constant(value)
@@ -59,13 +54,13 @@ def compile_tree(tree: Tree, depth: int = 0) -> Part:
         case Presence(name=name, key=key):
             return _presence(name, key)
         case Call(function="@in", arguments=(item, Listed(items=items))):
-            return _member(compile_tree(item, depth + 1), items)
+            return _member(compile_tree(item), items)
         case Call(function="@in", arguments=(Constant(value=str() as key), Name(name=name))) if _is_labels(name):
             return _presence(name, key)
         case Call(function="size", arguments=(Name(name=name),)) if _is_labels(name):
             return Number(lambda table, frame: table.label_count(name), True)
         case Call(function=function, arguments=arguments):
-            return _call(function, tuple(compile_tree(argument, depth + 1) for argument in arguments))
+            return _call(function, tuple(compile_tree(argument) for argument in arguments))
     raise NotColumnar
 
 
