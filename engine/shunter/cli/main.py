@@ -13,12 +13,14 @@ from shunter.model.errors import Problem, Rejected, ShunterError, Stalled
 VERBS: Final = {
     "validate": ("shunter.cli.validate:validate", "Check policy files: every problem with line, column and what to do."),
     "test": ("shunter.cli.test:run_tests", "Run the tests that stand beside policies."),
+    "fmt": ("shunter.cli.fmt:fmt", "Bring policy files into one form; comments and meaning stay."),
     "explain": ("shunter.cli.explain:explain", "Describe a kind of policy, its keys and its variables."),
     "plan": ("shunter.cli.plan:plan", "Show what would be done now, and why, without doing it."),
     "why": ("shunter.cli.why:why", "Say for one worker why each policy acts on it, or doesn't."),
     "engine": ("shunter.cli.engine:engine", "Follow the policies: decide, act, and keep the audit."),
     "status": ("shunter.cli.status:status", "Show the fleet, what is under way, and how old it all is."),
     "audit": ("shunter.cli.audit:app", "List, show and verify the audit's records."),
+    "gone": ("shunter.cli.gone:gone", "Declare that a node is dead, though nothing announced it."),
     "certs": ("shunter.cli.certs:certs", "Make the certificates of a local engine and its agents."),
 }
 """Name to where it is, and its line in `--help`: that one imports none of them."""

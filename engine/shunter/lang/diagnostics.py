@@ -48,6 +48,7 @@ CODES: Final[dict[str, str]] = {
     "SH144": "more copies than the fleet has nodes",
     "SH145": "a reserve as long as the whole notice",
     "SH150": "no such kind or field",
+    "SH151": "a file that can't be formatted",
     "SH199": "the checker itself failed on a file",
 }
 """Code to title. A code is never given another meaning."""
