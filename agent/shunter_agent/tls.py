@@ -51,7 +51,7 @@ def client_context(files: TlsFiles) -> ssl.SSLContext:
     return _context(files, ssl.PROTOCOL_TLS_CLIENT)
 
 
-def identity(link: ssl.SSLSocket) -> str:
+def identity(link: ssl.SSLSocket | ssl.SSLObject) -> str:
     """The one URI in the peer's certificate; empty when it has none, or more than one, which would be two identities."""
     certificate = link.getpeercert() or {}
     names = certificate.get("subjectAltName", ())
@@ -65,7 +65,7 @@ def agent_of(uri: str) -> str | None:
     return node if uri.startswith(AGENT) and node and "/" not in node else None
 
 
-def require_agent(link: ssl.SSLSocket, node: str | None = None) -> str:
+def require_agent(link: ssl.SSLSocket | ssl.SSLObject, node: str | None = None) -> str:
     """The node at the other end: an agent's, and with `node` that one's. Raises Rejected SH807."""
     uri = identity(link)
     found = agent_of(uri)

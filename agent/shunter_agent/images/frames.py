@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from shunter_agent.images.manifest import ImageManifest
+from shunter_agent.images.secure import Secure
 
 VERSION: Final = 1
 CHUNK: Final = 1 << 20
@@ -78,7 +79,7 @@ class Broken(Exception):
 class Link:
     """Headers and bytes over one TLS socket, each wait at most `idle_s` seconds and all together at most `total_s`."""
 
-    def __init__(self, socket: ssl.SSLSocket, idle_s: float, total_s: float) -> None:
+    def __init__(self, socket: ssl.SSLSocket | Secure, idle_s: float, total_s: float) -> None:
         self.socket = socket
         self._idle_s = idle_s
         self._until = time.monotonic() + total_s

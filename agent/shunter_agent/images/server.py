@@ -5,7 +5,6 @@ import errno
 import io
 import os
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from shunter.model.errors import Problem, Rejected, Retry, ShunterError
 
 from shunter_agent.images.frames import CHUNK, VERSION, Broken, Data, FromReceiver, Hello, Link, Ready, Refused, Stored, Wait, Whole
 from shunter_agent.images.manifest import ImageFile, ImageManifest, check_id, check_name
+from shunter_agent.images.secure import Secure
 from shunter_agent.images.store import ImageStore
 from shunter_agent.images.transfer import digests_of
 from shunter_agent.tls import TlsFiles, require_agent, server_context
@@ -113,12 +113,8 @@ class ImageServer:
         try:
             plain.settimeout(self._allow.handshake_s)
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with self._context.wrap_socket(plain, server_side=True) as secure:
-                with self._lock:
-                    self._busy[threading.current_thread()] = secure  # wrapping has emptied the plain one
-                    closing = self._closing
-                if not closing:
-                    self._talk(secure)
+            with Secure(plain, self._context, server_side=True) as secure:
+                self._talk(secure)
         except (OSError, Broken):
             pass  # the sender is told by the end of the connection, and nothing of it stays here
         finally:
@@ -126,10 +122,10 @@ class ImageServer:
             with self._lock:
                 self._busy.pop(threading.current_thread(), None)
 
-    def _talk(self, secure: ssl.SSLSocket) -> None:
+    def _talk(self, secure: Secure) -> None:
         link = Link(secure, self._allow.idle_s, self._allow.total_s)
         try:
-            node = require_agent(secure)
+            node = require_agent(secure.tls)
             with self._lock:
                 if len(self._busy) > self._allow.at_once:
                     raise Retry(_problem("SH812", f"this node receives {self._allow.at_once} images already", "Try again in a while"))

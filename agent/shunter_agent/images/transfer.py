@@ -17,6 +17,7 @@ from shunter.model.errors import Problem, Rejected, Retry, Unknown
 
 from shunter_agent.images.frames import CHUNK, Broken, Data, Hello, Link, Ready, Refused, Stored, Wait, Whole
 from shunter_agent.images.manifest import ImageFile, ImageInfo, ImageManifest, belongs, check_id, manifest_of
+from shunter_agent.images.secure import Secure
 from shunter_agent.images.store import ImageStore
 from shunter_agent.tls import TlsFiles, client_context, require_agent
 
@@ -287,12 +288,12 @@ def _link(peer: Peer, tls: TlsFiles, limits: Limits) -> Iterator[Link]:
         raise Retry(_unsent(peer, str(error))) from error
     try:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        secure = context.wrap_socket(plain, server_hostname=None)
+        secure = Secure(plain, context, server_side=False)
     except (OSError, ssl.SSLError) as error:
         plain.close()
         raise Retry(_unsent(peer, str(error))) from error
     with secure:
-        require_agent(secure, peer.node)
+        require_agent(secure.tls, peer.node)
         yield Link(secure, limits.idle_s, limits.total_s)
 
 
