@@ -277,3 +277,32 @@ def test_a_changed_policy_directory_is_read_at_once(scene: MakeScene) -> None:
     (problem,) = s.audit("policies")[-1]["body"]["problems"]
     assert problem["place"]["file"] == "save.yaml"
     assert s.audit("policies")[-1]["body"]["policies"] == ["save"]
+
+
+def test_a_node_that_died_unannounced_is_declared_gone(scene: MakeScene) -> None:
+    """Silence alone moves nothing: its worker may serve. Declared dead, it is restored elsewhere from its last image, and serves."""
+    checkpoints = """
+apiVersion: shunter.dev/v1alpha1
+kind: CheckpointPolicy
+metadata: {name: images}
+spec: {workers: {graph: tiny}, every: 1h, copies: 2}
+"""
+    s = scene(policies={"save.yaml": SAVE, "images.yaml": checkpoints})
+    s.fleet.start_engine()
+    assert s.outcome("checkpoint")["status"] == "succeeded"
+    config = str(s.fleet.engine_config)
+    # a node that answers can't be declared dead
+    s.fleet.shunter("gone", "node-a", "--yes", "--config", config)
+    s.wait("the declaration to be void", lambda: "SH915" in (s.fleet.folder / "engine.log").read_text())
+    s.fleet.shunter("gone", "node-a", "--undo", "--config", config)
+    s.fleet.nodes["node-a"].power_off()
+    s.wait("the silence to be noticed", lambda: [r for r in s.audit("source") if r["subject"] == "agent node-a"])
+    assert not s.outcomes("restore")
+    assert s.fleet.shunter("gone", "node-a", "--config", config, check=False).returncode == 1, "without a terminal it wants --yes"
+    s.fleet.shunter("gone", "node-a", "--yes", "--detail", "power cut", "--config", config)
+    restored = s.outcome("restore")
+    assert (restored["status"], restored["to"], restored["policy"]) == ("succeeded", "node-b/0", "save")
+    assert "old" in restored["reason"], "how old the image is"
+    assert s.copies("decode-0") == 1
+    s.stream(50)
+    s.whole()

@@ -155,7 +155,7 @@ def unanswered(node: NodeId) -> Problem:
     return problem(
         "SH514",
         f"the agent of {node} hasn't said what became of the last order",
-        "Bring the agent back; if the node is dead for good, post a notice of kind `gone` for it",
+        "Bring the agent back; if the node is dead for good, declare it: `shunter gone NODE`",
         node,
     )
 

@@ -18,6 +18,7 @@ from shunter.act.recover import recover
 from shunter.act.run import Parts, Times
 from shunter.act.scheduler import Scheduler
 from shunter.act.store import Store
+from shunter.app import gone
 from shunter.app.health import Health, Metrics, serve
 from shunter.app.policies import PolicyFeed
 from shunter.app.settings import Settings
@@ -34,6 +35,7 @@ from shunter.model.operation import OperationRecord
 from shunter.model.plan import Evaluation, PlannedOperation
 from shunter.model.policy import PolicySet
 from shunter.model.record import Record, RecordKind
+from shunter.model.sample import Known, say
 from shunter.model.snapshot import Fleet, Notice, Samples, Snapshot
 from shunter.observe.catalog import Catalog
 from shunter.observe.prometheus import Prometheus
@@ -241,16 +243,30 @@ class _Leading:
             return Snapshot(at=now, fleet=e._fleet, notices=e._notices), None
         within = URGENT_METRICS_S if urgent else float(e.settings.prometheus.deadline)
         samples: Samples = await self.world.measure(e._fleet, policies, now, within_s=within)
-        if any(sample_is_known(fields) for fields in samples.workers.values()):
-            self.measured_at = now
+        self._measured(samples, now)
         return Snapshot(at=now, fleet=e._fleet, samples=samples, notices=e._notices), policies
+
+    def _measured(self, samples: Samples, now: float) -> None:
+        """Note whether metrics come at all. A fleet without a live worker has none, and lacks none."""
+        if not samples.workers or any(isinstance(s, Known) for fields in samples.workers.values() for s in fields.values()):
+            self.measured_at = now
+            self._tell_or_clear("metrics", None)
+            return
+        why = next(s for fields in samples.workers.values() for s in fields.values())
+        what = f"no worker has a fresh value of any metric: {say(why)}"
+        self._tell_or_clear("metrics", Problem(code="SH330", what=what, remedy="Look at Prometheus and its scrapes", subject="metrics"))
 
     async def _look(self, now: float) -> None:
         e = self.e
         active = self.store.active()
         busy = frozenset(WorkerId(r.planned.worker) for r in active if not r.waits)
         before = {n.id for n in e._notices}
-        inventory = await self.world.look(Memory(fleet=e._fleet, notices=e._notices, ended=self.store.ended(), busy=busy), now)
+        said = gone.declared(e.settings.state)
+        known = tuple(n for n in e._notices if n.source != gone.SOURCE)
+        inventory = await self.world.look(Memory(fleet=e._fleet, notices=(*known, *said), ended=self.store.ended(), busy=busy), now)
+        answering = frozenset(self.agents) - frozenset(self.world.unreachable)
+        for problem in gone.void(said, answering):
+            self._tell(problem)
         if (inventory.fleet, inventory.notices) != (e._fleet, e._notices):
             self.store.save_fleet(inventory.fleet, inventory.notices, now)
         e._fleet, e._notices = inventory.fleet, inventory.notices
@@ -360,11 +376,6 @@ class _Leading:
 
 def void(_value: object) -> None:
     """Drop a result."""
-
-
-def sample_is_known(fields: Mapping[str, object]) -> bool:
-    """Any of a worker's samples has a value."""
-    return any(getattr(value, "value", None) is not None for value in fields.values())
 
 
 def _tls(settings: Settings) -> TlsFiles:

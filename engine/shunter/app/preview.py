@@ -12,6 +12,7 @@ import msgspec
 
 from shunter.act.agents import AgentClient, TlsFiles
 from shunter.act.store import Store
+from shunter.app.gone import SOURCE, declared
 from shunter.app.policies import PolicyFeed
 from shunter.app.settings import Settings
 from shunter.app.sources import source_of
@@ -113,7 +114,9 @@ def _notice(one: Assumed, at: float, known: set[NodeId]) -> Notice:
     if one.node not in known:
         raise Rejected(Problem(code="SH912", what=f"there is no node {one.node}", remedy=f"Nodes are {', '.join(sorted(known))}"))
     deadline = None if one.lead is None else at + one.lead
-    return Notice(id=NoticeId(f"assumed-{one.node}"), kind=one.kind, node=one.node, seen_at=at, deadline=deadline, source="assumed")
+    return Notice(
+        id=NoticeId(f"assumed-{one.kind}-{one.node}"), kind=one.kind, node=one.node, seen_at=at, deadline=deadline, source="assumed"
+    )
 
 
 def _remembered(path: Path, now: float) -> tuple[EngineState, Memory]:
@@ -123,5 +126,7 @@ def _remembered(path: Path, now: float) -> tuple[EngineState, Memory]:
     with closing(Store(path, read_only=True)) as store:
         last = store.load_fleet()
         busy = frozenset(WorkerId(r.planned.worker) for r in store.active() if not r.waits)
-        memory = Memory(fleet=last.fleet if last else None, notices=last.notices if last else (), ended=store.ended(), busy=busy)
+        said = declared(path.parent)
+        before = tuple(n for n in last.notices if n.source != SOURCE) if last else ()
+        memory = Memory(fleet=last.fleet if last else None, notices=(*before, *said), ended=store.ended(), busy=busy)
         return store.state(now), memory

@@ -1,0 +1,99 @@
+"""Nodes that a person has declared dead: the only way to know it when nothing announced it.
+
+A silent agent isn't a dead node: its workers may serve. Whoever is certain says so with `shunter gone`, which leaves a file in the
+engine's state folder; the engine reads it each tick and takes it for a notice of kind `gone`. A declaration about a node that answers is
+void, and is told.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from shunter.model.errors import Problem, Rejected, Retry
+from shunter.model.ids import NodeId, NoticeId
+from shunter.model.snapshot import Notice, NoticeKind
+
+SOURCE: Final = "declared"
+"""The `source` of such a notice."""
+_NODE: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", re.ASCII)
+
+
+class _Declared(msgspec.Struct, frozen=True, kw_only=True):
+    at: float
+    detail: str = ""
+
+
+def declare(state: Path, node: str, now: float, detail: str = "") -> None:
+    """Declare `node` dead at `now` (seconds since the epoch); durable on return, idempotent. Raises Rejected SH913, Retry SH914."""
+    path = _path(state, node)
+    partial = path.with_name(f".{path.name}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(os.open(partial, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(msgspec.json.encode(_Declared(at=now, detail=detail)))
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def withdraw(state: Path, node: str) -> bool:
+    """Take a declaration back; False when there was none. Raises Rejected SH913, Retry SH914."""
+    path = _path(state, node)
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    return True
+
+
+def declared(state: Path) -> tuple[Notice, ...]:
+    """All declarations, sorted by node. A file that can't be read is no declaration: half a word must not end a node."""
+    found = []
+    for path in sorted((state / "gone").glob("*.json")):
+        try:
+            said = msgspec.json.decode(path.read_bytes(), type=_Declared)
+        except (OSError, msgspec.MsgspecError):
+            continue
+        node = NodeId(path.stem)
+        found.append(
+            Notice(id=NoticeId(f"gone-{node}"), kind=NoticeKind.GONE, node=node, seen_at=said.at, source=SOURCE, detail=said.detail)
+        )
+    return tuple(found)
+
+
+def void(notices: tuple[Notice, ...], answering: frozenset[NodeId]) -> tuple[Problem, ...]:
+    """What to say of declarations about nodes that answer."""
+    return tuple(
+        Problem(
+            code="SH915",
+            what="it was declared gone, but its agent answers: the declaration is void",
+            remedy=f"Take it back: shunter gone {notice.node} --undo",
+            subject=notice.node,
+        )
+        for notice in notices
+        if notice.node in answering
+    )
+
+
+def _path(state: Path, node: str) -> Path:
+    if not _NODE.fullmatch(node):
+        raise Rejected(Problem(code="SH913", what=f"{node!r} can't be a node's name", remedy="`shunter status` lists the nodes"))
+    return state / "gone" / f"{node}.json"
+
+
+def _unwritable(path: Path, error: OSError) -> Retry:
+    return Retry(
+        Problem(
+            code="SH914",
+            what=f"the declaration can't be written: {error.strerror}",
+            remedy="Free the disk or mend the permissions",
+            subject=str(path),
+        )
+    )
