@@ -68,7 +68,8 @@ class Scene:
         return [json.loads(line)["record"] for line in listed.stdout.splitlines()]
 
     def outcomes(self, kind: str) -> list[dict[str, Any]]:
-        return [r["body"] | r["body"]["outcome"] for r in self.audit("outcome") if r["body"].get("kind") == kind and "outcome" in r["body"]]
+        bodies = [r["body"] for r in self.audit("outcome") if r["body"].get("kind") == kind and "outcome" in r["body"]]
+        return [body | body["outcome"] | {"why": body["reason"]} for body in bodies]
 
     def outcome(self, kind: str, timeout: float = 60) -> dict[str, Any]:
         """The first outcome of an operation of this kind, once there is one."""

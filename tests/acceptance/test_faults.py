@@ -302,7 +302,7 @@ spec: {workers: {graph: tiny}, every: 1h, copies: 2}
     s.fleet.shunter("gone", "node-a", "--yes", "--detail", "power cut", "--config", config)
     restored = s.outcome("restore")
     assert (restored["status"], restored["to"], restored["policy"]) == ("succeeded", "node-b/0", "save")
-    assert "old" in restored["reason"], "how old the image is"
+    assert "old" in restored["why"], "how old the image is"
     assert s.copies("decode-0") == 1
     s.stream(50)
     s.whole()
