@@ -274,6 +274,16 @@ def test_a_pattern_is_matched_once_for_each_distinct_text(monkeypatch):
     assert asked == ["only-here-1", "x", "only-here-2"]
 
 
+def test_what_is_remembered_of_patterns_is_bounded(monkeypatch):
+    monkeypatch.setattr(texts, "_REMEMBERED", 10)
+    monkeypatch.setattr(texts, "_answers", {})
+    for n in range(8):
+        assert test(f'worker.id.matches("[{n}]")', strings("0", "1", "2", None)) == "".join("FT"[k == n] for k in range(3)) + "?"
+        assert sum(map(len, texts._answers.values())) <= 10
+    many = [str(k) for k in range(30)]
+    assert test('worker.id.matches("^1")', strings(*many)) == "".join("FT"[k[0] == "1"] for k in many)
+
+
 def test_row_by_row_asks_once_for_the_same_inputs(monkeypatch):
     asked = []
     rules = CelRules.test

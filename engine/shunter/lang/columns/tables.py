@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from shunter.lang.cel import bound
 from shunter.lang.columns.vectors import Bools, Codes, Dictionary, Figures, Mask, Numbers, Words
 from shunter.model.expression import Scope, Value
+from shunter.model.sample import Known, Missing
 from shunter.model.vocabulary import VARIABLES, Kind
 
 _KEPT_BYTES: Final = 32 * 2**20
@@ -113,7 +114,7 @@ class Column:
         """From values as scopes hold them: samples, plain values, and None for those that aren't there. What `CelRules` would not
         give to CEL (a text where a number belongs, NaN) is unknown here too.
         """
-        plain = [bound(kind, value)[0] for value in values]
+        plain = _PLAIN[kind](values)
         gaps = [value is None for value in plain]
         known = ~np.array(gaps, dtype=np.bool_) if any(gaps) else None
 
@@ -266,6 +267,32 @@ def _mask(known: Mask | None, size: int) -> Mask | None:
     if known.shape != (size,):
         raise ValueError(f"the mask has the shape {known.shape} for {size} rows")
     return None if known.all() else known
+
+
+# -- the usual types first: `bound` decides about all others
+
+
+def _plain_doubles(values: Sequence[Value | None]) -> list[Any]:
+    held = [value.value if type(value) is Known else value for value in values]
+    return [value if type(value) is float else None if type(value) is Missing else bound(Kind.DOUBLE, value)[0] for value in held]
+
+
+def _plain_ints(values: Sequence[Value | None]) -> list[Any]:
+    return [value if type(value) is int and -_WHOLE <= value < _WHOLE else bound(Kind.INT, value)[0] for value in values]
+
+
+def _plain_strings(values: Sequence[Value | None]) -> list[Any]:
+    return [value if type(value) is str and value.isascii() else bound(Kind.STRING, value)[0] for value in values]
+
+
+_WHOLE: Final = 2**63
+_PLAIN: Final[dict[Kind, Callable[[Sequence[Value | None]], list[Any]]]] = {
+    Kind.DOUBLE: _plain_doubles,
+    Kind.INT: _plain_ints,
+    Kind.BOOL: lambda values: [value if type(value) is bool else bound(Kind.BOOL, value)[0] for value in values],
+    Kind.STRING: _plain_strings,
+    Kind.LABELS: lambda values: [bound(Kind.LABELS, value)[0] for value in values],
+}
 
 
 def _encode(values: Sequence[Any]) -> tuple[Codes, Dictionary]:

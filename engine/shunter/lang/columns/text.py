@@ -30,7 +30,8 @@ MIRRORED: Final = {"_==_": "_==_", "_!=_": "_!=_", "_<_": "_>_", "_<=_": "_>=_",
 """The comparison that says the same with its sides exchanged."""
 _ORDERED: Final = {"_<_": np.less, "_<=_": np.less_equal, "_>_": np.greater, "_>=_": np.greater_equal}
 _DTYPES: Final[dict[str, type[np.float64 | np.int64]]] = {"double": np.float64, "int": np.int64}
-_REMEMBERED: Final = 65_536
+_REMEMBERED: Final = 1_000_000
+"""Answers of CEL that are kept, at about 100 bytes each."""
 
 
 def predicate(table: Table, function: str, a: Words, argument: str) -> Bools:
@@ -129,20 +130,19 @@ def _question(expression: str) -> Any:  # noqa: ANN401  (cel.Expression; the lib
     return cel.NewEnv(variables={"text": cel.Type.STRING, "argument": cel.Type.STRING}).compile(expression)
 
 
-@lru_cache(maxsize=256)
-def _remembered(expression: str, argument: str) -> dict[str, Any]:
-    """Answers by text, over all tables: a worker's name doesn't change from tick to tick."""
-    return {}
+_answers: Final[dict[tuple[str, str], dict[str, Any]]] = {}
+"""By question and argument, then by text, over all tables: a worker's name doesn't change from tick to tick."""
 
 
 def _asked(expression: str, dictionary: Dictionary, argument: str) -> Sequence[Any]:
     """CEL's answer for each text; None for an error."""
-    answers = _remembered(expression, argument)
-    if len(answers) > _REMEMBERED:
-        answers.clear()
+    answers = _answers.setdefault((expression, argument), {})
+    unasked = [word for word in dictionary.words if word not in answers]
+    if unasked and sum(map(len, _answers.values())) + len(unasked) > _REMEMBERED:
+        _answers.clear()
+        answers, unasked = _answers.setdefault((expression, argument), {}), list(dictionary.words)
     question = _question(expression)
-    for word in dictionary.words:
-        if word not in answers:
-            result = question.eval(data={"text": word, "argument": argument})
-            answers[word] = None if result.type() == cel.Type.ERROR else result.value()
+    for word in unasked:
+        result = question.eval(data={"text": word, "argument": argument})
+        answers[word] = None if result.type() == cel.Type.ERROR else result.value()
     return [answers[word] for word in dictionary.words]
