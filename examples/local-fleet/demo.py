@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,11 @@ class Demo:
                 f"{stopped:.2f} s" if stopped is not None else "", f"{size / 1e6:.0f} MB" if size else "", outcome["reason"],
             )  # fmt: skip
         self.console.print(table)
+        worst = max(streams, key=lambda s: float(s["longest_pause_s"]))
+        when = datetime.fromtimestamp(worst["paused_at"], UTC).strftime("%H:%M:%S")
+        self.say(
+            f"the longest pause that a client saw: {worst['longest_pause_s']:.2f} s, {worst['session']} of {worst['worker']}, until {when}"
+        )
         self.say(f"done as previewed: {did == sorted((o['kind'], o['worker']) for o in self.preview)}")
         self.say(verified.stdout.strip() or verified.stderr.strip())
         complete = [s for s in streams if s["got"] == s["wanted"] and not (s["lost"] or s["duplicated"] or s["corrupt"] or s["error"])]
