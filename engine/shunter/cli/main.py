@@ -17,6 +17,7 @@ VERBS: Final = {
     "explain": ("shunter.cli.explain:explain", "Describe a kind of policy, its keys and its variables."),
     "plan": ("shunter.cli.plan:plan", "Show what would be done now, and why, without doing it."),
     "why": ("shunter.cli.why:why", "Say for one worker why each policy acts on it, or doesn't."),
+    "snapshot": ("shunter.cli.snapshot:snapshot", "Record the fleet and its samples as they are now."),
     "engine": ("shunter.cli.engine:engine", "Follow the policies: decide, act, and keep the audit."),
     "status": ("shunter.cli.status:status", "Show the fleet, what is under way, and how old it all is."),
     "audit": ("shunter.cli.audit:app", "List, show and verify the audit's records."),

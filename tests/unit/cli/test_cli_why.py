@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from shunter.app.preview import Preview
+from shunter.cli import snapshot as recorder
 from shunter.cli import why as verb
 from shunter.cli.main import execute
 from shunter.decide.evaluate import evaluate
@@ -17,6 +18,7 @@ from shunter.model.operation import EngineState
 from shunter.model.sample import Known, Missing
 from shunter.model.snapshot import Fleet, Node, Notice, NoticeKind, Samples, Slot, Snapshot, Worker, WorkerState
 from shunter.model.source import Revision, SourceFile
+from shunter.observe.recorded import load as read_snapshot
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 NOW = 1_800_000_000.0
@@ -113,6 +115,7 @@ def look(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
             return what
 
         monkeypatch.setattr(verb, "preview", preview)
+        monkeypatch.setattr(recorder, "preview", preview)
 
     return let
 
@@ -178,3 +181,18 @@ def test_no_such_worker(look, capsys: pytest.CaptureFixture[str]):
 def test_settings_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert execute(["why", "decode-0", "--config", str(tmp_path / "nothing.toml")]) == 1
     assert "SH910" in capsys.readouterr().err
+
+
+def test_a_recorded_snapshot_is_the_one_that_was_decided_on(look, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]):
+    what = seen()
+    look(what)
+    assert execute(["snapshot", "fleet.json"]) == 0
+    shown = capsysbinary.readouterr()
+    assert shown.out.startswith(b"fleet.json: 3 nodes, 3 workers, 0 images, sha256:")
+    assert b"node-d doesn't answer" in shown.err
+    assert read_snapshot(tmp_path / "fleet.json").id == what.snapshot.id
+    assert execute(["snapshot", "-"]) == 0
+    assert capsysbinary.readouterr().out == (tmp_path / "fleet.json").read_bytes() + b"\n"
+    (tmp_path / "p.yaml").write_bytes(POLICIES.replace(b"role: prefill", b"graph: tinny"))
+    assert execute(["validate", "p.yaml", "--fleet", "fleet.json"]) == 0
+    assert b"SH143 warning: the fleet has no graph tinny" in capsysbinary.readouterr().out

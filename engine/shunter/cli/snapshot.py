@@ -1,0 +1,36 @@
+"""`shunter snapshot`: record what there is to decide on, for previews, replays and checks elsewhere."""
+
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shunter.app.preview import preview
+from shunter.app.settings import load
+from shunter.model.canon import encode
+from shunter.observe.recorded import save
+
+
+def snapshot(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it (JSON, mode 0600); - for standard output.")],
+    config: Annotated[Path, typer.Option("--config", "-c", help="The engine's settings file (TOML).")] = Path("engine.toml"),
+) -> None:
+    """Record the fleet, its notices and the samples that the policies need, as they are now.
+
+    Nodes that don't answer are named on standard error, and stand in it as last known. `shunter validate --fleet` reads it.
+    """
+    settings = load(config)
+    with tempfile.TemporaryDirectory(prefix="shunter-snapshot-") as folder:
+        seen = asyncio.run(preview(settings, Path(folder) / "policies.git"))
+    for problem in seen.unreachable:
+        typer.echo(f"warning: {problem}", err=True)
+    if str(file) == "-":
+        sys.stdout.buffer.write(encode(seen.snapshot) + b"\n")
+        sys.stdout.buffer.flush()
+        return
+    save(seen.snapshot, file)
+    fleet = seen.snapshot.fleet
+    typer.echo(f"{file}: {len(fleet.nodes)} nodes, {len(fleet.workers)} workers, {len(fleet.images)} images, {seen.snapshot.id[:19]}")
