@@ -12,6 +12,7 @@ from shunter.app.preview import preview
 from shunter.app.settings import load
 from shunter.model.canon import encode
 from shunter.observe.recorded import save
+from shunter.report.words import count
 
 
 def snapshot(
@@ -33,4 +34,5 @@ def snapshot(
         return
     save(seen.snapshot, file)
     fleet = seen.snapshot.fleet
-    typer.echo(f"{file}: {len(fleet.nodes)} nodes, {len(fleet.workers)} workers, {len(fleet.images)} images, {seen.snapshot.id[:19]}")
+    parts = (count(len(found), noun) for found, noun in ((fleet.nodes, "node"), (fleet.workers, "worker"), (fleet.images, "image")))
+    typer.echo(f"{file}: {', '.join(parts)}, {seen.snapshot.id[:19]}")

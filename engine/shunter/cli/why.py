@@ -60,14 +60,14 @@ def why(
     notices = [assumed(text) for text in notice or ()]
     with tempfile.TemporaryDirectory(prefix="shunter-why-") as folder:
         seen = asyncio.run(preview(settings, Path(folder) / "policies.git", notices))
+    for problem in (*seen.policies.problems, *seen.unreachable):
+        typer.echo(f"warning: {problem}", err=True)
     known = _known(seen, worker)
     answers = explain(seen.evaluation, seen.policies, seen.snapshot, known.id)
     if output is Format.JSON:
         typer.echo(why_json(seen, known, answers), nl=False)
         return
     why_text(seen, known, answers, Console(highlight=False, width=None if sys.stdout.isatty() else 140))
-    for problem in (*seen.policies.problems, *seen.unreachable):
-        typer.echo(f"warning: {problem}", err=True)
 
 
 def _known(seen: Preview, name: str) -> Worker:

@@ -175,7 +175,10 @@ def test_no_such_worker(look, capsys: pytest.CaptureFixture[str]):
     assert execute(["why", "decode-9"]) == 1
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert shown.err.startswith('error: SH940 decode-9: there is no worker decode-9 in the fleet\n  Did you mean "decode-')
+    away, error, remedy = shown.err.splitlines()
+    assert "node-d doesn't answer" in away
+    assert error == "error: SH940 decode-9: there is no worker decode-9 in the fleet"
+    assert remedy.startswith('  Did you mean "decode-')
 
 
 def test_settings_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
