@@ -300,7 +300,7 @@ def test_row_by_row_asks_once_for_the_same_inputs(monkeypatch):
 
 
 def test_what_a_table_keeps_is_bounded(monkeypatch):
-    monkeypatch.setattr(tables, "_KEPT_BYTES", 1000)
+    monkeypatch.setattr(tables, "_KEPT_BYTES", 10_000)
     table = strings("a", "b", None)
     for _ in range(2):
         for word in "abcdefghijklmnopqrstuvwxyz":

@@ -53,7 +53,8 @@ class Column:
 
     @classmethod
     def doubles(cls, values: ArrayLike, known: Mask | None = None, why: Why = _nothing) -> "Column":
-        """From an array, which isn't copied if it holds doubles and all of its rows are known. Rows that aren't finite are unknown."""
+        """From an array, which isn't copied if it holds doubles and all of its rows are known: then don't write to it.
+        Rows that aren't finite are unknown."""
         array = _one_dimension(np.asarray(values, dtype=np.float64))
         finite = np.isfinite(array)
         if not finite.all():
@@ -185,6 +186,7 @@ class Table:
         self._find = find
         self._columns: dict[str, Column] = {}
         self._derived: dict[object, Any] = {}
+        self._kept = 0
 
     @classmethod
     def of(cls, columns: Mapping[str, Column], size: int) -> "Table":
@@ -215,18 +217,21 @@ class Table:
         held = ((name, self.column(name).value(row)) for name in names)
         return {name: value for name, value in held if value is not None}
 
-    def derived(self, key: object, make: Callable[[], T]) -> T:
-        """What `make` gives, made once for a key; forgotten when too much is kept."""
+    def derived(self, key: object, make: Callable[[], T], bytes_per_row: int = 2) -> T:
+        """What `make` gives, made once for a key; forgotten when too much is kept. The size is that of two masks unless said."""
         found: T | None = self._derived.get(key)
         if found is None:
-            if len(self._derived) * (2 * self.size + 100) > _KEPT_BYTES:
+            weight = bytes_per_row * self.size + 500
+            if self._kept + weight > _KEPT_BYTES:
                 self._derived.clear()
+                self._kept = 0
+            self._kept += weight
             found = self._derived[key] = make()
         return found
 
     def label(self, name: str, key: str) -> Words:
         """The texts under one key of a column of labels; unknown where the key isn't."""
-        return self.derived((name, key, "label"), lambda: self._label(name, key))
+        return self.derived((name, key, "label"), lambda: self._label(name, key), 24)
 
     def _label(self, name: str, key: str) -> Words:
         column = Column.strings([m.get(key) if m is not None else None for m in self.column(name).maps])
@@ -241,7 +246,7 @@ class Table:
     def label_count(self, name: str) -> Numbers:
         """How many labels each map has."""
         column = self.column(name)
-        count = self.derived((name, "count"), lambda: np.array([len(m) if m is not None else 0 for m in column.maps], dtype=np.int64))
+        count = self.derived((name, "count"), lambda: np.array([len(m) if m is not None else 0 for m in column.maps], dtype=np.int64), 8)
         return Numbers(count, column.known)
 
 
