@@ -20,7 +20,7 @@ from shunter.model.errors import Problem, Rejected
 from shunter.model.finding import Verdict
 from shunter.model.ids import WorkerId
 from shunter.model.snapshot import Worker
-from shunter.report.marks import mark
+from shunter.report.marks import Marks, mark
 from shunter.report.plan import headline
 from shunter.report.words import Page, moment, short, span
 
@@ -95,7 +95,8 @@ def why_json(seen: Preview, worker: Worker, answers: tuple[Explanation, ...]) ->
 def why_text(seen: Preview, worker: Worker, answers: tuple[Explanation, ...], console: Console) -> None:
     """The answers for people: those that act first, then those that hold back, and those that have nothing to do last."""
     page, at = Page(console), seen.snapshot.at
-    page.title(f"{worker.id} at {moment(at)}, policies at {short(seen.policies.commit)}")
+    marks = Marks(seen.snapshot.fleet)
+    page.title(f"{marks.of_subject(worker.id)}{worker.id} at {moment(at)}, policies at {short(seen.policies.commit)}")
     page.line(_standing(worker), indent=2)
     if not answers:
         page.line("There is no policy.", indent=2)
@@ -106,6 +107,8 @@ def why_text(seen: Preview, worker: Worker, answers: tuple[Explanation, ...], co
         subject = "" if answer.subject == worker.id else f" for {answer.subject}"
         page.line(f"{tag}{answer.policy} ({answer.kind}) {_SAID[answer.verdict]}{subject}", style=_STYLES[answer.verdict])
         _reasons(page, answer, at)
+        for operation in answer.operations:
+            page.field("does", f"{marks.of_operation(operation)}{headline(operation)}", indent=2)
 
 
 def _standing(worker: Worker) -> str:
@@ -122,5 +125,3 @@ def _reasons(page: Page, answer: Explanation, at: float) -> None:
         page.field("value", answer.value, indent=2)
     if answer.since is not None:
         page.field("since", f"{moment(answer.since)}, for {span(at - answer.since)}", indent=2)
-    for operation in answer.operations:
-        page.field("does", headline(operation), indent=2)

@@ -73,7 +73,7 @@ address = "127.0.0.1:1"
 """
 
 
-def seen(*, waiting: float = 45.0, notices: tuple[Notice, ...] = ()) -> Preview:
+def seen(*, waiting: float = 45.0, notices: tuple[Notice, ...] = (), runtime: str = "criu") -> Preview:
     def worker(name: str, node: str) -> Worker:
         at = NodeId(node)
         return Worker(
@@ -85,7 +85,9 @@ def seen(*, waiting: float = 45.0, notices: tuple[Notice, ...] = ()) -> Preview:
         return Known(value=value, unit="1", at=NOW - 1, query="q")
 
     workers = (worker("decode-0", "node-a"), worker("decode-1", "node-b"), worker("prefill-0", "node-c"))
-    nodes = tuple(Node(id=w.node, slots=(Slot(id=w.slot, worker=w.id), Slot(id=slot_id(w.node, 1))), seen_at=NOW) for w in workers)
+    nodes = tuple(
+        Node(id=w.node, slots=(Slot(id=w.slot, worker=w.id), Slot(id=slot_id(w.node, 1))), seen_at=NOW, runtime=runtime) for w in workers
+    )
     samples = {
         "decode-0": {"kvUsage": known(0.9), "waiting": known(0.0)},
         "decode-1": {"kvUsage": known(0.1), "waiting": Missing(reason="query returned 0 series")},
@@ -168,6 +170,15 @@ def test_what_is_done_is_shown_first_with_the_operation(look, capsys: pytest.Cap
     assert lines[3] == "save-sessions (PreemptionPolicy) acts"
     assert any(line.startswith("  does      move decode-0 from node-a/0 to node-b/1") for line in lines)
     assert any(line.startswith("  since") and line.endswith("for 5.00 s") for line in lines)
+
+
+def test_what_only_pretends_says_so(look, capsys: pytest.CaptureFixture[str]):
+    notice = Notice(id=NoticeId("n1"), kind=NoticeKind.PREEMPTION, node=NodeId("node-a"), seen_at=NOW - 5, deadline=NOW + 600)
+    look(seen(notices=(notice,), runtime="pretend"))
+    assert execute(["why", "decode-0"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("[pretend] decode-0 at ")
+    assert "  does      [pretend] move decode-0" in out
 
 
 def test_no_such_worker(look, capsys: pytest.CaptureFixture[str]):
