@@ -119,6 +119,21 @@ def test_texts(text, values, expected):
     assert COLUMNS.columnar(Expression(text=text))
 
 
+def test_lists_of_mixed_types_are_left_to_cel():
+    table = Table.of(
+        {"worker.id": Column.strings(["1", "a"]), "worker.images": Column.ints([3, 2]), "worker.kvUsage": Column.doubles([1, 2])}, 2
+    )
+    for text, expected in (
+        ('worker.id in ["a", 1]', "FT"),
+        ('worker.images in [3.5, 3.0, "x"]', "TF"),
+        ("worker.images in [2.5, 9007199254740993]", "FF"),
+        ('worker.kvUsage in [1, "x"]', "TF"),
+        ("worker.images in [worker.images, 2]", "TT"),
+    ):
+        assert test(text, table) == expected
+        assert not COLUMNS.columnar(Expression(text=text))
+
+
 def test_two_texts():
     table = Table.of({"worker.node": Column.strings(["a", "b", None, "é"]), "node.id": Column.strings(["a", "c", "a", "e"])}, 4)
     assert test("worker.node == node.id", table) == "TF?F"
