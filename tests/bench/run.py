@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import columns
 import large
 import msgspec
 from shunter.audit.journal import Journal
@@ -64,6 +65,11 @@ def decide() -> Iterator[Figure]:
     taken = best(3, work)
     how = f"{sizes}; one snapshot in memory to {counts['findings']} findings and {counts['operations']} operations, digests included"
     yield seconds("decide", taken, 0.1, f"{how}; best of 3")
+
+
+def evaluate_10m() -> Iterator[Figure]:
+    """Conditions over whole columns."""
+    yield from (Figure(**figure) for figure in columns.benches())
 
 
 def cli_help() -> Iterator[Figure]:
@@ -124,6 +130,7 @@ def _record(n: int) -> Record:
 
 BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "decide": decide,
+    "evaluate_10m": evaluate_10m,
     "cli_help": cli_help,
     "validate_500": validate_500,
     "audit_rate": audit_rate,
