@@ -6,6 +6,7 @@ its instance id.
 """
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,8 @@ DISCOVERY_S: Final = 5.0
 """Seconds until discovery must show what was asked for."""
 _INTERNAL: Final = "worker_kv_query_source"
 """Endpoints between workers and routers that carry no requests; they stay registered while a worker is fenced."""
+_INFLIGHT: Final = "dynamo_component_inflight_requests"
+_INFLIGHT_ROW: Final = re.compile(rf"^{_INFLIGHT}\{{([^}}\n]*)\}} (\S+)$", re.MULTILINE)
 
 
 class DynamoServing:
@@ -73,12 +76,16 @@ class DynamoServing:
         """See the port."""
         if not spec.control:
             raise _no_control(spec)
-        count = _body(self._ask(spec, "GET", "/engine/status")).get("inflight_requests")
+        response = self._ask(spec, "GET", "/engine/status")
+        if response.status_code == 404:  # releases up to 1.6 have no status, but a metric
+            count: object = _inflight_metric(self._ask(spec, "GET", "/metrics"))
+        else:
+            count = _body(response).get("inflight_requests")
         if not isinstance(count, int) or isinstance(count, bool):
             raise rejected(
                 "SH621",
-                "the worker doesn't say how many requests are in flight (GET /engine/status)",
-                "Give it a status that has inflight_requests; until then it can be moved or parked, but not drained",
+                f"the worker doesn't say how many requests are in flight (GET /engine/status, or {_INFLIGHT} of GET /metrics)",
+                "Give it one of the two; until then it can be moved or parked, but not drained",
                 spec.worker,
             )
         return count
@@ -149,6 +156,17 @@ def _body(response: httpx.Response) -> dict[str, Any]:
     except ValueError:
         return {}
     return body if isinstance(body, dict) else {}
+
+
+def _inflight_metric(response: httpx.Response) -> int | None:
+    """Requests in flight by a worker's metrics; None when they don't say, which isn't none in flight."""
+    if not response.is_success:
+        return None
+    rows = [value for labels, value in _INFLIGHT_ROW.findall(response.text) if f'dynamo_endpoint="{_INTERNAL}' not in labels]
+    try:
+        return sum(int(float(value)) for value in rows) if rows else None
+    except (ValueError, OverflowError):
+        return None
 
 
 def _no_control(spec: WorkerSpec) -> Exception:

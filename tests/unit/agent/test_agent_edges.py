@@ -199,6 +199,35 @@ class TestServing:
         with pytest.raises(Rejected, match="SH621"):
             Serving(tmp_path, {"/engine/status": (200, body)}).serving.inflight(SPEC)
 
+    def metrics(self, folder: Path, text: str, status: int = 200) -> DynamoServing:
+        def answer(request: httpx.Request) -> httpx.Response:
+            return httpx.Response(status, text=text) if request.url.path == "/metrics" else httpx.Response(404)
+
+        return DynamoServing(folder, client=httpx.Client(transport=httpx.MockTransport(answer)))
+
+    def test_in_flight_by_the_metric_where_there_is_no_status(self, tmp_path: Path) -> None:
+        text = (
+            "# TYPE dynamo_component_inflight_requests gauge\n"
+            'dynamo_component_inflight_requests{dynamo_component="backend",dynamo_endpoint="generate",worker_id="ff"} 3\n'
+            'dynamo_component_inflight_requests{dynamo_component="backend",dynamo_endpoint="clear",worker_id="ff"} 1\n'
+            'dynamo_component_inflight_requests{dynamo_component="backend",dynamo_endpoint="worker_kv_query_source_1d"} 7\n'
+        )
+        assert self.metrics(tmp_path, text).inflight(SPEC) == 4
+
+    @pytest.mark.parametrize(
+        ("text", "status"),
+        [
+            ("", 200),
+            ('dynamo_component_inflight_requests{dynamo_endpoint="worker_kv_query_source_1d"} 0\n', 200),
+            ('dynamo_component_inflight_requests{dynamo_endpoint="generate"} NaN\n', 200),
+            ('dynamo_component_inflight_requests{dynamo_endpoint="generate"} +Inf\n', 200),
+            ('dynamo_component_inflight_requests{dynamo_endpoint="generate"} 0\n', 500),
+        ],
+    )
+    def test_metrics_that_do_not_say_are_not_taken_for_idle(self, tmp_path: Path, text: str, status: int) -> None:
+        with pytest.raises(Rejected, match="SH621"):
+            self.metrics(tmp_path, text, status).inflight(SPEC)
+
 
 class TestProbe:
     def probe(self, answers: list[int], alive: Callable[[], bool] = lambda: True) -> str:
