@@ -14,7 +14,6 @@ import msgspec
 from shunter.act.agents import AgentClient, TlsFiles
 from shunter.act.execute import Executor
 from shunter.act.lease import Lease
-from shunter.act.recover import recover
 from shunter.act.run import Parts, Times
 from shunter.act.scheduler import Scheduler
 from shunter.act.store import Store
@@ -22,7 +21,8 @@ from shunter.app import gone
 from shunter.app.health import Health, Metrics, serve
 from shunter.app.policies import PolicyFeed
 from shunter.app.settings import Settings
-from shunter.app.world import Memory, World
+from shunter.app.settled import settled
+from shunter.app.world import HOLD_MARGIN_S, Memory, World
 from shunter.audit.decisions import Tracker
 from shunter.audit.journal import Journal
 from shunter.decide.evaluate import evaluate
@@ -39,7 +39,6 @@ from shunter.model.sample import Known, say
 from shunter.model.snapshot import Fleet, Notice, Samples, Snapshot
 from shunter.observe.catalog import Catalog
 from shunter.observe.prometheus import Prometheus
-from shunter.wire.convert import notice as notice_of
 
 HISTORY_MARGIN_S = 15.0
 """Snapshots are kept for the longest `for` of the policies and this much more."""
@@ -133,6 +132,10 @@ class _Leading:
         """Notices that came since the last tick."""
         self.told_commit: Commit | None = None
         """Of the newest policy set that has its record."""
+        self.meanwhile: list[OperationRecord] = []
+        """Operations that ended since the last look began."""
+        self.gone: frozenset[NodeId] = frozenset()
+        """Nodes that are dead for good, by the last look."""
         self.looked_at: float | None = None
         self.measured_at: float | None = None
         parts = Parts(
@@ -142,7 +145,7 @@ class _Leading:
             audit=lambda record: void(journal.append([record])),
             clock=engine.clock,
             sleep=asyncio.sleep,
-            gone=self._gone,
+            gone=lambda node: node in self.gone,
             progress=self._progress,
             times=Times(hold=float(engine.settings.hold)),
         )
@@ -155,14 +158,15 @@ class _Leading:
         e.metrics.epoch.set(self.epoch)
         remembered = self.store.load_fleet()
         if remembered:
-            e._fleet, e._notices = remembered.fleet, remembered.notices
+            e._fleet = settled(remembered.fleet, self.store.recent(remembered.at - 1.0))
+            e._notices = remembered.notices
         self._record(RecordKind.ENGINE, "engine", f"leads at epoch {self.epoch}")
         await self._follow_policies_once()
         await self._look(e.clock())
-        recovered = await recover(self.executor)
-        for record in (*recovered.ended, *recovered.open):
+        # taken up by the first tick's pump, beside looking and deciding: a drain may take until its deadline
+        for record in self.store.adopt(self.epoch):
             self._record(
-                RecordKind.ENGINE, record.id, f"took over {record.planned.kind.value} of {record.planned.worker}: {record.status.value}"
+                RecordKind.ENGINE, record.id, f"takes over {record.planned.kind.value} of {record.planned.worker} at {record.step.value}"
             )
         helpers = [asyncio.create_task(self._follow_policies(), name="policies")]
         helpers += [asyncio.create_task(self._watch(node), name=f"watch {node}") for node in self.agents]
@@ -263,13 +267,23 @@ class _Leading:
         before = {n.id for n in e._notices}
         said = gone.declared(e.settings.state)
         known = tuple(n for n in e._notices if n.source != gone.SOURCE)
-        inventory = await self.world.look(Memory(fleet=e._fleet, notices=(*known, *said), ended=self.store.ended(), busy=busy), now)
+        memory = Memory(
+            fleet=e._fleet,
+            notices=(*known, *said),
+            ended=self.store.ended(),
+            busy=busy,
+            gone_after=float(e.settings.hold) + HOLD_MARGIN_S,
+        )
+        self.meanwhile.clear()
+        inventory = await self.world.look(memory, now)
+        # what ended while we looked is news to what was seen
+        inventory = msgspec.structs.replace(inventory, fleet=settled(inventory.fleet, self.meanwhile))
         answering = frozenset(self.agents) - frozenset(self.world.unreachable)
         for problem in gone.void(said, answering):
             self._tell(problem)
         if (inventory.fleet, inventory.notices) != (e._fleet, e._notices):
             self.store.save_fleet(inventory.fleet, inventory.notices, now)
-        e._fleet, e._notices = inventory.fleet, inventory.notices
+        e._fleet, e._notices, self.gone = inventory.fleet, inventory.notices, inventory.gone
         if len(self.world.unreachable) < len(self.agents):
             self.looked_at = now
         for node in self.agents:
@@ -325,7 +339,7 @@ class _Leading:
             with contextlib.suppress(ShunterError):
                 async for event in self.agents[node].watch(self.epoch):
                     if event.HasField("notice"):
-                        self.fresh.add(notice_of(event.notice, node).id)
+                        self.fresh.add(NoticeId(event.notice.id))
                         self.e._wake.set()
                     elif event.HasField("exit"):
                         self.e._wake.set()
@@ -333,16 +347,14 @@ class _Leading:
 
     # -- small parts
 
-    def _gone(self, node: NodeId) -> bool:
-        known = next((n for n in self.e._fleet.nodes if n.id == node), None)
-        return known is not None and not known.reachable and not known.slots
-
     def _progress(self, record: OperationRecord) -> None:
         if record.outcome:
             kind = record.planned.kind.value
             self.e.metrics.operations.labels(kind, record.outcome.status.value).inc()
             if record.outcome.measured.stopped is not None:
                 self.e.metrics.stopped.labels(kind).observe(record.outcome.measured.stopped)
+            self.meanwhile.append(record)
+            self.e._fleet = settled(self.e._fleet, [record])
             self.e._wake.set()
         self.e.on_step(record)
 

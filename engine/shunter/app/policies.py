@@ -61,6 +61,10 @@ class PolicyFeed:
         except ShunterError as error:
             self.problem = error.problem
             return False
+        except OSError as error:  # no room for git's files, or no git at all
+            what = f"the policy source can't be read: {error}"
+            self.problem = Problem(code="SH230", what=what, remedy="Free the disk; check that git is installed", subject="policies")
+            return False
         self.checked_at = self._clock()
         self.problem = None
         return changed

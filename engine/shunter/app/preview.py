@@ -16,7 +16,7 @@ from shunter.app.gone import SOURCE, declared
 from shunter.app.policies import PolicyFeed
 from shunter.app.settings import Settings
 from shunter.app.sources import source_of
-from shunter.app.world import Memory, World
+from shunter.app.world import HOLD_MARGIN_S, Memory, World
 from shunter.decide.evaluate import evaluate
 from shunter.decide.hold import horizon
 from shunter.lang.cel import CelRules
@@ -84,6 +84,7 @@ async def preview(settings: Settings, cache: Path, notices: Sequence[Assumed] = 
     tls = TlsFiles(ca=settings.tls.ca, cert=settings.tls.cert, key=settings.tls.key)
     agents = {NodeId(a.node): AgentClient(NodeId(a.node), a.address, tls) for a in settings.agents}
     state, memory = _remembered(settings.state / "engine.db", at)
+    memory = msgspec.structs.replace(memory, gone_after=float(settings.hold) + HOLD_MARGIN_S)
     try:
         async with Prometheus(settings.prometheus.url, deadline_s=float(settings.prometheus.deadline)) as prometheus:
             world = World(agents, prometheus, Catalog(label=settings.prometheus.label))

@@ -19,6 +19,8 @@ from shunter.observe.inventory import Inventory, merge
 from shunter.observe.prometheus import Client
 from shunter.observe.sample import sample
 
+HOLD_MARGIN_S = 5.0
+"""What is added to the agents' hold before a silent node counts as dead."""
 VIEW_TIMEOUT_S = 2.0
 """An agent that takes longer is unreachable for this snapshot."""
 
@@ -41,6 +43,9 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     notices: tuple[Notice, ...] = ()
     ended: frozenset[WorkerId] = frozenset()
     busy: frozenset[WorkerId] = frozenset()
+    gone_after: float = 65.0
+    """How long a preempted node must be silent after its deadline to be taken for dead, in seconds: longer than any hold, so that nothing
+    of it can come to life again unseen."""
 
 
 class World:
@@ -56,7 +61,16 @@ class World:
         answers = await asyncio.gather(*(self._view(node) for node in self._agents))
         views = [answer for answer in answers if isinstance(answer, NodeView)]
         self.unreachable = {node: answer for node, answer in zip(self._agents, answers, strict=True) if isinstance(answer, Problem)}
-        return merge(views, memory.fleet, memory.notices, tuple(self._agents), now, ended=memory.ended, busy=memory.busy)
+        return merge(
+            views,
+            memory.fleet,
+            memory.notices,
+            tuple(self._agents),
+            now,
+            ended=memory.ended,
+            busy=memory.busy,
+            gone_after_s=memory.gone_after,
+        )
 
     async def _view(self, node: NodeId) -> NodeView | Problem:
         try:

@@ -16,8 +16,8 @@ from shunter.model.view import NodeView
 
 _AWAY = (WorkerState.PARKED, WorkerState.LOST)
 _STANDING = (WorkerState.RUNNING, WorkerState.FENCED)
-_TAKING = (NoticeKind.PREEMPTION, NoticeKind.MAINTENANCE)
-"""Notices after whose deadline a node that is silent is gone."""
+_TAKING = (NoticeKind.PREEMPTION,)
+"""Notices after whose deadline a node that is silent is gone. A maintenance may be put off, and its machine comes back."""
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +26,8 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     fleet: Fleet
     notices: tuple[Notice, ...]
     problems: tuple[Problem, ...] = ()
+    gone: frozenset[NodeId] = frozenset()
+    """Nodes that are dead for good: noticed, and silent since."""
 
 
 def merge(
@@ -42,8 +44,8 @@ def merge(
     """The fleet at `now` (seconds since the epoch), from this round's views and the round before.
 
     - A node without a view keeps its last slots, workers, images and notices, with `reachable=False`. Once it is gone (a `gone` notice, or
-      a preemption or maintenance whose deadline passed more than `gone_after_s` seconds ago) it has no slots and holds no images, and its
-      workers are LOST. Notices of a node that answers are exactly those that it reports.
+      a preemption, and both its deadline and the node's last answer are more than `gone_after_s` seconds ago) it has no slots and holds no
+      images, and its workers are LOST. Notices of a node that answers are exactly those that it reports.
     - `expected` are the nodes of the settings; one that never answered is in the fleet without slots.
     - A worker that no node reports, and whose node answers, has ended: PARKED if it is in `ended` and an image is left, out of the fleet if
       it is in `ended` and none is, LOST otherwise. `ended` are the workers whose newest operation ended them on purpose.
@@ -57,7 +59,8 @@ def merge(
     before = previous or Fleet()
     newest = {v.node.id: v for v in sorted(views, key=lambda v: v.at)}
     notices = _notices(newest, notices_previous)
-    gone = _gone(newest, notices, now, gone_after_s)
+    last_answers = {node.id: node.seen_at for node in before.nodes}
+    gone = _gone(newest, notices, last_answers, now - gone_after_s)
     nodes = _nodes(newest, before.nodes, expected, gone)
     images, problems = _images(newest, before.images, gone)
     silent = frozenset(n.id for n in nodes if not n.reachable)
@@ -75,6 +78,7 @@ def merge(
         fleet=Fleet(nodes=nodes, workers=tuple(workers[w] for w in sorted(workers)), images=images),
         notices=notices,
         problems=(*problems, *twice),
+        gone=gone,
     )
 
 
@@ -84,11 +88,16 @@ def _notices(newest: Mapping[NodeId, NodeView], previous: Sequence[Notice]) -> t
     return tuple(sorted({(n.node, n.id): n for n in (*kept, *told)}.values(), key=lambda n: (n.node, n.id)))
 
 
-def _gone(newest: Mapping[NodeId, NodeView], notices: Iterable[Notice], now: float, gone_after_s: float) -> frozenset[NodeId]:
+def _gone(
+    newest: Mapping[NodeId, NodeView], notices: Iterable[Notice], last_answers: Mapping[NodeId, float], before: float
+) -> frozenset[NodeId]:
+    """Silent nodes that were to go, and whose deadline and last answer are both earlier than `before`: one answer missed is no death."""
+
     def ends(notice: Notice) -> bool:
         if notice.kind is NoticeKind.GONE:
             return True
-        return notice.kind in _TAKING and notice.deadline is not None and now - notice.deadline > gone_after_s
+        due = notice.kind in _TAKING and notice.deadline is not None and notice.deadline < before
+        return due and last_answers.get(notice.node, 0.0) < before
 
     return frozenset(n.node for n in notices if n.node not in newest and ends(n))
 

@@ -157,7 +157,7 @@ def test_a_worker_on_its_way_is_frozen_and_not_lost() -> None:
 GONE = [
     (notice(A, NoticeKind.GONE), True),
     (notice(A, NoticeKind.PREEMPTION, NOW - 5.1), True),
-    (notice(A, NoticeKind.MAINTENANCE, NOW - 5.1), True),
+    (notice(A, NoticeKind.MAINTENANCE, NOW - 5.1), False),
     (notice(A, NoticeKind.PREEMPTION, NOW - 5), False),
     (notice(A, NoticeKind.PREEMPTION, NOW + 60), False),
     (notice(A, NoticeKind.PREEMPTION, None), False),
@@ -168,9 +168,19 @@ GONE = [
 ]
 
 
+def test_one_answer_missed_after_the_deadline_is_no_death() -> None:
+    """The node answered a moment ago: a postponed preemption, or an agent that restarts, must not make a second copy of its workers."""
+    just = msgspec.structs.replace(FIRST.fleet, nodes=tuple(msgspec.structs.replace(n, seen_at=NOW - 1) for n in FIRST.fleet.nodes))
+    merged = merge([view(B)], just, (notice(A, NoticeKind.PREEMPTION, NOW - 500),), BOTH, NOW)
+    assert merged.gone == frozenset()
+    assert only(merged) == worker(W, A)
+
+
 @pytest.mark.parametrize(("told", "gone"), GONE)
 def test_a_silent_node_is_gone_only_by_a_notice_that_is_due(told: Notice, gone: bool) -> None:
-    merged = merge([view(B, images=(image(W, B),))], FIRST.fleet, (told,), BOTH, NOW)
+    before = msgspec.structs.replace(FIRST.fleet, nodes=tuple(msgspec.structs.replace(n, seen_at=NOW - 6) for n in FIRST.fleet.nodes))
+    merged = merge([view(B, images=(image(W, B),))], before, (told,), BOTH, NOW)
+    assert merged.gone == ({A} if gone else set())
     lost = only(merged)
     silent = by_node(merged)[A]
     assert not silent.reachable

@@ -1,0 +1,29 @@
+"""What ended operations say of the fleet, before the agents say it themselves. Pure."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from shunter.model.ids import Incarnation, node_of
+from shunter.model.operation import OperationRecord, Status
+from shunter.model.plan import OperationKind
+from shunter.model.snapshot import Fleet, WorkerState
+
+_ARRIVED = (OperationKind.MOVE, OperationKind.RESTORE)
+
+
+def settled(fleet: Fleet, records: Iterable[OperationRecord]) -> Fleet:
+    """The fleet with each worker where its newest succeeded move or restore has brought it; `records` oldest first.
+
+    Without it, a worker whose new node falls silent before the next look would be where it isn't any more: taken for lost, and restored a
+    second time while it serves.
+    """
+    workers = {worker.id: worker for worker in fleet.workers}
+    for record in records:
+        planned, slot = record.planned, record.planned.to_slot
+        worker = workers.get(planned.worker)
+        if record.status is Status.SUCCEEDED and planned.kind in _ARRIVED and worker is not None and slot is not None:
+            workers[worker.id] = msgspec.structs.replace(
+                worker, state=WorkerState.RUNNING, node=node_of(slot), slot=slot, incarnation=Incarnation(planned.expect.incarnation + 1)
+            )
+    return msgspec.structs.replace(fleet, workers=tuple(workers[name] for name in sorted(workers)))

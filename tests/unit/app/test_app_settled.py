@@ -1,0 +1,45 @@
+"""A worker is where its newest move has brought it, also while nobody has seen it there."""
+
+import msgspec
+from shunter.app.settled import settled
+from shunter.model.ids import Digest, Epoch, Incarnation, NodeId, OperationId, PolicyName, SlotId, WorkerId
+from shunter.model.operation import OperationRecord, Outcome, Status
+from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
+from shunter.model.snapshot import Fleet, Node, Worker, WorkerState
+from shunter.model.view import NodeView
+from shunter.observe.inventory import merge
+
+A, B, W = NodeId("a"), NodeId("b"), WorkerId("w")
+AT_A = Worker(
+    id=W, role="decode", graph="g", engine="vllm", state=WorkerState.FROZEN, node=A, slot=SlotId("a/0"), incarnation=Incarnation(0)
+)
+FLEET = Fleet(nodes=(Node(id=A, slots=()), Node(id=B, slots=())), workers=(AT_A,))
+
+
+def record(status: Status, kind: OperationKind = OperationKind.MOVE) -> OperationRecord:
+    planned = PlannedOperation(
+        id=OperationId("move-1"), kind=kind, worker=W, lane="involuntary", policy=PolicyName("p"), reason="",
+        expect=Preconditions(incarnation=Incarnation(0)), from_slot=SlotId("a/0"), to_slot=SlotId("b/0"),
+    )  # fmt: skip
+    return OperationRecord(planned=planned, plan=Digest(""), epoch=Epoch(1), created_at=1.0, outcome=Outcome(status=status, at=2.0))
+
+
+def test_a_moved_worker_is_at_its_destination() -> None:
+    (worker,) = settled(FLEET, [record(Status.SUCCEEDED)]).workers
+    assert (worker.node, worker.slot, worker.state, worker.incarnation) == (B, "b/0", WorkerState.RUNNING, 1)
+
+
+def test_what_failed_or_isnt_an_arrival_changes_nothing() -> None:
+    for one in (record(Status.ROLLED_BACK), record(Status.SUCCEEDED, OperationKind.CHECKPOINT)):
+        assert settled(FLEET, [one]) == FLEET
+
+
+def test_a_destination_that_falls_silent_right_after_the_move_doesnt_make_its_worker_lost() -> None:
+    """The last look was in the middle of the move, and the next one gets no answer from the destination."""
+    source = NodeView(node=Node(id=A, slots=()), workers=(), images=(), notices=(), epoch=Epoch(1), at=3.0)
+    without = merge([source], FLEET, (), (A, B), 3.0)
+    assert without.fleet.workers[0].state is WorkerState.LOST, "this is what it would be taken for"
+    merged = merge([source], settled(FLEET, [record(Status.SUCCEEDED)]), (), (A, B), 3.0)
+    assert merged.fleet.workers == (
+        msgspec.structs.replace(AT_A, state=WorkerState.RUNNING, node=B, slot=SlotId("b/0"), incarnation=Incarnation(1)),
+    )
