@@ -48,7 +48,7 @@ class Move:
         return next((body for body in ended if body["kind"] == "move"), None)
 
     async def run(self) -> dict[str, Any]:
-        """The figures. Raises SetUpError when something doesn't come to be."""
+        """The figures. Raises SetUpError when something doesn't come to be, TimeoutError when streams don't end."""
         fleet = self.fleet
         await until("the policies", lambda: self.audit("policies"), 30)
         instance, (process,) = fleet.instance(), fleet.decode_pids()
@@ -60,6 +60,9 @@ class Move:
         midway = sum(not s.ended for s in self.during.streams)
         pids = fleet.decode_pids()
         networks = {fleet.netns(pid) for pid in pids}
+        if moved["status"] != "succeeded":
+            streaming.cancel()
+            raise SetUpError(f"the move is {moved['status']}: {moved['code']} {moved['outcome']['reason']}")
         fleet.nodes["node-a"].power_off()
         await streaming
         await self.after.run(60)
@@ -117,8 +120,8 @@ def main() -> int:
             move = Move(fleet, options.clients, options.tokens)
             move.build()
             figures = asyncio.run(move.run())
-    except SetUpError as error:
-        print(f"The move stopped: {error}", file=sys.stderr)
+    except (SetUpError, TimeoutError) as error:
+        print(f"The run stopped: {error or 'streams did not end in time'}", file=sys.stderr)
         return 1
     finally:
         if options.keep:
