@@ -217,7 +217,7 @@ class Node:
         if not self.fleet.pretend:
             return False
         with contextlib.suppress(Rejected):
-            standing = Shelf(shared_shelf()).get(processes.note(pid))
+            standing = Shelf(self.fleet.folder / shared_shelf().name).get(processes.note(pid))  # beside the agents' own temporary files
             return standing is not None and standing.owner != self.name
         return False
 

@@ -40,7 +40,7 @@ def engine(
 
     def on_step(record: OperationRecord) -> None:
         if not quiet:
-            console.print(operation_line(record, pretend=running.pretends(record.planned)), highlight=False)
+            console.print(operation_line(record, pretend=running.pretends(record.planned)), markup=False, highlight=False)
 
     def on_problem(problem: Problem) -> None:
         console.print(f"[yellow]problem[/] {problem.code} ", end="")
