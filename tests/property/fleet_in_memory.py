@@ -35,9 +35,8 @@ def _problem(code: str, what: str) -> Problem:
 class Copy:
     """One copy of the worker on one node."""
 
-    def __init__(self, state: str, operation: str = "", until: float = float("inf")) -> None:
-        self.state, self.operation, self.until = state, operation, until
-        self.fenced = False
+    def __init__(self, state: str, operation: str = "", until: float = float("inf"), fenced: bool = False) -> None:
+        self.state, self.operation, self.until, self.fenced = state, operation, until, fenced
 
 
 class MemoryAgent:
@@ -71,8 +70,9 @@ class MemoryAgent:
             self.restart()
 
     def _run_on(self, copy: Copy) -> None:
-        self.steps[(copy.operation, "freeze")] = self.steps[(copy.operation, "fence")] = "undone"
-        self.copy = Copy("running")
+        """Out of the router's sight, if it was before: a real agent tries to put it back when a hold ends, but it may not succeed."""
+        self.steps[(copy.operation, "freeze")] = "undone"
+        self.copy = Copy("running", fenced=copy.fenced)
 
     def _lose_held(self, copy: Copy) -> None:
         for step in ("restore", "prepare", "resume"):
@@ -177,7 +177,7 @@ class MemoryAgent:
     async def freeze(self, order: pb.Order, image: ImageId, to: pb.Peer | None, hold: float, timeout: float) -> pb.FreezeReply:
         def effect() -> pb.FreezeReply:
             self._need(self.copy is not None and self.copy.state == "running", "it doesn't run here")
-            self.copy = Copy("frozen", order.operation, self.world.now + hold)
+            self.copy = Copy("frozen", order.operation, self.world.now + hold, self.copy is not None and self.copy.fenced)
             self.images.add(image)
             if to is not None:
                 self.world.agents[NodeId(to.node)].images.add(image)
@@ -214,8 +214,7 @@ class MemoryAgent:
     async def resume(self, order: pb.Order, timeout: float) -> pb.ResumeReply:
         def effect() -> pb.ResumeReply:
             self._need(self.copy is not None and self.copy.state == "held" and self.copy.operation == order.operation, "no held copy")
-            self.copy = Copy("running", order.operation)
-            self.copy.fenced = True
+            self.copy = Copy("running", order.operation, fenced=True)
             return pb.ResumeReply(running_at=self.world.now)
 
         return await self._order("resume", order, effect)  # type: ignore[return-value]
@@ -338,6 +337,10 @@ class World:
 
     def home(self) -> NodeId | None:
         return next((n for n, a in self.agents.items() if a.copy and a.copy.state == "running" and not a.dead), None)
+
+    def fenced(self) -> bool:
+        """The worker runs somewhere, and the router doesn't see it."""
+        return any(a.copy.state == "running" and a.copy.fenced for a in self.agents.values() if a.copy and not a.dead)
 
     def fleet(self) -> Fleet:
         home = self.home()

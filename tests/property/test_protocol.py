@@ -23,6 +23,7 @@ KINDS = [
 ]
 SURVIVED = {"a": 5, "b": 8}
 """Of the ten orders of a move. The source may die from the restore on (its image is whole by then), the destination until it runs."""
+UNSEEN = "the router doesn't see it"
 FEWEST = {"move": 110, "park": 50, "checkpoint": 35, "restore": 68, "drain": 25, "discard": 13}
 
 
@@ -68,6 +69,7 @@ def settled(world: World, kind: OperationKind) -> Status:
     if kind is OperationKind.CHECKPOINT:
         assert running == "a"
     assert all(a.copy is None or a.copy.state == "running" for a in world.agents.values()), "nothing is left standing still"
+    assert not world.fenced() or UNSEEN in record.outcome.reason, "the router sees it again, unless that was refused, and told"
     assert bool(record.outcome.reason) or status is Status.SUCCEEDED
     return status
 
@@ -190,3 +192,33 @@ async def test_each_step_is_durable_and_audited_before_the_next_effect(tmp_path:
     ]  # fmt: skip
     assert world.agents["b"].images  # type: ignore[index]
     assert not world.agents["a"].images, "the source's copy of the image has done its work"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("kind", "fence"), [(OperationKind.MOVE, 4), (OperationKind.PARK, 2)])
+@pytest.mark.parametrize("fault", ["cut-after", "cut"])
+async def test_a_source_that_is_away_for_longer_than_a_hold_is_unfenced_once_it_is_back(
+    tmp_path: Path, kind: OperationKind, fence: int, fault: str
+) -> None:
+    """Between Fence and Freeze there is no hold that would end: if the operation ended too, the worker would be out of traffic for good."""
+    world = fresh(tmp_path, kind, "s")
+    world.faults = {fence if fault == "cut-after" else fence + 1: fault}
+    executor = Executor(world.parts(), world.epoch())
+    with pytest.raises(Unresolved) as stays:
+        await executor.start(world.plan(kind), PLAN)
+    assert world.orders[fence - 1] == ("a", "fence")
+    assert stays.value.problem.code == "SH514"
+    assert world.fenced()
+    assert [r.step for r in world.store.active()] == [Step.ROLLING_BACK]
+    await come_to_rest(world)
+    assert settled(world, kind) is Status.ROLLED_BACK
+    assert not world.fenced()
+
+
+async def test_a_source_that_is_away_before_anything_was_asked_of_it_holds_nobody_up(tmp_path: Path) -> None:
+    world = fresh(tmp_path, OperationKind.MOVE, "s")
+    world.faults = {1: "cut-after"}
+    record = await Executor(world.parts(), world.epoch()).start(world.plan(OperationKind.MOVE), PLAN)
+    assert record.status is Status.ROLLED_BACK
+    assert "nothing had been asked of its worker" in (record.outcome.reason if record.outcome else "")
+    assert world.home() == "a"
+    assert not world.fenced()

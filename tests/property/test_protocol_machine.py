@@ -91,6 +91,8 @@ class Protocol(RuleBasedStateMachine):
         ended = self.world.store.recent(0)
         assert all(r.outcome and r.outcome.status is not Status.UNKNOWN for r in ended)
         assert all(a.copy is None or a.copy.state == "running" for a in self.world.agents.values()), "nothing is left standing still"
+        told = any("the router doesn't see it" in r.outcome.reason for r in ended if r.outcome)
+        assert told or not self.world.fenced(), "the router sees it again, unless that was refused, and told"
         self.world.check()
 
 

@@ -14,17 +14,10 @@ async def thaw_back(run: Run, source: SlotId, destination: SlotId | None) -> Non
         await _abort_if_possible(run, destination)
     view = await _source_when_known(run, source)
     if view is None:
-        why = run.record.problem
-        run.finish(
-            Status.ROLLED_BACK,
-            problem(
-                "SH515",
-                "the source's agent doesn't answer; its hold has ended, so the worker runs on unless its node is dead"
-                + (f". At first: {why.what}" if why else ""),
-                "Look at the node",
-                node_of(source),
-            ),
-        )
+        if run.had(Step.PREPARED):
+            # It may be fenced, and nobody but us puts it back: left active, this is settled once its agent answers or it is declared gone.
+            raise Unresolved(unanswered(node_of(source)))
+        run.finish(Status.ROLLED_BACK, joined(run.record.problem, _untouched(node_of(source))))
         return
     if view.copy == "none":
         # Its image may be at the destination alone, whose view isn't needed to say where to look: the plan that follows finds it.
@@ -158,6 +151,10 @@ def unanswered(node: NodeId) -> Problem:
         "Bring the agent back; if the node is dead for good, declare it: `shunter gone NODE`",
         node,
     )
+
+
+def _untouched(node: NodeId) -> Problem:
+    return problem("SH515", "the source's agent doesn't answer; nothing had been asked of its worker yet", "Look at the node", node)
 
 
 def _died(run: Run) -> Problem:
