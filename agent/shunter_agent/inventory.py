@@ -76,10 +76,18 @@ async def journal(node: Node, operation: str) -> pb.JournalReply:
 
 
 def copy_of(node: Node, worker: str) -> str:
-    """`frozen`, `held`, `running` or `none`."""
+    """`frozen`, `held`, `running` or `none`: by what is there, as a journal that couldn't be written may lag behind."""
     if worker in node.held:
         return "held"
     row = node.journal.worker(worker) if worker else None
     if row is None:
-        return "none"
-    return "frozen" if row.state == "frozen" else "running"
+        return "held" if _left_over(node, worker) else "none"
+    if row.state == "frozen" and worker in node.frozen:
+        return "frozen"
+    return "running" if node.runtime.find(row.process) else "none"
+
+
+def _left_over(node: Node, worker: str) -> bool:
+    """A copy that was held or let run, but couldn't be made the worker, and isn't dead yet: Abort ends it."""
+    kept = (reservation for reservation in node.journal.reservations().values() if reservation.worker_id == worker)
+    return any(reservation.process is not None and node.runtime.find(reservation.process) for reservation in kept)

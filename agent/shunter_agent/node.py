@@ -52,6 +52,16 @@ class HeldCopy:
     image: str
 
 
+@dataclass(frozen=True)
+class Leaving:
+    """A worker that an order has ended for certain, and which leaves the journal as soon as that can be written."""
+
+    process: Process
+    operation: str
+    step: str
+    detail: str
+
+
 @dataclass
 class Node:
     """Everything that orders share. All of it belongs to the event loop's thread; only blocking calls leave it (`in_thread`)."""
@@ -68,6 +78,7 @@ class Node:
     networks: dict[str, Network] = field(default_factory=dict)
     frozen: dict[str, FrozenCopy] = field(default_factory=dict)
     held: dict[str, HeldCopy] = field(default_factory=dict)
+    leaving: dict[str, Leaving] = field(default_factory=dict)
     notices: dict[str, Notice] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
     busy_images: dict[str, str] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 from google.protobuf.message import Message
-from shunter.model.errors import Problem, ShunterError, Unknown
+from shunter.model.errors import Problem, ShunterError, Stalled, Unknown
 
 from shunter_agent import guard
 from shunter_agent.guard import Asked
@@ -100,9 +100,13 @@ class Orders:
         node.log.info("order begun", operation=asked.operation, step=step, worker=asked.worker, epoch=asked.epoch)
         try:
             outcome = await effect()
-        except Unknown as error:
+            with journal.batch():
+                outcome.write()
+                journal.done(asked.operation, step, asked.worker, node.clock(), outcome.reply.SerializeToString(), outcome.detail)
+                node.settle(asked.worker)
+        except (Unknown, Stalled) as error:  # stalled on the way: a refusal would say that nothing was done
             node.log.problem(error.problem, operation=asked.operation, step=step, worker=asked.worker)
-            raise
+            raise Unknown(error.problem) from error
         except ShunterError as error:
             self._failed(step, asked, error.problem)
             raise
@@ -116,19 +120,18 @@ class Orders:
                 "Ask the agent's journal what there is of the worker, and report this with the agent's log",
                 asked.worker,
             ) from error
-        with journal.batch():
-            outcome.write()
-            journal.done(asked.operation, step, asked.worker, node.clock(), outcome.reply.SerializeToString(), outcome.detail)
-            node.settle(asked.worker)
         node.log.info("order done", operation=asked.operation, step=step, worker=asked.worker, detail=outcome.detail)
         node.step_event(asked.operation, step)
         return outcome.reply
 
     def _failed(self, step: str, asked: Asked, problem: Problem) -> None:
         journal = self.node.journal
-        with journal.batch():
-            journal.failed(asked.operation, step, asked.worker, self.node.clock(), problem)
-            self.node.settle(asked.worker)
+        try:
+            with journal.batch():
+                journal.failed(asked.operation, step, asked.worker, self.node.clock(), problem)
+                self.node.settle(asked.worker)
+        except Stalled as error:  # the refusal is true all the same; the step just stays open
+            self.node.log.problem(error.problem, operation=asked.operation, step=step, worker=asked.worker)
         self.node.log.problem(
             msgspec.structs.replace(problem, subject=problem.subject or asked.worker), operation=asked.operation, step=step
         )

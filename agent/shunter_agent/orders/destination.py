@@ -161,7 +161,11 @@ class Destination:
             raise undone(error.problem) from error
         running_at = node.clock()
         node.held.pop(worker, None)
-        self.settle_in(reservation, process)
+        try:
+            self.settle_in(reservation, process)
+        except BaseException:  # a copy that runs without being the worker would soon run twice
+            await self._back(reservation, process)
+            raise
         node.exits.watch(worker, process)
         try:
             evidence = await node.in_thread(node.probe, reservation.spec, lambda: node.runtime.find(process), node.settings.probe)
@@ -190,18 +194,24 @@ class Destination:
     async def _back(self, reservation: Reservation, process: Process | None) -> None:
         """No copy may be left of a resume that failed; the slot stays reserved. Raises Unknown when a copy may live on."""
         node, worker = self._node, reservation.spec.worker
-        await node.in_thread(node.network(worker).disconnect)
-        node.exits.forget(worker)
-        if process is not None:
-            try:
-                await node.in_thread(node.runtime.end, process)
-            except Unknown:
-                node.exits.watch(worker, process)
-                raise
+        try:
+            await node.in_thread(node.network(worker).disconnect)
+        finally:
+            node.exits.forget(worker)
+            if process is not None:
+                await self._end(worker, process)
         with node.journal.batch():
             node.journal.drop_worker(worker)
             node.journal.put_reservation(msgspec.structs.replace(reservation, process=None, at=node.clock()))
             node.journal.undo(reservation.operation, ("restore",), node.clock(), "its copy failed when it was let run")
+
+    async def _end(self, worker: str, process: Process) -> None:
+        node = self._node
+        try:
+            await node.in_thread(node.runtime.end, process)
+        except Unknown:
+            node.exits.watch(worker, process)
+            raise
 
     # -- abort
 
@@ -240,6 +250,9 @@ class Destination:
         if copy is not None:
             await node.in_thread(copy.held.abort)
             node.held.pop(worker, None)
+        row, process = node.journal.worker(worker), reservation.process
+        if process is not None and (row is None or row.process != process) and await node.in_thread(node.runtime.find, process):
+            await node.in_thread(node.runtime.end, process)
         network = node.networks.pop(worker, None)
         if network is not None:
             try:

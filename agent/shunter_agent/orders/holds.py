@@ -31,7 +31,7 @@ class Holds:
     async def expire(self) -> None:
         """End what is due now."""
         node = self._node
-        for worker in [*self._due_frozen(), *self._due_held()]:
+        for worker in [*self._due_frozen(), *self._due_held(), *node.leaving]:
             if self._orders.lock(worker).locked():
                 continue  # an order is at work on it; whatever is left is due the next time
             async with self._orders.lock(worker):
@@ -61,3 +61,5 @@ class Holds:
             await self._source.end_hold(worker, "the hold ended without an order" if alive else "the hold was lost")
         elif worker in self._node.held and worker in self._due_held():
             await self._destination.end_hold(worker, "the hold ended without an order")
+        elif worker in self._node.leaving:
+            self._source.leave(worker)

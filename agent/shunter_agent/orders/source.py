@@ -7,14 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from shunter.model.errors import Rejected, Retry, ShunterError, Unknown
+from shunter.model.errors import Rejected, Retry, ShunterError, Stalled, Unknown
 from shunter.wire import agent_pb2 as pb
 
 from shunter_agent.convert import asked, image_message
 from shunter_agent.depot import ImageFacts, Sending
 from shunter_agent.guard import Asked
 from shunter_agent.journal import WorkerRow
-from shunter_agent.node import FrozenCopy
+from shunter_agent.node import FrozenCopy, Leaving
 from shunter_agent.orders.carry import Orders, Outcome
 from shunter_agent.refusals import Undone, rejected, retry, undone
 from shunter_agent.runtime.port import Frozen
@@ -85,7 +85,7 @@ class Source:
 
     async def _freeze(self, head: Asked, message: pb.FreezeOrder) -> Outcome[pb.FreezeReply]:
         node, row = self._node, self._node.row(head.worker)
-        folder = await node.in_thread(node.depot.begin, message.image)
+        folder = await self._begin(message.image)
         node.busy_images[message.image] = head.operation
         sending: Sending | None = None
         try:
@@ -104,8 +104,7 @@ class Source:
             node.change(head.worker, state="frozen")
             image = await self._keep(message.image, row, frozen, sending)
         except BaseException as error:
-            await self._go_on(head.worker, copy)
-            await self._drop(message.image, sending)
+            await self._take_back(head.worker, copy, sending)
             if isinstance(error, ShunterError):
                 raise undone(error.problem) from error
             raise
@@ -123,6 +122,23 @@ class Source:
             node.journal.undo(head.operation, ("thaw", "release"), node.clock(), "frozen again")
 
         return Outcome(reply, write, f"image {image.id}")
+
+    async def _take_back(self, worker: str, copy: FrozenCopy, sending: Sending | None) -> None:
+        try:
+            await self._go_on(worker, copy)
+        except Unknown:  # if it is dead, what is in the image's folder is all that is left of it
+            raise
+        except BaseException:
+            await self._drop(copy.image, sending)
+            raise
+        await self._drop(copy.image, sending)
+
+    async def _begin(self, image: str) -> Path:
+        node = self._node
+        try:
+            return await node.in_thread(node.depot.begin, image)
+        except Stalled as error:  # the disk is full, but the worker wasn't touched
+            raise undone(error.problem) from error
 
     async def _stop(self, row: WorkerRow, folder: Path) -> Frozen:
         node, worker = self._node, row.spec.worker
@@ -162,14 +178,19 @@ class Source:
             await node.in_thread(sending.cancel)
         await node.in_thread(node.depot.abandon, image)
 
-    async def _go_on(self, worker: str, copy: FrozenCopy) -> None:
-        """Let a frozen worker run on in place, with its network. Raises Unknown, with the copy still in hand."""
+    async def _go_on(self, worker: str, copy: FrozenCopy, also: Callable[[], None] = lambda: None) -> None:
+        """Let a frozen worker run on in place, with its network; `also` becomes durable with that.
+
+        Raises Unknown or Stalled, with the copy still in hand: the end of its hold tries it again.
+        """
         node = self._node
         if copy.frozen.alive():
             await node.in_thread(copy.frozen.thaw)
         await node.in_thread(node.network(worker).connect)
+        with node.journal.batch():
+            node.change(worker, state="fenced" if copy.fenced else "running")
+            also()
         node.frozen.pop(worker, None)
-        node.change(worker, state="fenced" if copy.fenced else "running")
 
     async def thaw(self, message: pb.StepOrder) -> pb.Done:
         """Let the frozen worker run on. Done already when its hold has ended."""
@@ -196,11 +217,13 @@ class Source:
         if not await node.in_thread(node.runtime.find, row.process):
             node.worker_ended(worker, -1)
             return
-        await self._go_on(worker, copy)
-        with node.journal.batch():
+
+        def thawed() -> None:
             node.journal.undo(operation, ("freeze",), node.clock(), why)
             reply = pb.Done(at=node.clock(), detail=why)
             node.journal.done(operation, "thaw", worker, node.clock(), reply.SerializeToString(), why)
+
+        await self._go_on(worker, copy, thawed)
         node.log.error("thawed without an order", operation=operation, worker=worker, why=why)
         node.step_event(operation, "hold-ended")
         if copy.fenced:
@@ -233,13 +256,34 @@ class Source:
             await node.in_thread(copy.frozen.release)
         except Unknown:
             if await node.in_thread(node.runtime.find, node.row(worker).process):
+                node.exits.watch(worker, node.row(worker).process)
                 raise
         at = node.clock()
         node.frozen.pop(worker, None)
         node.remove_network(worker)
         node.sync_later(copy.image)
-        detail = "ended; its image is kept"
-        return Outcome(pb.Done(at=at, detail=detail), lambda: node.journal.drop_worker(worker), detail)
+        return self._left(head, "release", at, "ended; its image is kept")
+
+    def _left(self, head: Asked, step: str, at: float, detail: str) -> Outcome[pb.Done]:
+        """The worker is dead. Should the journal not take that now, `leave` writes it later."""
+        node, worker = self._node, head.worker
+        node.leaving[worker] = Leaving(node.row(worker).process, head.operation, step, detail)
+
+        def write() -> None:
+            node.journal.drop_worker(worker)
+
+        return Outcome(pb.Done(at=at, detail=detail), write, detail)
+
+    def leave(self, worker: str) -> None:
+        """Write down that a worker was ended, if that couldn't be written then. Call with its lock held. Raises Stalled SH610."""
+        node, left = self._node, self._node.leaving[worker]
+        row = node.journal.worker(worker)
+        if row is not None and row.process == left.process:
+            with node.journal.batch():
+                node.journal.drop_worker(worker)
+                reply = pb.Done(at=node.clock(), detail=left.detail)
+                node.journal.done(left.operation, left.step, worker, node.clock(), reply.SerializeToString(), left.detail)
+        node.leaving.pop(worker, None)
 
     async def drain(self, message: pb.StepOrder, within_s: float) -> pb.Done:
         """Wait up to `within_s` seconds until the worker serves nothing, then end it. Raises Undone SH651: left fenced and running."""
@@ -262,8 +306,7 @@ class Source:
             raise
         await node.in_thread(network.disconnect)
         node.remove_network(worker)
-        detail = "served its last request and was ended"
-        return Outcome(pb.Done(at=node.clock(), detail=detail), lambda: node.journal.drop_worker(worker), detail)
+        return self._left(head, "drain", node.clock(), "served its last request and was ended")
 
     async def _until_idle(self, row: WorkerRow, within_s: float) -> None:
         node, end, left = self._node, time.monotonic() + within_s, "unknown"
@@ -298,7 +341,7 @@ class Source:
 
     async def _checkpoint(self, head: Asked, image: str) -> Outcome[pb.FreezeReply]:
         node, row = self._node, self._node.row(head.worker)
-        folder = await node.in_thread(node.depot.begin, image)
+        folder = await self._begin(image)
         node.busy_images[image] = head.operation
         try:
             frozen = await self._stop(row, folder)

@@ -1,0 +1,202 @@
+"""The journal's disk fills up after an effect: never is a worker run twice, lost, or left standing because of it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+from agent_fakes import PROCESS, Bench, problem
+from shunter.model.errors import Rejected, Stalled, Unknown
+from shunter_agent import inventory
+from shunter_agent.refusals import Undone
+from shunter_agent.runtime.port import Process
+from shunter_agent.server import status_of
+
+ALL = ("put_worker", "drop_worker", "put_reservation", "drop_reservation", "begin", "done", "failed", "undo")
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Bench:
+    bench = Bench(tmp_path, worker=False)
+    bench.runtime.alive.clear()
+    bench.runtime.running.clear()
+    bench.give_image()
+    return bench
+
+
+def full(bench: Bench, *names: str) -> Callable[[], None]:
+    def refuse(*_arguments: object) -> None:
+        raise Stalled(problem("SH610"))
+
+    def fill() -> None:
+        for name in names or ALL:
+            setattr(bench.journal, name, refuse)
+
+    return fill
+
+
+def mend(bench: Bench) -> None:
+    for name in ALL:
+        bench.journal.__dict__.pop(name, None)
+    bench.faults.at.clear()
+
+
+def entry(bench: Bench, step: str) -> str:
+    found = bench.journal.entry("op", step)
+    return found.state if found else "never"
+
+
+async def frozen(bench: Bench) -> None:
+    await bench.source.fence(bench.step())
+    await bench.source.freeze(bench.freeze())
+
+
+async def held(bench: Bench) -> None:
+    await bench.destination.prepare(bench.prepare())
+    await bench.destination.restore(bench.restore())
+
+
+@pytest.mark.parametrize("names", [("put_worker",), ALL], ids=["for a moment", "for long"])
+async def test_a_copy_that_runs_without_a_row_is_ended_and_can_be_restored_again(empty: Bench, names: tuple[str, ...]) -> None:
+    await held(empty)
+    empty.faults.at["resume"] = full(empty, *names)
+    with pytest.raises(Unknown) as error:
+        await empty.destination.resume(empty.step())
+    assert status_of(error.value) is grpc.StatusCode.UNKNOWN
+    assert (empty.runtime.running, empty.runtime.alive, empty.network.connected) == (set(), set(), False)
+    assert (inventory.copy_of(empty.node, "w"), empty.state()) == ("none", "none")
+    mend(empty)
+    await empty.destination.abort(empty.step())
+    await held(empty)
+    await empty.destination.resume(empty.step())
+    assert (len(empty.runtime.running), empty.state()) == (1, "fenced")
+
+
+async def test_a_copy_that_runs_without_a_row_and_will_not_die_is_no_none_and_abort_ends_it(empty: Bench) -> None:
+    await held(empty)
+
+    def stubborn() -> None:
+        full(empty, "put_worker")()
+        empty.faults.at["end"] = Unknown(problem("SH707"))
+
+    empty.faults.at["resume"] = stubborn
+    with pytest.raises(Unknown):
+        await empty.destination.resume(empty.step())
+    assert inventory.copy_of(empty.node, "w") == "held"
+    with pytest.raises(Unknown):
+        await empty.destination.abort(empty.step())
+    assert len(empty.runtime.running) == 1
+    mend(empty)
+    await empty.destination.abort(empty.step())
+    assert (empty.runtime.running, inventory.copy_of(empty.node, "w"), empty.journal.reservations()) == (set(), "none", {})
+
+
+async def test_a_network_that_will_not_leave_keeps_no_failed_copy_alive(empty: Bench) -> None:
+    await held(empty)
+
+    def fail() -> None:
+        empty.faults.at["disconnect"] = OSError("busy")
+        raise Rejected(problem("SH631"))
+
+    empty.faults.at["probe"] = fail
+    with pytest.raises(Unknown):
+        await empty.destination.resume(empty.step())
+    assert empty.runtime.running == set()
+
+
+@pytest.mark.parametrize("names", [("drop_worker",), ALL], ids=["for a moment", "for long"])
+async def test_a_worker_that_was_released_is_known_dead_and_leaves_once_that_can_be_written(bench: Bench, names: tuple[str, ...]) -> None:
+    await frozen(bench)
+    bench.faults.at["release"] = full(bench, *names)
+    with pytest.raises(Unknown):
+        await bench.source.release(bench.step())
+    assert (PROCESS in bench.runtime.alive, inventory.copy_of(bench.node, "w")) == (False, "none")
+    await bench.holds.expire()
+    assert bench.state() == "frozen"  # the journal still can't be written
+    mend(bench)
+    await bench.holds.expire()
+    assert (bench.state(), entry(bench, "release"), bench.node.leaving) == ("none", "done", {})
+    assert (await bench.source.release(bench.step())).detail == "ended; its image is kept"
+    assert bench.faults.done["release"] == 1
+
+
+async def test_a_drained_worker_whose_end_cannot_be_written_is_not_told_to_run(bench: Bench) -> None:
+    bench.faults.at["end"] = full(bench, "drop_worker")
+    with pytest.raises(Unknown):
+        await bench.source.drain(bench.step(), 5.0)
+    assert inventory.copy_of(bench.node, "w") == "none"
+    mend(bench)
+    await bench.holds.expire()
+    assert (bench.state(), entry(bench, "drain")) == ("none", "done")
+
+
+async def test_a_leave_that_is_due_spares_a_worker_that_came_back(bench: Bench) -> None:
+    await frozen(bench)
+    await bench.source.release(bench.step())
+    await bench.node.finish_background()
+    bench.give_image()
+    await bench.destination.prepare(bench.prepare(operation="back", epoch=2))
+    order = bench.restore("back")
+    order.order.epoch = 2
+    await bench.destination.restore(order)
+    await bench.destination.resume(bench.step("back", epoch=2))
+    await bench.holds.expire()
+    assert bench.state() == "fenced"
+
+
+async def test_a_thaw_that_cannot_be_written_is_finished_by_the_end_of_its_hold(bench: Bench) -> None:
+    await frozen(bench)
+    bench.clock.now += 61
+    bench.faults.at["thaw"] = full(bench)
+    await bench.holds.expire()
+    assert "w" in bench.node.frozen
+    mend(bench)
+    await bench.holds.expire()
+    assert (bench.state(), bench.serving.registered, bench.node.frozen) == ("running", True, {})
+    assert (entry(bench, "freeze"), entry(bench, "thaw")) == ("undone", "done")
+    assert inventory.copy_of(bench.node, "w") == "running"
+
+
+async def test_a_freeze_whose_answer_cannot_be_written_is_no_refusal_and_can_be_thawed(bench: Bench) -> None:
+    await bench.source.fence(bench.step())
+    bench.faults.at["commit"] = full(bench, "done")
+    with pytest.raises(Unknown):
+        await bench.source.freeze(bench.freeze())
+    assert inventory.copy_of(bench.node, "w") == "frozen"
+    mend(bench)
+    await bench.source.thaw(bench.step())
+    assert (bench.state(), PROCESS in bench.runtime.running) == ("fenced", True)
+
+
+async def test_a_refusal_stays_one_when_it_cannot_be_written(bench: Bench) -> None:
+    def refuse() -> None:
+        full(bench, "failed")()
+        raise Rejected(problem("SH701"))
+
+    bench.faults.at["freeze"] = refuse
+    with pytest.raises(Undone) as error:
+        await bench.source.freeze(bench.freeze())
+    assert error.value.problem.code == "SH701"
+
+
+async def test_an_image_that_cannot_be_begun_leaves_the_worker_untouched_and_says_so(bench: Bench) -> None:
+    bench.faults.at["begin"] = Stalled(problem("SH667"))
+    with pytest.raises(Undone) as error:
+        await bench.source.freeze(bench.freeze())
+    assert (error.value.problem.code, bench.faults.done["freeze"], PROCESS in bench.runtime.running) == ("SH667", 0, True)
+
+
+async def test_a_release_that_is_unknown_is_watched_to_its_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched: dict[str, Process] = {}
+    monkeypatch.setattr(bench.node.exits, "watch", watched.__setitem__)
+    monkeypatch.setattr(bench.node.exits, "forget", lambda worker: watched.pop(worker, None))
+    await frozen(bench)
+    bench.faults.at["release"] = Unknown(problem("SH707"))
+    with pytest.raises(Unknown):
+        await bench.source.release(bench.step())
+    assert watched == {"w": PROCESS}
