@@ -258,7 +258,7 @@ class _Leading:
             return
         why = next(s for fields in samples.workers.values() for s in fields.values())
         what = f"no worker has a fresh value of any metric: {say(why)}"
-        self._tell_or_clear("metrics", Problem(code="SH330", what=what, remedy="Look at Prometheus and its scrapes", subject="metrics"))
+        self._tell_or_clear("metrics", Problem(code="SH530", what=what, remedy="Look at Prometheus and its scrapes", subject="metrics"))
 
     async def _look(self, now: float) -> None:
         e = self.e

@@ -26,7 +26,7 @@ def gone(
     settings = load(config)
     if node not in [agent.node for agent in settings.agents]:
         known = ", ".join(agent.node for agent in settings.agents)
-        raise Rejected(Problem(code="SH913", what=f"there is no node {node}", remedy=f"Nodes are {known}", subject=str(config)))
+        raise Rejected(Problem(code="SH917", what=f"there is no node {node}", remedy=f"Nodes are {known}", subject=str(config)))
     if undo:
         typer.echo(f"{node}: {'taken back' if withdraw(settings.state, node) else 'nothing was declared'}")
         return
