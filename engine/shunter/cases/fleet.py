@@ -1,6 +1,6 @@
 """The fleet that a test begins with, in the model's terms."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -10,17 +10,14 @@ from shunter.cases.marks import Marks, Path
 from shunter.cases.series import Series
 from shunter.model.ids import ImageId, Incarnation, NodeId, SlotId, WorkerId, slot_id
 from shunter.model.snapshot import Fleet, Image, Node, Role, Slot, Worker, WorkerState
-from shunter.model.units import Bytes, UnitError
 from shunter.model.vocabulary import WORKER_METRICS
 
 AWAY: Final = (WorkerState.PARKED, WorkerState.LOST)
 UNKNOWN: Final = "unknown"
 GRAPH: Final = "demo"
 MOST_SLOTS: Final = 1_000
-_ROLES: Final[tuple[Role, ...]] = ("prefill", "decode")
-_FIELDS: Final = tuple(
-    (field.name, name) for field, name in zip(WORKER_METRICS, ("running", "waiting", "kv_usage", "sessions", "kv_tokens"), strict=True)
-)
+_ROLES: Final[dict[str, Role]] = {"prefill": "prefill", "decode": "decode"}
+_FIELDS: Final = tuple(zip((v.name for v in WORKER_METRICS), ("running", "waiting", "kv_usage", "sessions", "kv_tokens"), strict=True))
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +84,7 @@ class _Builder:
         )
 
     def _worker(self, name: str, path: Path, given: GivenWorker) -> None:
-        role = given.role or next((r for r in _ROLES if name.split("-")[0] == r), None)
+        role: Role | None = given.role or _ROLES.get(name.split("-")[0])
         if role is None or name in _ROLES:
             self.marks.add("SH165", path, f"it isn't clear which role {name} has", "Add role: prefill or role: decode", key=True)
             return
@@ -99,7 +96,7 @@ class _Builder:
         slot = self._slot(name, (*path, "node"), given.node, role) if given.node is not None else None
         if given.node is not None and slot is None:
             return
-        memory = None if given.memory == UNKNOWN else self.size((*path, "memory"), given.memory)
+        memory = None if given.memory == UNKNOWN else self.marks.size((*path, "memory"), given.memory)
         worker = Worker(
             id=WorkerId(name),
             role=role,
@@ -135,7 +132,7 @@ class _Builder:
 
     def _image(self, worker: Worker, path: Path, index: int, given: GivenImage) -> Image:
         nodes = [n for k, n in enumerate(given.nodes) if self.marks.known((*path, "nodes", k), n, self.nodes, "node")]
-        size = self.size((*path, "size"), given.size) if given.size else worker.memory
+        size = self.marks.size((*path, "size"), given.size) if given.size else worker.memory
         source = self.nodes[nodes[0]][1] if nodes else GivenNode()
         return Image(
             id=ImageId(f"{worker.id}-image-{index}"),
@@ -150,14 +147,6 @@ class _Builder:
             facts=source.facts,
         )
 
-    def size(self, path: Path, text: str) -> int | None:
-        try:
-            return int(Bytes.parse(text))
-        except UnitError as error:
-            what, _, remedy = str(error).partition(": ")
-            self.marks.add("SH169", path, what, remedy[:1].upper() + remedy[1:])
-            return None
-
     def _samples(self, path: Path, given: GivenWorker) -> dict[str, Series]:
         found = {}
         for name, attribute in _FIELDS:
@@ -165,8 +154,3 @@ class _Builder:
             if values is not None and (one := self.marks.series((*path, name), values)) is not None:
                 found[name] = one
         return found
-
-
-def worker_names(fleet: Fleet) -> Mapping[str, Worker]:
-    """The workers by name."""
-    return {w.id: w for w in fleet.workers}

@@ -8,6 +8,7 @@ from shunter.cases.series import Series, SeriesError, series
 from shunter.lang.diagnostics import one_of, shown, suggest
 from shunter.lang.yaml import Mapping, look_up
 from shunter.model.errors import Place, Problem
+from shunter.model.units import Bytes, UnitError
 
 Path: TypeAlias = tuple[str | int, ...]
 _LISTED = 8
@@ -38,11 +39,11 @@ class Marks:
 
     def known(self, path: Path, name: str, names: Iterable[str], noun: str, *, key: bool = False) -> bool:
         """Whether `name` is one of `names`; otherwise a problem with the nearest of them."""
-        choices = sorted(names)
+        choices = sorted(set(names))
         if name in choices:
             return True
-        listed = f"There {'is' if len(choices) == 1 else 'are'} {one_of(choices[:_LISTED])}" if choices else "There is none"
-        self.add("SH162", path, f'"{shown(name)}" is no {noun} of this test', suggest(name, choices, listed), key=key)
+        listed = f"Write {one_of(choices[:_LISTED])}" if choices else f"There is no {noun} at all"
+        self.add("SH162", path, f'there is no {noun} "{shown(name)}"', suggest(name, choices, listed), key=key)
         return False
 
     def series(self, path: Path, given: float | str | tuple[float | str, ...]) -> Series | None:
@@ -51,5 +52,14 @@ class Marks:
             return series(given)
         except SeriesError as error:
             what, _, remedy = str(error).partition(": ")
-            self.add("SH163", path, what, remedy[:1].upper() + remedy[1:])
+            self.add("SH163", path, f"these values can't be read: {what}", remedy[:1].upper() + remedy[1:])
+            return None
+
+    def size(self, path: Path, text: str) -> int | None:
+        """A size in bytes, or None with a problem."""
+        try:
+            return int(Bytes.parse(text))
+        except UnitError as error:
+            what, _, remedy = str(error).partition(": ")
+            self.add("SH169", path, f"this size can't be read: {what}", remedy[:1].upper() + remedy[1:])
             return None

@@ -41,7 +41,7 @@ def read(path: str, data: bytes) -> tuple[Read | None, tuple[Problem, ...]]:
     suite = binder.document(Suite, root)
     problems = list(binder.problems)
     if binder.misfits:
-        unnamed = source.problem("SH113", binder.misfits[0].start, "this value doesn't fit its key", "See the how-to on testing policies")
+        unnamed = source.problem("SH160", binder.misfits[0].start, "this value doesn't fit its key", "See the how-to on testing policies")
         problems += misfits(source, case_validator(), root) or [unnamed]
     if problems or not isinstance(suite, Suite):
         return None, _ordered(problems)

@@ -19,7 +19,7 @@ from shunter.model.ids import Commit, NodeId, NoticeId
 from shunter.model.policy import PolicySet
 from shunter.model.snapshot import Fleet, Notice
 from shunter.model.source import Revision, SourceFile
-from shunter.model.units import Bytes, Duration, UnitError
+from shunter.model.units import Duration
 from shunter.model.vocabulary import WORKER_METRICS
 
 MOST_STEPS: Final = 20_000
@@ -91,22 +91,12 @@ def _profile(marks: Marks, given: GivenProfile) -> Profile:
     changed = {}
     for name, attribute in (("dump", "dump_bytes_per_s"), ("restore", "restore_bytes_per_s"), ("network", "network_bytes_per_s")):
         text = getattr(given, name)
-        if text and (rate := _rate(marks, ("profile", name), text)) is not None:
-            changed[attribute] = rate
+        rate = marks.size(("profile", name), text) if text else None
+        if rate == 0:
+            marks.add("SH169", ("profile", name), "a rate must be more than 0", "Write bytes per second, as in 5GB")
+        elif rate is not None:
+            changed[attribute] = float(rate)
     return msgspec.structs.replace(Profile(), **changed)
-
-
-def _rate(marks: Marks, path: Path, text: str) -> float | None:
-    try:
-        rate = float(Bytes.parse(text))
-    except UnitError as error:
-        what, _, remedy = str(error).partition(": ")
-        marks.add("SH169", path, what, remedy[:1].upper() + remedy[1:])
-        return None
-    if rate <= 0:
-        marks.add("SH169", path, "a rate must be more than 0", "Write bytes per second, as in 5GB")
-        return None
-    return rate
 
 
 class _One:
@@ -184,7 +174,7 @@ class _One:
                 self.marks.add("SH162", self.path, "there is no policy in the test's folder", "Put the test beside the policies")
         elif not names:
             self.marks.add("SH162", path, "the list of policies is empty", "Name a file, or remove the key for all of the folder")
-        sound = [self.marks.known((*path, i), name, there, "policy file in the test's folder") for i, name in enumerate(names)]
+        sound = [self.marks.known((*path, i), name, there, "policy file") for i, name in enumerate(names)]
         if not names or not all(sound):
             return None
         sources = tuple(SourceFile(path=f"{folder}{name}", blob="", data=there[name]) for name in sorted(set(names)))

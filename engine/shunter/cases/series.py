@@ -43,9 +43,11 @@ def series(given: float | str | tuple[float | str, ...]) -> Series:
     parts = given if isinstance(given, tuple) else (given,)
     entries: list[Entry] = []
     for part in parts:
-        words: list[str | float] = [part] if isinstance(part, float) else list(part.split())
-        for word in words:
-            entries += [word] if isinstance(word, float) else _word(word)
+        if isinstance(part, int | float):
+            entries.append(float(part))
+            continue
+        for word in part.split():
+            entries += _word(word)
             if len(entries) > MOST:
                 raise SeriesError(f"it has more than {MOST:,} entries: write fewer, the last one holds for ever")
     if not entries:

@@ -1,6 +1,6 @@
 """A test's time: at every step a snapshot, the engine's own decision on it, and what carrying it out has come to.
 
-What this doesn't do, and an engine does: operations never fail, take exactly the time that was estimated (to the next step), and leave the
+What this doesn't do, and an engine does: operations fail only with their worker, take exactly the time that was estimated, and leave the
 worker where it was until they are over. Agents, networks and requests aren't there at all.
 """
 
@@ -78,7 +78,7 @@ class _Run:
         while (due := self._next(now)) is not None:
             self._end(due)
         while self.changes and self.changes[0][0] <= step:
-            self._change(self.changes.pop(0)[1])
+            self._change(self.changes.pop(0)[1], now)
 
     def _next(self, now: float) -> _Waiting | None:
         ready = [w for w in self.active.values() if w.ends is not None and w.ends <= now]
@@ -97,15 +97,29 @@ class _Run:
                 self.active[other.record.id] = self._timed(other.record, due.ends)
 
     def _timed(self, record: OperationRecord, now: float) -> _Waiting:
-        waits = any(one not in self.ended for one in record.planned.after)
-        ends = None if waits else now + (record.planned.estimate.total or 0.0)
+        planned = record.planned
+        waits = any(one not in self.ended for one in planned.after)
+        # the total of a move in a chain is from the plan on, with what comes before it; its own work is what it stands still for
+        work = planned.estimate.stopped if planned.after else None
+        ends = None if waits else now + (planned.estimate.total or 0.0 if work is None else work)
         return _Waiting(record=msgspec.structs.replace(record, waits=waits), ends=ends)
 
-    def _change(self, change: Change) -> None:
+    def _change(self, change: Change, now: float) -> None:
         if change.node is not None and change.reachable is not None:
             self.fleet = reachable(self.fleet, NodeId(change.node), change.reachable)
         if change.worker is not None and change.state is not None:
             self.fleet = away(self.fleet, WorkerId(change.worker), change.state)
+            if change.state is WorkerState.LOST:
+                self._fail(WorkerId(change.worker), now)
+
+    def _fail(self, worker: WorkerId, now: float) -> None:
+        """What is under way on a worker that is lost fails, and what waits for that is dropped."""
+        failed = {w.record.id for w in self.active.values() if w.record.planned.worker == worker}
+        for one in failed:
+            outcome = Outcome(status=Status.FAILED, at=now, reason="its worker was lost")
+            self.ended[one] = msgspec.structs.replace(self.active.pop(one).record, outcome=outcome)
+        for waiting in [w.record for w in self.active.values() if failed.intersection(w.record.planned.after)]:
+            del self.active[waiting.id]
 
     def begin(self, evaluation: Evaluation, now: float) -> None:
         """Begin what was planned, but for what is only shown."""

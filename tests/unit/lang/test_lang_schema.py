@@ -50,12 +50,12 @@ def test_it_tells_editors_what_keys_mean():
 def test_the_committed_file_is_the_generated_one(tmp_path):
     committed = ROOT / "schemas" / "policy.v1alpha1.json"
     assert committed.read_text(encoding="utf-8") == rendered(), "run scripts/generate-schemas and commit it"
-    script = [sys.executable, str(ROOT / "scripts" / "generate-schemas"), "--target", str(tmp_path / "x.json")]
+    script = [sys.executable, str(ROOT / "scripts" / "generate-schemas"), "--folder", str(tmp_path)]
     assert subprocess.run([*script, "--check"], capture_output=True, check=False).returncode == 1
     subprocess.run(script, check=True)
     assert subprocess.run([*script, "--check"], capture_output=True, check=False).returncode == 0
-    changed = json.loads((tmp_path / "x.json").read_text())
+    changed = json.loads((tmp_path / "policy.v1alpha1.json").read_text())
     changed["title"] = "other"
-    (tmp_path / "x.json").write_text(json.dumps(changed))
+    (tmp_path / "policy.v1alpha1.json").write_text(json.dumps(changed))
     said = subprocess.run([*script, "--check"], capture_output=True, text=True, check=False)
     assert (said.returncode, "generate-schemas" in said.stderr) == (1, True)
