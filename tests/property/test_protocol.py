@@ -222,3 +222,25 @@ async def test_a_source_that_is_away_before_anything_was_asked_of_it_holds_nobod
     assert "nothing had been asked of its worker" in (record.outcome.reason if record.outcome else "")
     assert world.home() == "a"
     assert not world.fenced()
+
+
+@pytest.mark.parametrize(("kind", "node", "resume"), [(OperationKind.MOVE, "b", 8), (OperationKind.RESTORE, "a", 5)])
+async def test_a_worker_that_dies_between_resume_and_unfence_is_no_success(
+    tmp_path: Path, kind: OperationKind, node: str, resume: int
+) -> None:
+    world = fresh(tmp_path, kind, "s")
+    plain = world.next_fault
+
+    def dies(asked: str, step: str) -> str:
+        if step == "unfence":
+            assert len(world.orders) == resume
+            world.agents[node].copy = None  # type: ignore[index]
+        return plain(asked, step)  # type: ignore[arg-type]
+
+    world.next_fault = dies  # type: ignore[method-assign, assignment]
+    record = await Executor(world.parts(), world.epoch()).start(world.plan(kind), PLAN)
+    assert record.status is Status.FAILED
+    assert record.outcome is not None
+    assert (record.outcome.code, record.outcome.image) == ("SH516", f"image-{record.id}" if kind is OperationKind.MOVE else "old")
+    assert "died on" in record.outcome.reason
+    assert world.home() is None

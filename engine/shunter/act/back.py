@@ -31,8 +31,9 @@ async def thaw_back(run: Run, source: SlotId, destination: SlotId | None) -> Non
             return
         if view.copy != "running":
             raise Unresolved(problem("SH514", f"the source's copy is {view.copy}, not running", "It is asked again", run.planned.worker))
-    unseen = await show(run, source) if run.had(Step.PREPARED) else None
-    run.finish(Status.ROLLED_BACK, joined(run.record.problem, unseen))
+    alive, wrong = await show(run, source) if run.had(Step.PREPARED) else (True, None)
+    image = run.image if not alive and run.had(Step.FENCED) else None
+    run.finish(Status.ROLLED_BACK if alive else Status.FAILED, joined(run.record.problem, wrong), image)
 
 
 async def bring(run: Run, slot: SlotId) -> pb.ResumeReply:
@@ -70,13 +71,16 @@ def lost_with(run: Run, slot: SlotId) -> Problem | None:
     )
 
 
-async def show(run: Run, slot: SlotId) -> Problem | None:
-    """Let the router see the worker again. What is wrong if it can't, or None. Raises Unresolved."""
+async def show(run: Run, slot: SlotId) -> tuple[bool, Problem | None]:
+    """Let the router see the worker again: whether it lives, and what is wrong, None if nothing is. Raises Unresolved."""
     refused = await run.insist(lambda: run.at(slot).unfence(run.order, run.times.quick))
     if refused is None:
-        return None
+        return True, None
+    if (await must_view(run, slot)).copy == "none":
+        what = f"the worker died on {node_of(slot)} before the router saw it again: {refused.code} {refused.what}"
+        return False, problem("SH516", what, "It is restored from its newest image", run.planned.worker)
     what = f"the worker runs, but the router doesn't see it: {refused.code} {refused.what}"
-    return problem("SH519", what, refused.remedy, run.planned.worker)
+    return True, problem("SH519", what, refused.remedy, run.planned.worker)
 
 
 def joined(first: Problem | None, second: Problem | None) -> Problem | None:
@@ -106,7 +110,8 @@ async def image_back(run: Run, source: SlotId) -> None:
             return
         except (Retry, Unknown) as missing:
             await wait(missing.problem)
-    run.finish(Status.ROLLED_BACK, joined(run.record.problem, await show(run, source)))
+    alive, wrong = await show(run, source)
+    run.finish(Status.ROLLED_BACK if alive else Status.FAILED, joined(run.record.problem, wrong), None if alive else run.image)
 
 
 async def _abort_if_possible(run: Run, destination: SlotId) -> None:

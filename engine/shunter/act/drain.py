@@ -29,8 +29,8 @@ async def _roll_back(run: Run) -> None:
         died = problem("SH516", "the worker died before it was drained", "It is restored from its newest image", run.planned.worker)
         run.finish(Status.FAILED, joined(run.record.problem, died))
         return
-    unseen = await show(run, slot) if run.planned.lane == "voluntary" else None
-    run.finish(Status.ROLLED_BACK, joined(run.record.problem, unseen))
+    alive, wrong = await show(run, slot) if run.planned.lane == "voluntary" else (True, None)
+    run.finish(Status.ROLLED_BACK if alive else Status.FAILED, joined(run.record.problem, wrong))
 
 
 async def _refused(run: Run, why: Problem) -> None:

@@ -85,9 +85,9 @@ async def _unfence(run: Run) -> None:
     if lost := lost_with(run, destination_of(run)):
         run.finish(Status.FAILED, lost, run.image)
         return
-    unseen = await show(run, destination_of(run))
-    if unseen is not None:
-        run.finish(Status.SUCCEEDED, unseen, run.image)
+    alive, wrong = await show(run, destination_of(run))
+    if wrong is not None:
+        run.finish(Status.SUCCEEDED if alive else Status.FAILED, wrong, run.image)
         return
     run.step(Step.UNFENCED)
 

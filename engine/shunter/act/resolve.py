@@ -108,6 +108,8 @@ def _arriving(record: OperationRecord, destination: CopyView | None) -> Resoluti
         return go_on(record.step, "only the router has to hear of it")
     if destination is None:
         return wait("the destination was told to run its copy, and hasn't said whether it does")
+    if destination.copy == "running" and destination.steps.get("resume") == "begun":
+        return wait("the destination's copy is being probed, and is ended if it fails")
     if destination.copy == "running":
         return go_on(Step.RESUMED, "the destination's copy runs")
     return go_on(Step.RELEASED, f"the destination's copy is {destination.copy}")
@@ -122,6 +124,8 @@ def _restoring(record: OperationRecord, destination: CopyView | None) -> Resolut
         return roll_back("its copy wasn't told to run")
     if destination is None:
         return wait("the destination was told to run its copy, and hasn't said whether it does")
+    if destination.copy == "running" and destination.steps.get("resume") == "begun":
+        return wait("the destination's copy is being probed, and is ended if it fails")
     if destination.copy == "running":
         return go_on(Step.RESUMED, "its copy runs")
     return go_on(Step.COMMITTING, f"its copy is {destination.copy}")

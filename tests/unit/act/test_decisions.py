@@ -28,6 +28,7 @@ PLANNED = PlannedOperation(
 )
 PATH = [Step.INTENDED, Step.PREPARED, Step.FENCED, Step.FROZEN, Step.HELD, Step.COMMITTING, Step.RELEASED, Step.RESUMED, Step.UNFENCED]
 COPIES = ("running", "frozen", "held", "none")
+PROBING = CopyView(copy="running", steps={"resume": "begun"})
 VIEWS = [None, *(CopyView(copy=c, images=i) for c in COPIES for i in (frozenset[ImageId](), frozenset({IMAGE})))]
 
 
@@ -82,6 +83,7 @@ def test_once_released_a_move_never_goes_back_by_itself() -> None:
         (Step.COMMITTING, view("none"), None, Action.GO_ON, Step.RELEASED),
         (Step.COMMITTING, None, view("held", IMAGE), Action.WAIT, None),
         (Step.RELEASED, None, view("running"), Action.GO_ON, Step.RESUMED),
+        (Step.RELEASED, None, PROBING, Action.WAIT, None),
         (Step.RELEASED, None, view("held"), Action.GO_ON, Step.RELEASED),
         (Step.RELEASED, view("none", IMAGE), None, Action.WAIT, None),
         (Step.ROLLING_BACK, None, None, Action.GO_ON, Step.ROLLING_BACK),
@@ -104,6 +106,7 @@ def test_moves(step: Step, source: CopyView | None, destination: CopyView | None
         (OperationKind.RESTORE, Step.PREPARED, None, view("none"), Action.ROLL_BACK, None),
         (OperationKind.RESTORE, Step.HELD, None, None, Action.ROLL_BACK, None),
         (OperationKind.RESTORE, Step.COMMITTING, None, None, Action.WAIT, None),
+        (OperationKind.RESTORE, Step.COMMITTING, None, PROBING, Action.WAIT, None),
         (OperationKind.RESTORE, Step.COMMITTING, None, view("running"), Action.GO_ON, Step.RESUMED),
         (OperationKind.CHECKPOINT, Step.INTENDED, view("running", IMAGE), None, Action.GO_ON, Step.DUMPED),
         (OperationKind.CHECKPOINT, Step.INTENDED, view("running", "another"), None, Action.ROLL_BACK, None),
