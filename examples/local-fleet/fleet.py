@@ -93,16 +93,21 @@ def ip(*arguments: str, within: int | None = None) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below `pid`, children before grandchildren, also in other PID namespaces."""
+    """All processes below `pid`, children before grandchildren, also in other PID namespaces.
+
+    By each process's own parent: the kernel's lists of children miss some while threads come and go.
+    """
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(entry.read_text().rpartition(")")[2].split()[1])
+            parents.setdefault(parent, []).append(int(entry.parent.name))
     found: list[int] = []
     queue = [pid]
     while queue:
-        children: list[str] = []
-        for thread in Path(f"/proc/{queue[0]}/task").glob("*/children"):  # each thread has its own
-            with contextlib.suppress(OSError):
-                children += thread.read_text().split()
-        queue = queue[1:] + [int(child) for child in children]
-        found += [int(child) for child in children]
+        children = parents.get(queue[0], [])
+        queue = queue[1:] + children
+        found += children
     return found
 
 
