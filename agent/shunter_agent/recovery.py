@@ -129,7 +129,8 @@ async def _reservation(node: Node, destination: Destination, reservation: Reserv
     worker, process = reservation.spec.worker, reservation.process
     resume = node.journal.entry(reservation.operation, "resume")
     begun = resume is not None and resume.state == "begun"
-    if process is not None and begun and await node.in_thread(_alive, node, process, DYING_S, wait):
+    row = node.journal.worker(worker)
+    if row is None and process is not None and begun and await node.in_thread(_alive, node, process, DYING_S, wait):
         network = await node.in_thread(node.runtime.network, reservation.spec, process)
         await node.in_thread(network.connect)
         destination.settle_in(reservation, process)
@@ -137,10 +138,10 @@ async def _reservation(node: Node, destination: Destination, reservation: Reserv
         await _resumed(node, node.row(worker))
         node.log.info("resumed worker found running", worker=worker, operation=reservation.operation)
         return
-    if process is not None and await node.in_thread(node.runtime.find, process):
-        await node.in_thread(node.runtime.end, process)  # its driver ends it too; nobody may ever find it running
-    try:
-        node.networks[worker] = await node.in_thread(node.runtime.network, reservation.spec)
-    except ShunterError as error:
-        node.log.problem(error.problem, worker=worker)
+    if row is None:  # else the network is that of the worker that lives here
+        try:
+            node.networks[worker] = await node.in_thread(node.runtime.network, reservation.spec)
+        except ShunterError as error:
+            node.log.problem(error.problem, worker=worker)
+    # its driver ends a held copy too, but nobody may ever find it running
     await destination.free(reservation, "the agent died, and the held copy with it")

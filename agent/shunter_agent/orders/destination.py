@@ -39,9 +39,9 @@ class Destination:
     async def _prepare(self, head: Asked, message: pb.PrepareOrder) -> Outcome[pb.Done]:
         node, spec = self._node, convert.spec(message.spec)
         self._check_slot(head, message.slot, spec)
-        stale = node.journal.reservations().get(message.slot)
-        if stale is not None:
-            await self.free(stale, "a newer leader's operation took the slot over")
+        for stale in tuple(node.journal.reservations().values()):
+            if stale.slot == message.slot or stale.worker_id == head.worker:  # left to lapse, it would take the worker's network along
+                await self.free(stale, "a newer leader's operation took it over")
         reservation = Reservation(
             slot=message.slot, operation=head.operation, epoch=head.epoch, spec=spec, incarnation=head.incarnation + 1, at=node.clock()
         )
@@ -247,13 +247,13 @@ class Destination:
         """End any held copy, remove the network, free the slot. Raises Unknown when the copy may live on: the slot then stays reserved."""
         node, worker = self._node, reservation.spec.worker
         copy = node.held.get(worker)
-        if copy is not None:
+        if copy is not None and copy.operation == reservation.operation:
             await node.in_thread(copy.held.abort)
             node.held.pop(worker, None)
         row, process = node.journal.worker(worker), reservation.process
         if process is not None and (row is None or row.process != process) and await node.in_thread(node.runtime.find, process):
             await node.in_thread(node.runtime.end, process)
-        network = node.networks.pop(worker, None)
+        network = node.networks.pop(worker, None) if row is None and worker not in node.held else None
         if network is not None:
             try:
                 await node.in_thread(network.destroy)

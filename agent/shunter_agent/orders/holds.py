@@ -44,7 +44,13 @@ class Holds:
             if worker in node.held or node.clock() < reservation.at + node.settings.reservation or self._orders.lock(worker).locked():
                 continue
             async with self._orders.lock(worker):
-                await self._destination.free(reservation, "the reservation lapsed")
+                if node.journal.reservations().get(reservation.slot) != reservation:
+                    continue  # it was used, or taken over, while another one lapsed
+                try:
+                    await self._destination.free(reservation, "the reservation lapsed")
+                except ShunterError as error:
+                    node.log.problem(error.problem, worker=worker)
+                    continue
             node.log.error("reservation lapsed", worker=worker, slot=reservation.slot, operation=reservation.operation)
 
     def _due_frozen(self) -> list[str]:
