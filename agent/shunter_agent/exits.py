@@ -4,8 +4,12 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable
+from typing import Final
 
 from shunter_agent.runtime.port import Process
+
+AGAIN_S: Final = 1.0
+"""Seconds until a process that couldn't be watched, for want of descriptors, is tried again."""
 
 
 class Exits:
@@ -17,6 +21,7 @@ class Exits:
     def __init__(self, ended: Callable[[str, int], None]) -> None:
         self._ended = ended
         self._watched: dict[str, int] = {}
+        self._again: dict[str, asyncio.TimerHandle] = {}
 
     def watch(self, worker: str, process: Process) -> None:
         """Watch a worker's process instead of any that was watched for it before. One that is dead already ends at once."""
@@ -24,14 +29,20 @@ class Exits:
         loop = asyncio.get_running_loop()
         try:
             descriptor = os.pidfd_open(process.pid)
-        except OSError:
+        except ProcessLookupError:
             loop.call_soon(self._ended, worker, -1)
+            return
+        except OSError:  # no descriptor to be had says nothing of the process
+            self._again[worker] = loop.call_later(AGAIN_S, self.watch, worker, process)
             return
         self._watched[worker] = descriptor
         loop.add_reader(descriptor, self._readable, worker, descriptor)
 
     def forget(self, worker: str) -> None:
         """Its end is somebody's doing from now on, and no news."""
+        again = self._again.pop(worker, None)
+        if again is not None:
+            again.cancel()
         descriptor = self._watched.pop(worker, None)
         if descriptor is not None:
             asyncio.get_running_loop().remove_reader(descriptor)
@@ -39,7 +50,7 @@ class Exits:
 
     def close(self) -> None:
         """Watch nothing any more."""
-        for worker in tuple(self._watched):
+        for worker in (*self._watched, *self._again):
             self.forget(worker)
 
     def _readable(self, worker: str, descriptor: int) -> None:

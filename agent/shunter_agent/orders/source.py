@@ -170,7 +170,7 @@ class Source:
         )
         if sending is not None:
             await node.in_thread(sending.finish, facts)
-        return await node.in_thread(partial(node.depot.commit, facts, durable=False))
+        return await node.in_thread(partial(node.depot.commit, facts, durable=sending is None))
 
     async def _drop(self, image: str, sending: Sending | None) -> None:
         node = self._node
