@@ -1,8 +1,9 @@
-"""A discard: an image is deleted on every node that holds it."""
+"""A discard: an image is deleted on every node that holds it, or on those that answer: an order that is heard late does no harm."""
 
 from shunter.act.drive import Machine
-from shunter.act.run import Run, problem
+from shunter.act.run import Run, Unresolved, problem
 from shunter.model.errors import Problem, Rejected
+from shunter.model.ids import NodeId
 from shunter.model.operation import Status, Step
 
 
@@ -12,13 +13,21 @@ async def _discard(run: Run) -> None:
     for node in holders:
         if run.parts.gone(node):
             continue
-        agent = run.agent(node)
-        refused = await run.insist(lambda agent=agent: agent.discard(run.order, run.image, run.times.quick))  # type: ignore[misc]
+        refused = await _delete(run, node)
         if refused is not None:
             kept.append(f"{node} ({refused.code} {refused.what})")
     if kept:
         raise Rejected(problem("SH521", f"it is kept on {', '.join(kept)}", "It is tried again later", run.image))
     run.finish(Status.SUCCEEDED, image=run.image)
+
+
+async def _delete(run: Run, node: NodeId) -> Problem | None:
+    """Why the image may be on the node still, None when it isn't. What could be urgent for the worker doesn't wait for a silent node."""
+    agent = run.agent(node)
+    try:
+        return await run.insist(lambda: agent.discard(run.order, run.image, run.times.quick))
+    except Unresolved as silent:
+        return silent.problem
 
 
 async def _roll_back(run: Run) -> None:
