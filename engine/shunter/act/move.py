@@ -3,7 +3,7 @@
 from shunter.act.back import bring, end_copy, image_back, joined, lost_with, must_view, show, thaw_back
 from shunter.act.drive import Machine
 from shunter.act.run import Run, problem, spec_of
-from shunter.model.errors import Problem, Rejected, Retry, ShunterError, Stalled
+from shunter.model.errors import Problem, Rejected, Retry
 from shunter.model.ids import NodeId, SlotId, node_of
 from shunter.model.operation import Status, Step
 from shunter.wire import agent_pb2 as pb
@@ -92,14 +92,8 @@ async def _unfence(run: Run) -> None:
     run.step(Step.UNFENCED)
 
 
-async def _tidy(run: Run) -> None:
-    """The destination's image stays as the newest checkpoint; the source's has done its work, and retention takes it if we can't."""
-    try:
-        await run.ask(run.at(source_of(run)).discard(run.order, run.image, run.times.quick))
-    except Stalled:
-        raise
-    except ShunterError:
-        pass
+async def _done(run: Run) -> None:
+    """Both nodes keep the image: the destination's agent brings its copy to the disk only after this. Retention takes it from both."""
     run.finish(Status.SUCCEEDED, image=run.image)
 
 
@@ -154,7 +148,7 @@ MOVE = Machine(
         Step.COMMITTING: release,
         Step.RELEASED: _resume,
         Step.RESUMED: _unfence,
-        Step.UNFENCED: _tidy,
+        Step.UNFENCED: _done,
         Step.ROLLING_BACK: _roll_back,
     },
     committed=frozenset({Step.COMMITTING, Step.RELEASED, Step.RESUMED, Step.UNFENCED}),
