@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from fleet_in_memory import FAULTS, PLAN, Crash, CrashingStore, World
+from next_engine import take_over
 from shunter.act.execute import Executor
-from shunter.act.recover import recover
 from shunter.act.run import Unresolved
 from shunter.model.operation import Status, Step
 from shunter.model.plan import OperationKind
@@ -48,7 +48,7 @@ async def come_to_rest(world: World) -> None:
     for _ in range(6):
         if not world.store.active():
             break
-        await recover(Executor(world.parts(), world.epoch()))
+        await take_over(world)
         await world.sleep(60)
     await world.sleep(200)
     assert not world.store.active(), "every operation ends once everybody answers again"

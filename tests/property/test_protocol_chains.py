@@ -11,9 +11,9 @@ from fleet_in_memory import WORKER, Crash, CrashingStore, World
 from gated_executor import Gated, op, outcomes, plan, settle, status_of, told_outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from next_engine import take_over
 from shunter.act.chain import dumps_on, freed, linked
 from shunter.act.execute import Executor
-from shunter.act.recover import recover
 from shunter.act.run import Unresolved
 from shunter.act.scheduler import Scheduler
 from shunter.model.errors import ShunterError
@@ -234,7 +234,7 @@ async def live(world: World) -> None:
     """What an engine does after it began to lead, until all is quiet."""
     for _ in range(6):
         executor = Executor(world.parts(), world.epoch())
-        await recover(executor)
+        world.store.adopt(executor.epoch)
         scheduler = Scheduler(executor)
         scheduler.offer(plan(at=world.now))  # by now decide has other ideas
         await scheduler.idle()
@@ -297,31 +297,34 @@ async def test_recovery_leaves_alone_what_waits_for_its_turn(world: World) -> No
         await executor.carry(executor.intend(park, plan().digest, [restore]))
     asked = list(world.orders)
     assert asked[-1] == ("a", "release")
-    found = await recover(Executor(world.parts(), world.epoch()))
-    assert [(r.id, r.waits, r.epoch) for r in found.open] == [("first", False, 2), ("second", True, 2)]
+    await take_over(world)
+    assert [(r.id, r.waits, r.epoch) for r in world.store.active()] == [("first", False, 2), ("second", True, 2)]
     assert world.orders == asked
     await world.sleep(100)
-    executor = Executor(world.parts(), world.epoch())
-    found = await recover(executor)
-    assert [(r.id, r.status) for r in found.ended] == [("first", Status.SUCCEEDED)]
-    assert [(r.id, r.waits) for r in found.open] == [("second", True)]
-    assert await executor.resume(found.open[0]) is found.open[0]
-    assert world.orders == asked
-    scheduler = Scheduler(executor)
-    scheduler.pump()
-    await scheduler.idle()
-    assert status_of(world, "second") is Status.SUCCEEDED
+    await take_over(world)
+    assert {r.id: r.status for r in world.store.recent(0)} == {"first": Status.SUCCEEDED, "second": Status.SUCCEEDED}
+    steps = [step for _, step in world.orders[len(asked) :]]
+    assert steps == ["preflight", "send a", "prepare", "restore", "resume", "unfence"], "the second half, and nothing twice"
     assert world.home() == "a"
+
+
+async def test_what_waits_for_its_turn_is_not_resumed(world: World) -> None:
+    park, restore = swap(world)
+    executor = Executor(world.parts(), world.epoch())
+    executor.intend(park, plan().digest, [restore])
+    (_, waiting) = world.store.active()
+    assert await executor.resume(waiting) is waiting
+    assert world.orders == []
 
 
 async def test_recovery_ends_what_waits_for_something_that_failed(world: World) -> None:
     park, restore = swap(world)
     executor = Executor(world.parts(), world.epoch())
     executor.intend(park, plan().digest, [restore])  # and then it dies
-    found = await recover(Executor(world.parts(), world.epoch()))
-    assert [(r.id, r.status) for r in found.ended] == [("first", Status.ROLLED_BACK), ("second", Status.SUPERSEDED)]
+    await take_over(world)
+    assert {r.id: r.status for r in world.store.recent(0)} == {"first": Status.ROLLED_BACK, "second": Status.SUPERSEDED}
     assert told_outcome(outcomes(world)["second"])["code"] == "SH526"
-    assert found.open == ()
+    assert world.store.active() == ()
 
 
 # -- one dump at a time

@@ -9,8 +9,8 @@ from fleet_in_memory import FAULTS, PLAN, Crash, CrashingStore, World
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from next_engine import take_over
 from shunter.act.execute import Executor
-from shunter.act.recover import recover
 from shunter.act.run import Unresolved
 from shunter.model.operation import Status
 from shunter.model.plan import OperationKind
@@ -55,7 +55,7 @@ class Protocol(RuleBasedStateMachine):
         self.world.faults = {len(self.world.orders) + n: fault for n, fault in found.items()}
         self.world.store.crash_at = self.world.store.writes + crash if crash else 0
         with contextlib.suppress(Crash):
-            self.loop.run_until_complete(recover(Executor(self.world.parts(), self.world.epoch())))
+            self.loop.run_until_complete(take_over(self.world))
         self.world.store.crash_at = 0
 
     @rule(node=st.sampled_from("abc"))
@@ -85,7 +85,7 @@ class Protocol(RuleBasedStateMachine):
         self.world.faults = {}
         for _ in range(4):
             self.loop.run_until_complete(self.world.sleep(100))
-            self.loop.run_until_complete(recover(Executor(self.world.parts(), self.world.epoch())))
+            self.loop.run_until_complete(take_over(self.world))
         self.loop.run_until_complete(self.world.sleep(100))
         assert not self.world.store.active(), "every operation ends"
         ended = self.world.store.recent(0)
