@@ -10,9 +10,18 @@ from typing import Final, cast
 import msgspec
 import msgspec.inspect as mi
 from shunter.model.expression import Expression
-from shunter.model.units import Bytes, Duration
+from shunter.model.units import Bandwidth, Bytes, Duration, Rate, Share
 
-_NAMES: Final = {Duration: "duration", Bytes: "size", Expression: "expression", Path: "path"}
+_NAMES: Final = {
+    Duration: "duration",
+    Bytes: "size",
+    Bandwidth: "bandwidth",
+    Rate: "rate",
+    Share: "share",
+    Expression: "expression",
+    Path: "path",
+}
+_QUANTITIES: Final = (Duration, Bandwidth, Rate, Share)
 _PLAIN: Final = {mi.StrType: "text", mi.IntType: "whole number", mi.FloatType: "number", mi.BoolType: "true or false"}
 
 
@@ -62,7 +71,7 @@ def default(field: mi.Field) -> str:
         return f"`{str(value).lower()}`"
     if isinstance(value, tuple):
         return f"`[{', '.join(map(str, value))}]`"
-    if isinstance(value, float) and not isinstance(value, Duration):
+    if isinstance(value, float) and not isinstance(value, _QUANTITIES):
         return f"`{value:g}`"
     return f"`{value}`"
 

@@ -96,4 +96,4 @@ class World:
 
 def inputs_of(policies: PolicySet) -> dict[str, dict[str, MetricInput]]:
     """The metrics that policies declare, by policy name."""
-    return {p.name: dict(p.document.spec.metrics) for p in policies.policies if p.document.spec.metrics and p.document.spec.mode != "off"}
+    return {p.name: dict(p.metrics) for p in policies.policies if p.metrics and p.mode != "off"}

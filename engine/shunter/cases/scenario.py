@@ -199,7 +199,7 @@ class _One:
         return {n: {**said.get(w.role, {}), **begun.samples.get(n, {}), **said.get(n, {})} for n, w in workers.items()}
 
     def _metrics(self, policies: PolicySet, fleet: Fleet) -> dict[str, dict[str, dict[str, Series]]]:
-        declared = {str(p.name): p.document.spec.metrics for p in policies.policies}
+        declared = {str(p.name): p.metrics for p in policies.policies}
         found: dict[str, dict[str, dict[str, Series]]] = {}
         for policy, given in self.case.metrics.items():
             path = (*self.path, "metrics", policy)

@@ -156,7 +156,7 @@ class _Run:
 
     def _declared(self, policy: Policy, workers: Sequence[WorkerId], step: int, now: float) -> dict[str, dict[str, Sample]]:
         given = self.scenario.metrics.get(policy.name, {})
-        declared = policy.document.spec.metrics
+        declared = policy.metrics
         return {name: _metric_samples(declared[name], values, workers, step, now) for name, values in given.items() if name in declared}
 
 

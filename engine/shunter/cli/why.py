@@ -100,7 +100,7 @@ def why_text(seen: Preview, worker: Worker, answers: tuple[Explanation, ...], co
     page.line(_standing(worker), indent=2)
     if not answers:
         page.line("There is no policy.", indent=2)
-    modes = {p.name: p.document.spec.mode for p in seen.policies.policies}
+    modes = {p.name: p.mode for p in seen.policies.policies}
     for answer in sorted(answers, key=lambda a: (list(_SAID).index(a.verdict), a.policy)):
         page.blank()
         tag = mark(preview=modes[answer.policy] == "preview")

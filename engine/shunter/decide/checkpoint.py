@@ -17,6 +17,7 @@ from shunter.model.operation import Status
 from shunter.model.plan import OperationKind, Preconditions
 from shunter.model.policy import CheckpointPolicy, CheckpointSpec, Policy
 from shunter.model.snapshot import Worker, WorkerState
+from shunter.model.units import Duration
 
 SHARE = 0.2
 """At most this share of a pool stands still for checkpoints at once, and at least one worker."""
@@ -88,6 +89,15 @@ def spec_of(policy: Policy) -> CheckpointSpec:
     return policy.document.spec
 
 
+def interval(policy: Policy) -> Duration:
+    """How long after a worker's newest image the next one is due."""
+    spec = spec_of(policy)
+    if spec.every is not None:
+        return spec.every
+    assert spec.cadence is not None, "one of the two is required"
+    return spec.cadence.optimal.max
+
+
 def _due(d: Deciding, policy: Policy, worker: Worker) -> Due | None:
     """The worker if it wants a checkpoint now and nothing is against it; otherwise None, with the finding that says why."""
     covered, evidence = d.covers(policy, worker)
@@ -115,7 +125,7 @@ def _subject(covered: bool | Undecided, worker: Worker) -> Refusal | None:
 
 
 def _young(d: Deciding, policy: Policy, taken: float | None, gates: list[Evidence]) -> Refusal | None:
-    old = taken is None or d.now - taken >= spec_of(policy).every
+    old = taken is None or d.now - taken >= interval(policy)
     gates.append(Evidence(gate="every", result=old, detail=_age(d, policy, taken)))
     return None if old else (Verdict.PASS, "its newest image is recent enough", "every")
 
@@ -155,7 +165,7 @@ def _held(d: Deciding, policy: Policy, worker: Worker, gates: list[Evidence]) ->
     reasons = (
         ("node.noticed", None if d.world.stays(worker.node) else f"{worker.node} is going, or doesn't answer"),
         ("snapshot", d.outdated()),
-        ("lane", d.involuntary(worker.graph, preview=policy.document.spec.mode == "preview")),
+        ("lane", d.involuntary(worker.graph, preview=policy.mode == "preview")),
         ("worker", d.ledger.blocked(worker.id) or (d.ledger.claimed(worker.slot) if worker.slot else None)),
         ("backoff", _backoff(d, policy, worker)),
     )
@@ -171,7 +181,7 @@ def _backoff(d: Deciding, policy: Policy, worker: Worker) -> str | None:
     failed = d.history.failed_in_a_row(OperationKind.CHECKPOINT, worker.id)
     if not failed or (last := failed[-1].outcome) is None:
         return None
-    again = last.at + spec_of(policy).every * min(MOST_BACKOFF, 2.0 ** min(len(failed) - 1, 10))
+    again = last.at + interval(policy) * min(MOST_BACKOFF, 2.0 ** min(len(failed) - 1, 10))
     return f"{len(failed)} failed in a row ({said(failed[-1])}); again at {clock(again)}" if d.now < again else None
 
 
@@ -187,7 +197,7 @@ def _plan(d: Deciding, policy: Policy, one: Due, turns: Turns) -> None:
         OperationKind.CHECKPOINT,
         worker,
         Preconditions(incarnation=worker.incarnation, at=worker.slot),
-        cause=f"every:{spec.every}:{int(d.now // max(spec.every, 0.001))}",
+        cause=f"every:{interval(policy)}:{int(d.now // max(interval(policy), 0.001))}",
         reason=f"{worker.id}: {_age(d, policy, one.taken)}{short}",
         estimate=phases.dumping(copies=bool(others)),
         from_slot=None,

@@ -101,11 +101,11 @@ class Deciding:
             attempt=attempt,
             estimate=cost,
             deadline=patience(self.now, cost.total) if deadline is None and lane == "voluntary" else deadline,
-            preview=policy.document.spec.mode == "preview",
+            preview=policy.mode == "preview",
             **more,
         )
         self.ledger.take(operation)
-        self.ranked.append(Ranked(operation=operation, value=value, priority=policy.document.spec.priority))
+        self.ranked.append(Ranked(operation=operation, value=value, priority=policy.priority))
         if lane == "involuntary":
             self._note(operation, f"{kind.value} of {worker.id} comes first, by {policy.name}")
         return operation
@@ -117,8 +117,12 @@ class Deciding:
 
     def covers(self, policy: Policy, worker: Worker) -> tuple[bool | Undecided, tuple[Evidence, ...]]:
         """Whether the policy's selector covers the worker. No evidence: role or graph alone decided."""
-        select = policy.document.spec.workers
-        if (select.role is not None and worker.role != select.role) or (select.graph is not None and worker.graph != select.graph):
+        select = policy.selector
+        if (
+            select is None
+            or (select.role is not None and worker.role != select.role)
+            or (select.graph is not None and worker.graph != select.graph)
+        ):
             return False, ()
         if select.where is None:
             return True, ()

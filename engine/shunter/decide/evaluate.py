@@ -36,7 +36,7 @@ def evaluate(
     if any(a.at > b.at for a, b in pairwise(snapshots)):
         raise ValueError("the snapshots aren't in the order of their times")
     d = Deciding(policies, snapshots, state, now, rules, profile)
-    in_force = sorted((p for p in policies.policies if p.document.spec.mode != "off"), key=_precedence)
+    in_force = sorted((p for p in policies.policies if p.acts and p.mode != "off"), key=_precedence)
     for policy in in_force:
         _rule(policy)(d, policy)
     for policy in in_force:
@@ -48,8 +48,7 @@ def evaluate(
 
 
 def _precedence(policy: Policy) -> tuple[bool, bool, int, str]:
-    spec = policy.document.spec
-    return spec.mode == "preview", lane_of(policy) == "voluntary", -spec.priority, policy.name
+    return policy.mode == "preview", lane_of(policy) == "voluntary", -policy.priority, policy.name
 
 
 def _rule(policy: Policy) -> Callable[[Deciding, Policy], None]:

@@ -63,13 +63,15 @@ def _one(evaluation: Evaluation, policy: Policy, worker: Worker) -> Explanation:
 
 def _static(policy: Policy, worker: Worker) -> tuple[str, str] | None:
     """Why the policy can't be about the worker, by what stands in the file alone."""
-    spec = policy.document.spec
-    if spec.mode == "off":
+    select = policy.selector
+    if policy.mode == "off":
         return "mode", "the policy is off"
-    if spec.workers.graph not in (None, worker.graph):
-        return "workers.graph", f"it covers {spec.workers.graph}, and the worker serves {worker.graph}"
-    if spec.workers.role not in (None, worker.role):
-        return "workers.role", f"it covers {spec.workers.role} workers, and this is a {worker.role} worker"
+    if select is None:
+        return "kind", f"a {policy.kind} isn't about single workers"
+    if select.graph not in (None, worker.graph):
+        return "workers.graph", f"it covers {select.graph}, and the worker serves {worker.graph}"
+    if select.role not in (None, worker.role):
+        return "workers.role", f"it covers {select.role} workers, and this is a {worker.role} worker"
     return None
 
 

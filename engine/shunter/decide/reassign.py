@@ -23,6 +23,8 @@ def reassign(d: Deciding, policy: Policy) -> None:
 
 def _graph(d: Deciding, policy: Policy, graph: str) -> None:
     spec = spec_of(policy)
+    if spec.when is None:
+        return
     shift = condition(d, policy, graph, spec.when, spec.for_)
     back = condition(d, policy, graph, spec.revert.when, spec.revert.for_, "revert.") if spec.revert else None
     if shift.answer is False and back is not None and back.answer is not False:

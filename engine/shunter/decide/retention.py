@@ -24,7 +24,7 @@ def retain(d: Deciding, policy: Policy) -> None:
 
 def _retain(d: Deciding, policy: Policy, worker: Worker) -> None:
     spare = _spare(d, worker)
-    held = d.outdated() or d.ledger.blocked(worker.id) or d.involuntary(worker.graph, preview=policy.document.spec.mode == "preview")
+    held = d.outdated() or d.ledger.blocked(worker.id) or d.involuntary(worker.graph, preview=policy.mode == "preview")
     if spare is None or held is not None:
         return
     cause = round_of(f"retention:{spare.id}", spare.taken_at, d.now)
@@ -79,6 +79,6 @@ def _last(d: Deciding, worker: Worker) -> int:
     wanted = [
         p.document.spec.keep.last
         for p in d.policies.policies
-        if isinstance(p.document, CheckpointPolicy) and p.document.spec.mode != "off" and d.covers(p, worker)[0] is not False
+        if isinstance(p.document, CheckpointPolicy) and p.mode != "off" and d.covers(p, worker)[0] is not False
     ]
     return max([1, *wanted])

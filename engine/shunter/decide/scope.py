@@ -121,7 +121,7 @@ class Scopes:
         )
 
     def _metrics(self, policy: Policy, worker: Worker | None) -> dict[str, Value]:
-        declared = policy.document.spec.metrics
+        declared = policy.metrics
         given = self._world.snapshot.samples.policies.get(policy.name, {})
         return {f"metrics.{name}": self._metric(d, given.get(name, {}), worker) for name, d in declared.items()}
 

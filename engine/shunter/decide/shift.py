@@ -72,7 +72,7 @@ def records(d: Deciding, policy: Policy, graph: str) -> list[OperationRecord]:
 def restraints(d: Deciding, policy: Policy, graph: str) -> tuple[Stop | None, tuple[Evidence, ...]]:
     """What keeps any shift of the graph from being done now, whichever way: the first of the gates that is shut."""
     own = records(d, policy, graph)
-    preview = policy.document.spec.mode == "preview"
+    preview = policy.mode == "preview"
     busy = next((r for r in own if r in d.history.active), None)
     gates = (
         ("snapshot", d.outdated()),
@@ -109,6 +109,6 @@ def opposed(d: Deciding, policy: Policy, graph: str) -> Stop | None:
             continue
         its = other.document.spec
         covers = its.mode != "off" and its.workers.graph in (None, graph) and (its.from_, its.to) == (spec.to, spec.from_)
-        if covers and d.rules.test(its.when, d.scopes.graph(other, graph)) is True:
+        if covers and its.when is not None and d.rules.test(its.when, d.scopes.graph(other, graph)) is True:
             return Stop(verdict=Verdict.HOLD, reason=f"{other.name} wants the opposite now", gate="opposite")
     return None

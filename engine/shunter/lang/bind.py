@@ -10,11 +10,11 @@ import msgspec
 import msgspec.inspect as mi
 
 from shunter.lang.diagnostics import SourceText
-from shunter.lang.schema import Schema, fields, keep, struct_type
+from shunter.lang.schema import QUANTITIES, Schema, fields, keep, struct_type
 from shunter.lang.yaml import Mapping, Node, Scalar, Sequence
 from shunter.model.errors import Problem
 from shunter.model.expression import Expression
-from shunter.model.units import Duration, UnitError
+from shunter.model.units import UnitError
 
 Path = tuple[str | int, ...]
 
@@ -64,8 +64,8 @@ class Binder:
                 return self._tuple(inner, node, path)
             case mi.UnionType(types=types):
                 return self._union(types, node, path)
-            case mi.CustomType(cls=cls) if cls is Duration:
-                return self._duration(node)
+            case mi.CustomType(cls=cls) if cls in QUANTITIES:
+                return self._quantity(cls, node)
         return self._scalar(kind, node)
 
     def _struct(self, kind: mi.StructType, node: Node, path: Path) -> object:
@@ -123,11 +123,11 @@ class Binder:
         self.expressions.append(Found(path, node, expression))
         return expression
 
-    def _duration(self, node: Node) -> object:
+    def _quantity(self, cls: Any, node: Node) -> object:  # noqa: ANN401  (a class with `parse`)
         if not isinstance(node, Scalar) or not isinstance(node.value, str):
             return self._misfit(node)
         try:
-            return Duration.parse(node.text)
+            return cls.parse(node.text)
         except UnitError as error:
             what, _, remedy = str(error).partition(": ")
             self.problems.append(self.source.problem("SH116", node.start, what, remedy[:1].upper() + remedy[1:]))

@@ -7,11 +7,10 @@ import msgspec.inspect as mi
 
 from shunter.lang.check import FIELDS
 from shunter.lang.diagnostics import nearest, one_of
-from shunter.lang.schema import KINDS, field_docs, fields, struct_type
+from shunter.lang.schema import KINDS, QUANTITIES, field_docs, fields, struct_type
 from shunter.model.errors import Problem, Rejected
 from shunter.model.expression import Expression
 from shunter.model.policy import API_VERSION
-from shunter.model.units import Duration
 from shunter.model.vocabulary import VARIABLES, Variable
 
 
@@ -176,8 +175,8 @@ def _type(kind: mi.Type) -> str:
     match kind:
         case mi.StructType(cls=cls):
             return "expression" if cls is Expression else "mapping"
-        case mi.CustomType(cls=cls) if cls is Duration:
-            return "duration"
+        case mi.CustomType(cls=cls) if cls in QUANTITIES:
+            return QUANTITIES[cls].noun.partition(" ")[2]
         case mi.UnionType(types=types):
             return one_of(_type(part) for part in types)
         case mi.LiteralType(values=values):

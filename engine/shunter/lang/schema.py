@@ -20,7 +20,7 @@ from shunter.lang.yaml import Mapping, Node, Scalar, look_up, plain
 from shunter.model import policy
 from shunter.model.errors import Problem
 from shunter.model.expression import Expression
-from shunter.model.units import Duration
+from shunter.model.units import Bandwidth, Duration, Rate, Share
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator
@@ -34,7 +34,38 @@ KINDS: Final[dict[str, type]] = {
 }
 NAME: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 METRIC_NAME: Final = r"^[A-Za-z_][A-Za-z0-9_]*$"
-_DURATION: Final = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+$"
+_DURATION: Final = r"([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+"
+_NUMBER: Final = r"[0-9]+(\.[0-9]+)?"
+
+
+class Quantity(msgspec.Struct, frozen=True, kw_only=True):
+    """A number with a unit, as the schema has it. `noun` is what errors call it, `example` one that is right."""
+
+    noun: str
+    pattern: str
+    doc: str
+    example: str
+
+
+QUANTITIES: Final[dict[type, Quantity]] = {
+    Duration: Quantity(
+        noun="a duration",
+        pattern=f"^{_DURATION}$",
+        doc="A number with a unit, or several with falling units: 30s, 5m, 1h30m, 250ms.",
+        example="30s",
+    ),
+    Share: Quantity(noun="a share", pattern=f"^{_NUMBER}%$", doc="A percentage from 0% to 100%.", example="10%"),
+    Bandwidth: Quantity(
+        noun="a bandwidth",
+        pattern=f"^{_NUMBER}(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)/s$",
+        doc="Bytes per second: 40GB/s, 500MiB/s.",
+        example="40GB/s",
+    ),
+    Rate: Quantity(noun="a rate", pattern=f"^{_NUMBER}/{_DURATION}$", doc="How many in which time: 1/1000h.", example="1/1000h"),
+}
+"""The quantities of the policy language, by their types in `model.units`."""
+_TITLES: Final = {kind.__name__: quantity for kind, quantity in QUANTITIES.items()}
+
 
 BOUNDS: Final[dict[tuple[str, str], Schema]] = {
     ("Metadata", "name"): {"pattern": NAME, "maxLength": 63},
@@ -94,12 +125,6 @@ def field_docs(cls: type) -> dict[str, str]:
 class _Generator:
     def __init__(self) -> None:
         self.defs: dict[str, Schema] = {
-            "Duration": {
-                "type": "string",
-                "title": "Duration",
-                "pattern": _DURATION,
-                "description": "A number with a unit, or several with falling units: 30s, 5m, 1h30m, 250ms.",
-            },
             "Expression": {
                 "type": "string",
                 "title": "Expression",
@@ -115,8 +140,8 @@ class _Generator:
                 return {"$ref": "#/$defs/Expression"}
             case mi.StructType():
                 return self.struct(kind)
-            case mi.CustomType(cls=cls) if cls is Duration:
-                return {"$ref": "#/$defs/Duration"}
+            case mi.CustomType(cls=cls) if cls in QUANTITIES:
+                return self.quantity(cls)
             case mi.UnionType(types=types):
                 return {"anyOf": [self.of(part) for part in types]}
             case mi.LiteralType(values=values):
@@ -128,6 +153,11 @@ class _Generator:
             case mi.VarTupleType(item_type=item):
                 return {"type": "array", "items": self.of(item)}
         return {"type": _SCALARS[type(kind)]}
+
+    def quantity(self, cls: type) -> Schema:
+        name, quantity = cls.__name__, QUANTITIES[cls]
+        self.defs[name] = {"type": "string", "title": name, "pattern": quantity.pattern, "description": quantity.doc}
+        return {"$ref": f"#/$defs/{name}"}
 
     def struct(self, kind: mi.StructType) -> Schema:
         name = kind.cls.__name__
@@ -143,7 +173,7 @@ class _Generator:
                 if field.name in docs:
                     entry["description"] = docs[field.name]
                 if not field.required and field.default not in (None, msgspec.NODEFAULT) and not isinstance(inner, mi.StructType):
-                    entry["default"] = str(field.default) if isinstance(field.default, Duration) else field.default
+                    entry["default"] = str(field.default) if type(field.default) in QUANTITIES else field.default
                 properties[field.encode_name] = entry
             self.defs[name] = {
                 "type": "object",
@@ -285,11 +315,10 @@ class _Explanation:
         if scalar is not None and scalar.value is None:
             return [self.at("SH113", f"{self.where} has no value", "Give it one, or remove the key")]
         given = shown(scalar.text) if scalar else _TYPE_NAMES["object" if isinstance(self.node, Mapping) else "array"]
-        if self.title == "Duration":
-            remedy = (
-                f"Write it with a unit, such as {given}s" if scalar and scalar.text.isdigit() else "Write a number with a unit, such as 30s"
-            )
-            return [self.at("SH116", f"{self.where} must be a duration: {given} is not", remedy)]
+        if (quantity := _TITLES.get(self.title)) is not None:
+            example = f"{given}s" if self.title == "Duration" and scalar and scalar.text.isdigit() else quantity.example
+            remedy = f"Write it with a unit, such as {example}"
+            return [self.at("SH116", f"{self.where} must be {quantity.noun}: {given} is not", remedy)]
         remedy = f'Put it in quotes: "{given}"' if wanted == "string" and scalar else f"Write {_TYPE_NAMES[wanted]}"
         return [self.at("SH113", f"{self.where} must be {_TYPE_NAMES[wanted]}: {given} is not", remedy)]
 
@@ -329,7 +358,7 @@ class _Explanation:
         ]
 
     def pattern(self) -> list[Problem]:
-        if self.title == "Duration":
+        if self.title in _TITLES:
             return []  # `bind` parsed it, and says more
         return [self.name(str(self.error.instance), self.node, "lower-case letters, digits and -, a letter or digit at both ends")]
 

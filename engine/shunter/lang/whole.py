@@ -18,7 +18,15 @@ from shunter.lang.yaml import Scalar as YamlScalar
 from shunter.lang.yaml import look_up, parse
 from shunter.model.errors import Place, Problem, Severity
 from shunter.model.expression import Scalar
-from shunter.model.policy import CheckpointPolicy, CheckpointSpec, Policy, PreemptionPolicy, ReassignmentPolicy, ReassignmentSpec
+from shunter.model.policy import (
+    CheckpointPolicy,
+    CheckpointSpec,
+    Policy,
+    PreemptionPolicy,
+    ReassignmentPolicy,
+    ReassignmentSpec,
+    WorkerSelector,
+)
 from shunter.model.snapshot import Fleet, Node, NoticeKind, Snapshot, Worker
 from shunter.model.units import Duration
 
@@ -69,7 +77,7 @@ class Texts:
 def check_set(policies: Sequence[Policy], texts: Texts) -> tuple[Problem, ...]:
     """Policies that contradict each other or themselves: SH140 equal rank, SH141 `revert`, SH142 opposites."""
     ordered = sorted(policies, key=lambda p: p.name)
-    in_force = [p for p in ordered if p.document.spec.mode == "enforce"]
+    in_force = [p for p in ordered if p.mode == "enforce" and p.acts]
     found = [*_rivals(in_force, texts), *_opposites(in_force, texts)]
     for policy in ordered:
         found += _undone(policy, texts)
@@ -80,7 +88,7 @@ def check_fleet(policies: Sequence[Policy], texts: Texts, snapshot: Snapshot, co
     """What can't work in a fleet: SH143 a selector that matches nothing, SH144 more copies than nodes, SH145 a reserve that is too long."""
     found: list[Problem] = []
     for policy in sorted(policies, key=lambda p: p.name):
-        if policy.document.spec.mode == "off":
+        if policy.mode == "off":
             continue
         found += _matches_nothing(policy, texts, snapshot.fleet, covers)
         found += _copies(policy, texts, snapshot.fleet)
@@ -105,14 +113,14 @@ def _rivals(policies: list[Policy], texts: Texts) -> Iterator[Problem]:
     """SH140, once for each policy: at the one that loses, naming the first that it loses to."""
     told: set[str] = set()
     for first, second in _pairs(policies):
-        if second.name in told or first.document.spec.priority != second.document.spec.priority or first.kind != second.kind:
+        if second.name in told or first.priority != second.priority or first.kind != second.kind:
             continue
         shared = _contested(first, second)
         if shared is None:
             continue
         told.add(second.name)
         sure = "both cover" if shared.example is None else "both can cover"
-        what = f'"{second.name}" and "{first.name}" at {first.place} {sure} {shared}; both have priority {first.document.spec.priority}'
+        what = f'"{second.name}" and "{first.name}" at {first.place} {sure} {shared}; both have priority {first.priority}'
         remedy = f'By its name alone "{first.name}" goes first: give the one that should a higher priority, or cover different workers'
         yield texts.warning(second, ("spec", "priority") if _states_priority(second) else (), "SH140", what, remedy)
 
@@ -121,14 +129,19 @@ def _pairs(policies: list[Policy]) -> Iterator[tuple[Policy, Policy]]:
     """Pairs that can be about one graph, each in the given order: few, where most policies name theirs."""
     of_graph: dict[str | None, list[int]] = defaultdict(list)
     for index, policy in enumerate(policies):
-        graph = policy.document.spec.workers.graph
+        graph = _workers(policy).graph
         earlier = range(index) if graph is None else sorted((*of_graph[graph], *of_graph[None]))
         yield from ((policies[before], policy) for before in earlier)
         of_graph[graph].append(index)
 
 
+def _workers(policy: Policy) -> WorkerSelector:
+    assert policy.selector is not None, "profiles contradict nobody"
+    return policy.selector
+
+
 def _states_priority(policy: Policy) -> bool:
-    return policy.document.spec.priority != 100
+    return policy.priority != 100
 
 
 def _contested(first: Policy, second: Policy) -> _Shared | None:
@@ -147,6 +160,9 @@ def _same_graph(first: Policy, second: Policy) -> _Shared | None:
     a, b = first.document.spec, second.document.spec
     assert isinstance(a, ReassignmentSpec)
     assert isinstance(b, ReassignmentSpec)
+    if a.when is None or b.when is None:
+        both = a.when is b.when  # two that follow the planner want the same
+        return _Shared(f"{f'the graph {a.workers.graph or b.workers.graph}'} from {a.from_} to {a.to}") if both else None
     example = ranges.meeting(_named(first, a.when.text, second), _named(second, b.when.text, first))
     if example is None and (a.when.text, a.metrics) != (b.when.text, b.metrics):
         return None
@@ -155,13 +171,13 @@ def _same_graph(first: Policy, second: Policy) -> _Shared | None:
 
 
 def _same_workers(first: Policy, second: Policy) -> _Shared | None:
-    a, b = first.document.spec.workers, second.document.spec.workers
+    a, b = _workers(first), _workers(second)
     if None not in (a.role, b.role) and a.role != b.role:
         return None
     role, graph = a.role or b.role, a.graph or b.graph
     subjects = f"{role + ' ' if role else ''}workers{f' of {graph}' if graph else ''}"
     one, other = _conditions(first), _conditions(second)
-    if one == other and first.document.spec.metrics == second.document.spec.metrics:
+    if one == other and first.metrics == second.metrics:
         return _Shared(f"the same {subjects}" if one else subjects)
     example = ranges.meeting(_region(first, second), _region(second, first))
     if example is not None:
@@ -172,7 +188,7 @@ def _same_workers(first: Policy, second: Policy) -> _Shared | None:
 def _nested(first: Policy, second: Policy, subjects: str) -> _Shared | None:
     """One of the two has no condition: it covers whatever the other does, unless that is known to be nothing."""
     narrow, wide = (first, second) if _conditions(first) else (second, first)
-    a, b = narrow.document.spec.workers, wide.document.spec.workers
+    a, b = _workers(narrow), _workers(wide)
     inside = b.graph in (None, a.graph) and b.role in (None, a.role)
     understood = all(ranges.boxes(text) for text in _conditions(narrow))
     return _Shared(f'all {subjects} that "{narrow.name}" selects') if inside and not understood else None
@@ -182,12 +198,12 @@ def _conditions(policy: Policy) -> tuple[str, ...]:
     """What a worker must fulfil besides role and graph, as texts."""
     spec = policy.document.spec
     when = spec.when if isinstance(spec, CheckpointSpec) else None
-    return tuple(e.text for e in (spec.workers.where, when) if e is not None)
+    return tuple(e.text for e in (_workers(policy).where, when) if e is not None)
 
 
 def _region(policy: Policy, other: Policy) -> tuple[ranges.Box, ...]:
     """Workers that the policy surely covers."""
-    select = policy.document.spec.workers
+    select = _workers(policy)
     given = {"worker.role": select.role, "worker.graph": select.graph}
     region: tuple[ranges.Box, ...] = ({name: ranges.Words(frozenset((value,))) for name, value in given.items() if value is not None},)
     for text in _conditions(policy):
@@ -200,7 +216,7 @@ def _named(policy: Policy, text: str, other: Policy) -> tuple[ranges.Box, ...]:
 
     def name(variable: str) -> str:
         short = variable.removeprefix("metrics.")
-        own, its = policy.document.spec.metrics.get(short), other.document.spec.metrics.get(short)
+        own, its = policy.metrics.get(short), other.metrics.get(short)
         same = own is not None and its is not None and own.query == its.query
         return variable if same or short == variable else f"{policy.name}'s {variable}"
 
@@ -213,7 +229,7 @@ def _named(policy: Policy, text: str, other: Policy) -> tuple[ranges.Box, ...]:
 def _undone(policy: Policy, texts: Texts) -> Iterator[Problem]:
     """SH141: a shift that is to be given back while it is wanted."""
     spec = policy.document.spec
-    if not isinstance(spec, ReassignmentSpec) or spec.revert is None:
+    if not isinstance(spec, ReassignmentSpec) or spec.revert is None or spec.when is None:
         return
     example = ranges.meeting(ranges.boxes(spec.when.text), ranges.boxes(spec.revert.when.text))
     if example is None and spec.when.text != spec.revert.when.text:
@@ -230,7 +246,7 @@ def _opposites(policies: list[Policy], texts: Texts) -> Iterator[Problem]:
         a, b = first.document.spec, second.document.spec
         assert isinstance(a, ReassignmentSpec)
         assert isinstance(b, ReassignmentSpec)
-        if (a.from_, a.to) != (b.to, b.from_):
+        if (a.from_, a.to) != (b.to, b.from_) or a.when is None or b.when is None:
             continue
         example = ranges.meeting(_named(first, a.when.text, second), _named(second, b.when.text, first))
         if example is None and (a.when.text, a.metrics) != (b.when.text, b.metrics):
@@ -258,9 +274,9 @@ def _shown(value: Scalar) -> str:
 
 def _matches_nothing(policy: Policy, texts: Texts, fleet: Fleet, covers: Covers) -> Iterator[Problem]:
     """SH143. A worker of which it can't be said whether it is covered counts as covered."""
-    if not fleet.workers or any(covers(policy, worker) is not False for worker in fleet.workers):
+    if policy.selector is None or not fleet.workers or any(covers(policy, worker) is not False for worker in fleet.workers):
         return
-    select = policy.document.spec.workers
+    select = _workers(policy)
     graphs = sorted({w.graph for w in fleet.workers})
     if select.graph is not None and select.graph not in graphs:
         near = nearest(select.graph, graphs)

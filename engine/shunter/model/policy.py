@@ -12,12 +12,14 @@ from shunter.model.errors import Place, Problem
 from shunter.model.expression import Expression
 from shunter.model.ids import Commit, Digest, PolicyName
 from shunter.model.snapshot import NoticeKind, Role
-from shunter.model.units import Duration
+from shunter.model.units import Bandwidth, Duration, Rate, Share
 
 API_VERSION: Literal["shunter.dev/v1alpha1"] = "shunter.dev/v1alpha1"
 
 Mode = Literal["enforce", "preview", "off"]
 Fallback = Literal["checkpoint", "drain"]
+Disruption = Literal["move", "park", "drain", "reassign", "checkpoint"]
+Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 
 
 class _Yaml(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -75,12 +77,17 @@ class Move(_Yaml, frozen=True, kw_only=True):
     """`prefill`: a stateless prefill worker may be parked or drained to free a slot for a decode worker."""
 
 
-class _Spec(_Yaml, frozen=True, kw_only=True):
-    """What every kind has."""
+class _Scoped(_Yaml, frozen=True, kw_only=True):
+    """What every kind has that is about workers."""
 
     workers: WorkerSelector
     mode: Mode = "enforce"
     """`enforce`; `preview` decides, logs and audits but never acts; `off` isn't evaluated."""
+
+
+class _Spec(_Scoped, frozen=True, kw_only=True):
+    """What every kind has that makes something happen."""
+
     priority: int = 100
     """Wins conflicts; ties go to the involuntary lane, then to the name."""
     metrics: dict[str, MetricInput] = {}
@@ -146,37 +153,176 @@ class ReassignmentSpec(_Spec, frozen=True, kw_only=True):
     """The role that gives up hardware."""
     to: Role
     """The role that gets it: the other one."""
-    when: Expression
-    """Boolean over `pools`, `metrics` and `now`."""
+    when: Expression | None = None
+    """Boolean over `pools`, `metrics` and `now`. Required unless the policy follows the planner, refused if it does."""
     for_: Duration = msgspec.field(name="for")
-    """How long `when` must hold without a break."""
+    """How long `when` must hold without a break; for a policy that follows the planner: how long the planner must want the change."""
     revert: Trigger | None = None
-    """When to give the hardware back."""
+    """When to give the hardware back. Refused where the planner is followed: it says itself when."""
     pick: Pick = Pick()
     sessions: Literal["move", "park", "drain"] = "move"
     """What happens to the sessions of the worker that gives up its slot: it moves to a free slot, is parked, or is drained."""
+    follow: Literal["thresholds", "planner"] = "thresholds"
+    """`planner`: carry out what the Dynamo planner wants (`pools.<role>.desired`), whichever way it goes between the two pools, instead of
+    own thresholds. Never below `limits.from.min` of either pool."""
+    method: Literal["auto", "checkpoint", "in-place"] = "auto"
+    """How hardware changes its role. `checkpoint`: one worker leaves the slot and another is restored into it. `in-place`: the engine flips
+    its role where it stands; held where the worker's engine can't. `auto`: in place where the engine can and nobody has to leave, else by
+    checkpoint."""
     limits: Limits = Limits()
     cooldown: Duration = Duration(300)
     """No further reassignment by this policy for this long after one began."""
 
 
 class Keep(_Yaml, frozen=True, kw_only=True):
-    """Retention of periodic images: the newest `last` of each worker."""
+    """Retention of periodic images: the newest `last` of each worker, and any that was taken `within` the time given."""
 
     last: int = 1
     """Images."""
+    within: Duration | None = None
+    """Images younger than this are kept too, however many. None: only `last` counts."""
+
+
+class Optimal(_Yaml, frozen=True, kw_only=True):
+    """An interval from the worker's own costs: Young's and Daly's formula on the hazard that no notice announces."""
+
+    hazard: Rate
+    """Losses of a worker that come without a usable notice: `1/1000h` is one in a thousand hours."""
+    min: Duration = Duration(60)
+    """No shorter interval, whatever the formula says."""
+    max: Duration = Duration(3600)
+    """No longer interval, and the one taken while what the formula needs hasn't been measured."""
+
+
+class Cadence(_Yaml, frozen=True, kw_only=True):
+    """How often images are taken when it isn't a fixed `every`."""
+
+    optimal: Optimal
+
+
+class Pause(_Yaml, frozen=True, kw_only=True):
+    """Bounds on standing still for a checkpoint."""
+
+    at_most: Duration | None = None
+    """A checkpoint that is expected to stop its worker for longer isn't taken. None: no bound."""
+    share: Share = Share(0.2)
+    """At most this share of a pool stands still for checkpoints at once; rounded down, but one worker always may."""
+
+
+class Overhead(_Yaml, frozen=True, kw_only=True):
+    """A bound on the share of its time that a worker stands still for checkpoints."""
+
+    at_most: Share
+    """Where the interval would cost more than this, it is lengthened until it doesn't."""
 
 
 class CheckpointSpec(_Spec, frozen=True, kw_only=True):
     """Take images of running workers often enough that losing one is cheap. Voluntary."""
 
-    every: Duration
-    """How long after a worker's newest image the next one is taken."""
+    every: Duration | None = None
+    """How long after a worker's newest image the next one is taken. This or `cadence`, one of them."""
+    cadence: Cadence | None = None
+    """An interval that is computed for each worker. This or `every`, one of them."""
     when: Expression | None = None
     """Boolean over `worker`, `node`, `pool`; a checkpoint is taken only while it holds. Unknown means not now."""
+    pause: Pause = Pause()
+    overhead: Overhead | None = None
+    prefer: Literal["idle"] | None = None
+    """`idle`: from when an image is due, wait for the worker to serve nothing, up to one more interval, then take it anyway.
+    A load that isn't known isn't idle. None: take it when it is due."""
     keep: Keep = Keep()
     copies: int = 1
     """Nodes that hold each image, the worker's own included: with 1 it dies with its node."""
+
+
+class Gain(_Yaml, frozen=True, kw_only=True):
+    """What a new place must be better by."""
+
+    at_least: float
+    """In the unit of `to.prefer`: its value at the new node less its value at the worker's own."""
+
+
+class RebalanceSpec(_Spec, frozen=True, kw_only=True):
+    """Move workers whose best place has changed: to a better slot, or away from a node that is to be emptied. Voluntary."""
+
+    when: Expression
+    """Boolean over `worker`, `node`, `pool`, `pools`, `metrics` and `now`: which of the covered workers ought to be elsewhere."""
+    for_: Duration = msgspec.field(name="for", default=Duration(60))
+    """How long `when` must hold without a break."""
+    to: Destination = Destination()
+    gain: Gain | None = None
+    """Without it any place that fits will do, once `when` says that the worker must go. With it `to.prefer` is required."""
+    cooldown: Duration = Duration(1800)
+    """A worker that was moved, by whatever policy, isn't moved by this one again for this long."""
+    step: int = 1
+    """Workers that move in one plan, at most."""
+
+
+class Window(_Yaml, frozen=True, kw_only=True):
+    """A part of the week. The times are wall-clock times: a skipped hour isn't in it, a repeated one is in it twice."""
+
+    zone: str
+    """IANA time zone, such as Europe/Berlin. There is no default."""
+    from_: str = msgspec.field(name="from")
+    """`HH:MM`, included."""
+    to: str
+    """`HH:MM`, excluded; `24:00` is the end of the day. Not later than `from`: the window ends on the next day."""
+    days: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+    """Days on which it begins."""
+
+
+class PerWindow(_Yaml, frozen=True, kw_only=True):
+    """How many disruptions may begin within any stretch of time."""
+
+    max: int | Share
+    """A number, or a share of the group's workers (rounded down)."""
+    window: Duration
+    """The stretch; at most an hour, which is how far the engine looks back."""
+
+
+class BudgetSpec(_Scoped, frozen=True, kw_only=True):
+    """How much voluntary disruption is allowed at once. Where several budgets cover a worker, the most restrictive one counts.
+
+    A worker that no budget covers has a budget of one disruption at a time in its pool.
+    """
+
+    operations: tuple[Disruption, ...] = ("move", "park", "drain", "reassign")
+    """What counts as a disruption, and is held when the budget is spent."""
+    per: Literal["pool", "node", "zone", "all"] = "pool"
+    """Each pool, node or zone (node label `topology.kubernetes.io/zone`) has one for itself; `all`: the covered workers share one."""
+    max_concurrent: int | Share | None = None
+    """Disruptions at once: a number, or a share of the group's workers (rounded down: 3% of 20 is none). Involuntary ones count too."""
+    max_per_window: PerWindow | None = None
+    windows: tuple[Window, ...] = ()
+    """Voluntary work begins only within one of these. Empty: at any time."""
+
+
+class FleetProfileSpec(_Yaml, frozen=True, kw_only=True):
+    """Figures that operations are planned with until agents have measured like ones. What isn't given stays as it is built in.
+
+    With a GPU model they count for workers on slots of that model, and come before those of a profile without one.
+    """
+
+    mode: Mode = "enforce"
+    """`off` and `preview`: the figures aren't used."""
+    gpu_model: str | None = None
+    """As the node's inventory names it. None: for all workers."""
+    dump: Bandwidth | None = None
+    """Device and host memory into an image."""
+    restore: Bandwidth | None = None
+    """An image into a running worker."""
+    network: Bandwidth | None = None
+    """Between two nodes."""
+    fixed_dump: Duration | None = None
+    """Fence, freeze and bookkeeping of a dump, whatever the size."""
+    fixed_restore: Duration | None = None
+    """Network identity, probe and commit of a restore, whatever the size."""
+    native_start: Duration | None = None
+    """From nothing to serving, without an image: what a move is compared with."""
+    prefill_rate: float | None = None
+    """Tokens of context that a worker recomputes in a second: what losing sessions is weighed with."""
+    lead: dict[NoticeKind, Duration] = {}
+    """Time from a notice to the node's end, by the notice's kind, for notices that give no deadline."""
 
 
 class _Document(_Yaml, frozen=True, kw_only=True):
@@ -202,7 +348,25 @@ class CheckpointPolicy(_Document, frozen=True, kw_only=True, tag_field="kind", t
     spec: CheckpointSpec
 
 
-Document: TypeAlias = PreemptionPolicy | ReassignmentPolicy | CheckpointPolicy
+class RebalancePolicy(_Document, frozen=True, kw_only=True, tag_field="kind", tag="RebalancePolicy"):
+    """Move workers whose best place has changed."""
+
+    spec: RebalanceSpec
+
+
+class DisruptionBudget(_Document, frozen=True, kw_only=True, tag_field="kind", tag="DisruptionBudget"):
+    """Limit how much voluntary work disrupts at once, and when."""
+
+    spec: BudgetSpec
+
+
+class FleetProfile(_Document, frozen=True, kw_only=True, tag_field="kind", tag="FleetProfile"):
+    """Cost figures for planning."""
+
+    spec: FleetProfileSpec
+
+
+Document: TypeAlias = PreemptionPolicy | ReassignmentPolicy | CheckpointPolicy | RebalancePolicy | DisruptionBudget | FleetProfile
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,6 +389,34 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     def kind(self) -> str:
         """`PreemptionPolicy` and so on."""
         return type(self.document).__name__
+
+    @property
+    def mode(self) -> Mode:
+        """Whether it is evaluated, and whether what it decides is done."""
+        return self.document.spec.mode
+
+    @property
+    def selector(self) -> WorkerSelector | None:
+        """The workers that it covers; None for a kind that isn't about workers."""
+        spec = self.document.spec
+        return spec.workers if isinstance(spec, _Scoped) else None
+
+    @property
+    def priority(self) -> int:
+        """What it wins conflicts with; 0 for the kinds that make nothing happen."""
+        spec = self.document.spec
+        return spec.priority if isinstance(spec, _Spec) else 0
+
+    @property
+    def metrics(self) -> dict[str, MetricInput]:
+        """Extra inputs that it declares; empty for the kinds that can't."""
+        spec = self.document.spec
+        return spec.metrics if isinstance(spec, _Spec) else {}
+
+    @property
+    def acts(self) -> bool:
+        """It can make something happen: it is neither a budget nor a profile."""
+        return isinstance(self.document.spec, _Spec)
 
 
 class PolicySet(msgspec.Struct, frozen=True, kw_only=True):

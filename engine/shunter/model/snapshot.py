@@ -132,6 +132,8 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
     """worker id -> catalog field (`kvUsage`, `waiting`, ...) -> sample."""
     policies: dict[str, dict[str, dict[str, Sample]]] = {}
     """policy name -> metric name declared in its `metrics` -> worker id, or `""` for one value for all -> sample."""
+    pools: dict[str, dict[str, Sample]] = {}
+    """pool id -> field that is the pool's own (`desired`) -> sample."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, dict=True):

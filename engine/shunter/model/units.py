@@ -1,6 +1,7 @@
 """Quantities with units. A bare number is never a duration, a size or a share.
 
-Grammar (no spaces, no sign): `<decimal><unit>`, for durations also a sum in falling units, such as `1h30m`.
+Grammar (no spaces, no sign): `<decimal><unit>`, for durations also a sum in falling units, such as `1h30m`; `<size>/s` for a bandwidth and
+`<decimal>/<duration>` for a rate.
 """
 
 import re
@@ -21,6 +22,7 @@ _BYTE_UNITS: Final = {
 _DURATION: Final = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|s|m|h|d))+", re.ASCII)
 _DURATION_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)", re.ASCII)
 _BYTES: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)([A-Za-z]+)", re.ASCII)
+_RATE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)/(.+)", re.ASCII)
 _PERCENT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)%", re.ASCII)
 
 
@@ -109,3 +111,51 @@ class Share(float):
 
     def __repr__(self) -> str:
         return f"Share({float(self)!r})"
+
+
+class Bandwidth(float):
+    """Bytes per second, more than zero."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `40GB/s`. Raises UnitError, also for bits (`400Gbit/s`) and for nothing at all (`0B/s`)."""
+        size, slash, per = text.partition("/")
+        try:
+            value = Bytes.parse(size) if slash and per == "s" else 0
+        except UnitError:
+            value = 0
+        if value <= 0:
+            raise UnitError(f"{text!r} is not a bandwidth: write a size per second, such as 40GB/s or 500MiB/s")
+        return cls(value)
+
+    def __str__(self) -> str:
+        return f"{Bytes(self)}/s"
+
+    def __repr__(self) -> str:
+        return f"Bandwidth({float(self)!r})"
+
+
+class Rate(float):
+    """Events per second, more than zero. Written as a number in a stretch of time."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `1/1000h`, `0.5/30d`. Raises UnitError, also for none at all."""
+        found = _RATE.fullmatch(text)
+        try:
+            seconds = float(Duration.parse(found[2])) if found else 0.0
+        except UnitError:
+            seconds = 0.0
+        if found is None or seconds <= 0 or float(found[1]) <= 0:
+            raise UnitError(f"{text!r} is not a rate: write how many in which time, such as 1/1000h")
+        return cls(float(found[1]) / seconds)
+
+    def __str__(self) -> str:
+        return f"1/{Duration(1 / self)}"
+
+    def __repr__(self) -> str:
+        return f"Rate({float(self)!r})"

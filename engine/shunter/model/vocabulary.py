@@ -36,6 +36,17 @@ WORKER_METRICS: Final = (
 )
 """Catalog fields: each is `worker.<name>`, and its pool's figure is `pool.<name>` and `pools.<role>.<name>`."""
 
+POOL_METRICS: Final = (
+    Variable(
+        name="desired",
+        kind=Kind.DOUBLE,
+        unit="workers",
+        doc="workers that the Dynamo planner wants; unknown without a planner",
+        metric=True,
+    ),
+)
+"""Catalog fields of a pool itself: each is `pool.<name>` and `pools.<role>.<name>`."""
+
 _WORKER: Final = (
     Variable(name="worker.id", kind=Kind.STRING, unit="", doc="stable id of the worker"),
     Variable(name="worker.role", kind=Kind.STRING, unit="", doc='"prefill" or "decode"'),
@@ -78,6 +89,7 @@ def _pool(prefix: str) -> tuple[Variable, ...]:
         Variable(name=f"{prefix}.workers", kind=Kind.INT, unit="workers", doc="its workers that are running or fenced"),
         Variable(name=f"{prefix}.parked", kind=Kind.INT, unit="workers", doc="its workers that are parked or lost and have an image"),
         *figures,
+        *(Variable(name=f"{prefix}.{v.name}", kind=v.kind, unit=v.unit, doc=v.doc, metric=True) for v in POOL_METRICS),
     )
 
 
