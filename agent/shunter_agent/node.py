@@ -54,9 +54,13 @@ class HeldCopy:
 
 @dataclass(frozen=True)
 class Leaving:
-    """A worker that an order has ended for certain, and which leaves the journal as soon as that can be written."""
+    """A worker that an order has ended for certain, and which leaves the journal as soon as that can be written.
+
+    `incarnation` tells it from the same worker come back: the process alone doesn't where a runtime brings the very same one back.
+    """
 
     process: Process
+    incarnation: int
     operation: str
     step: str
     detail: str

@@ -267,7 +267,8 @@ class Source:
     def _left(self, head: Asked, step: str, at: float, detail: str) -> Outcome[pb.Done]:
         """The worker is dead. Should the journal not take that now, `leave` writes it later."""
         node, worker = self._node, head.worker
-        node.leaving[worker] = Leaving(node.row(worker).process, head.operation, step, detail)
+        row = node.row(worker)
+        node.leaving[worker] = Leaving(row.process, row.incarnation, head.operation, step, detail)
 
         def write() -> None:
             node.journal.drop_worker(worker)
@@ -278,7 +279,7 @@ class Source:
         """Write down that a worker was ended, if that couldn't be written then. Call with its lock held. Raises Stalled SH610."""
         node, left = self._node, self._node.leaving[worker]
         row = node.journal.worker(worker)
-        if row is not None and row.process == left.process:
+        if row is not None and (row.process, row.incarnation) == (left.process, left.incarnation):
             with node.journal.batch():
                 node.journal.drop_worker(worker)
                 reply = pb.Done(at=node.clock(), detail=left.detail)

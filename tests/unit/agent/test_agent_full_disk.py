@@ -5,7 +5,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from agent_fakes import PROCESS, Bench, problem
+from agent_fakes import PROCESS, Bench, FakeHeld, problem
 from shunter.model.errors import Rejected, Stalled, Unknown
 from shunter_agent import inventory
 from shunter_agent.refusals import Undone
@@ -135,7 +135,13 @@ async def test_a_drained_worker_whose_end_cannot_be_written_is_not_told_to_run(b
     assert (bench.state(), entry(bench, "drain")) == ("none", "done")
 
 
-async def test_a_leave_that_is_due_spares_a_worker_that_came_back(bench: Bench) -> None:
+@pytest.mark.parametrize("process", [Process(pid=PROCESS.pid + 1, started=9), PROCESS], ids=["a new process", "the same process"])
+async def test_a_leave_that_is_due_spares_a_worker_that_came_back(bench: Bench, process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    def restore(*_arguments: object) -> FakeHeld:
+        bench.runtime.alive.add(process)
+        return FakeHeld(bench.runtime, process)
+
+    monkeypatch.setattr(bench.runtime, "restore", restore)
     await frozen(bench)
     await bench.source.release(bench.step())
     await bench.node.finish_background()
