@@ -4,6 +4,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
 from shunter.model.errors import Problem, Rejected, Stalled
 
@@ -12,6 +13,11 @@ from shunter_agent.images.manifest import ImageFile, ImageInfo, ImageManifest
 from shunter_agent.images.store import ImageStore
 from shunter_agent.images.transfer import Growth, Peer, Sent, send_growing, send_whole
 from shunter_agent.tls import TlsFiles
+
+_SAY_S: Final = 0.5
+"""Seconds in which a cancelled sending may still tell the other side, as long as it listens."""
+_END_S: Final = 5.0
+"""Seconds that a sending whose connection was ended may take to notice."""
 
 
 class StoredDepot:
@@ -122,7 +128,9 @@ class GrowingImage:
     def cancel(self) -> None:
         """See `depot.Sending`."""
         self._growth.fail()
-        self._thread.join(5)
+        self._thread.join(_SAY_S)
+        self._growth.hang_up()
+        self._thread.join(_END_S)
 
     def _describe(self) -> ImageInfo:
         assert self._facts is not None  # set before the growth finishes

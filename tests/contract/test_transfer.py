@@ -17,15 +17,21 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from shunter.model.errors import Rejected, Retry, Unknown
+from shunter_agent.depot import ImageFacts
 from shunter_agent.images import frames, transfer
 from shunter_agent.images.manifest import ImageFile, ImageInfo, ImageManifest, manifest_of
 from shunter_agent.images.server import Allowance, ImageServer
 from shunter_agent.images.store import ImageStore
 from shunter_agent.images.transfer import Growth, Limits, Peer, Sent, send_growing, send_whole
+from shunter_agent.refusals import Undone
 from shunter_agent.runtime.criu import CriuRuntime
 from shunter_agent.runtime.network import Uplink
 from shunter_agent.runtime.port import WorkerSpec
+from shunter_agent.stored import StoredDepot
 from shunter_agent.tls import TlsFiles, client_context
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit" / "agent"))
+from agent_fakes import PROCESS, Bench  # pyright: ignore[reportMissingImports]  (found by the line above)
 
 SPEC = WorkerSpec(worker="w1", role="decode", graph="g", engine="vllm", address="10.0.0.1:9000")
 QUICK = Limits(connect_s=2, idle_s=2, total_s=20)
@@ -462,6 +468,106 @@ def test_a_link_that_breaks_before_the_last_word_leaves_it_open(pair: Pair, tmp_
         with pytest.raises(Unknown, match="SH811"):
             send_whole(pair.here, "i1", Peer(node="n9", host=host, port=port), pair.tls, limits=QUICK)
         thread.join(10)
+
+
+@contextlib.contextmanager
+def silent_receiver(pair: Pair, *, greets: bool = True) -> Iterator[tuple[Peer, threading.Event]]:
+    """An agent n9 that takes every byte, and then neither answers nor hangs up, as one whose node lost its power. The event: it has all."""
+    server = pair.authority.agent("n9")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(server.cert, server.key)
+    context.load_verify_locations(server.ca)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.num_tickets = 0
+    complete, over = threading.Event(), threading.Event()
+
+    def take(listener: socket.socket) -> None:
+        plain, _address = listener.accept()
+        with plain:
+            if not greets:
+                over.wait(20)
+                return
+            with context.wrap_socket(plain, server_side=True) as secure:
+                link = frames.Link(secure, 20, 20)
+                link.from_sender()
+                link.send(frames.Ready())
+                while not isinstance(header := link.from_sender(), frames.Whole):
+                    if isinstance(header, frames.Data):
+                        link.read(memoryview(bytearray(header.size)))
+                complete.set()
+                over.wait(20)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=take, args=(listener,), daemon=True)
+        thread.start()
+        try:
+            yield Peer.at("n9", "{}:{}".format(*listener.getsockname())), complete
+        finally:
+            over.set()
+            thread.join(20)
+
+
+def test_a_receiver_that_has_it_all_and_never_answers_is_given_up(pair: Pair) -> None:
+    pair.image()
+    with silent_receiver(pair) as (peer, complete):
+        began = time.monotonic()
+        with pytest.raises(Unknown, match="SH811"):
+            send_whole(pair.here, "i1", peer, pair.tls, limits=Limits(connect_s=2, idle_s=0.3, total_s=60))
+        assert complete.is_set()
+        assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("greets", [True, False], ids=["after the last byte", "before TLS"])
+def test_a_cancelled_sending_hangs_up_on_a_receiver_that_never_answers(pair: Pair, *, greets: bool) -> None:
+    depot = StoredDepot(pair.here, pair.tls)
+    folder = depot.begin("i1")
+    (folder / "pages-1.img").write_bytes(b"x" * 100)
+    outcome: list[BaseException] = []
+    with silent_receiver(pair, greets=greets) as (peer, complete):
+        sending = depot.sending(folder, "i1", peer.node, f"{peer.host}:{peer.port}", lambda _bytes: None)
+
+        def finish() -> None:
+            try:
+                sending.finish(ImageFacts(id="i1", spec=SPEC, incarnation=1, taken_at=100.0))
+            except (Retry, Unknown) as error:
+                outcome.append(error)
+
+        finishing = threading.Thread(target=finish, daemon=True)
+        finishing.start()
+        if greets:
+            assert complete.wait(10)
+        began = time.monotonic()
+        sending.cancel()
+        finishing.join(3)
+        assert not finishing.is_alive(), "nobody waits for it any more"
+        assert time.monotonic() - began < 3
+    assert [type(error) for error in outcome] == [Unknown if greets else Retry]
+
+
+def test_a_sending_that_was_hung_up_before_it_connected_ends_too(pair: Pair) -> None:
+    folder = pair.here.begin("i1")
+    growth = Growth()
+    growth.hang_up()
+    began = time.monotonic()
+    with silent_receiver(pair, greets=False) as (peer, _complete), pytest.raises(Retry, match="SH806"):
+        send_growing(folder, "i1", info, growth, peer, pair.tls, limits=Limits(connect_s=20))
+    assert time.monotonic() - began < 10
+
+
+async def test_a_destination_that_lost_its_power_keeps_a_worker_standing_no_longer_than_its_hold(pair: Pair, tmp_path: Path) -> None:
+    (tmp_path / "agent").mkdir()
+    bench = Bench(tmp_path / "agent")
+    depot = StoredDepot(ImageStore(tmp_path / "agent" / "images"), pair.tls)
+    bench.node.depot = depot
+    with silent_receiver(pair) as (peer, complete):
+        order = bench.freeze(hold=1.0)
+        order.to.node, order.to.address = peer.node, f"{peer.host}:{peer.port}"
+        began = time.monotonic()
+        with pytest.raises(Undone, match="SH653"):
+            await bench.source.freeze(order)
+        assert time.monotonic() - began < 6
+        assert complete.is_set(), "it had every byte"
+    assert (PROCESS in bench.runtime.running, bench.state(), depot.all(), list(depot.root.iterdir())) == (True, "running", (), [])
 
 
 def test_close_breaks_off_what_is_being_received(pair: Pair) -> None:

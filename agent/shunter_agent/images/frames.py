@@ -84,10 +84,6 @@ class Link:
         self._idle_s = idle_s
         self._until = time.monotonic() + total_s
 
-    def patient(self) -> None:
-        """From here on a single wait may take all the time that is left: the other side is bringing gigabytes to its disk."""
-        self._idle_s = float("inf")
-
     def _bound(self) -> None:
         left = self._until - time.monotonic()
         if left <= 0:

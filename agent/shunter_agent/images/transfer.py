@@ -80,6 +80,9 @@ class Growth:
     def __init__(self) -> None:
         self._over = threading.Event()
         self._good = False
+        self._lock = threading.Lock()
+        self._link: socket.socket | None = None
+        self._hung_up = False
 
     def finish(self) -> None:
         """All files have their final bytes."""
@@ -89,6 +92,20 @@ class Growth:
     def fail(self) -> None:
         """There will be no image: what was sent is dropped."""
         self._over.set()
+
+    def goes_over(self, link: socket.socket) -> None:
+        """There is a connection now, which `hang_up` ends: at once, if that was called already."""
+        with self._lock:
+            self._link = link
+            if self._hung_up:
+                _shut(link)
+
+    def hang_up(self) -> None:
+        """End the sender's connection under it, whatever it waits for: a node that lost its power never answers. Idempotent."""
+        with self._lock:
+            self._hung_up = True
+            if self._link is not None:
+                _shut(self._link)
 
     def wait(self, seconds: float) -> bool:
         """Wait at most so long. True once all files are final. Raises Rejected SH805 when the dump has failed."""
@@ -117,7 +134,7 @@ def send_growing(
     last byte: the image may be whole there.
     """
     check_id(image)
-    with _link(peer, tls, limits) as link:
+    with _link(peer, tls, limits, growth.goes_over) as link:
         sender = _Sender(link, folder, progress)
         with _explained(peer):
             sender.open(Hello(image=image))
@@ -246,7 +263,6 @@ class _Sender:
         """Send the manifest and wait until the image is visible at the peer. `complete`: when it was complete here (monotonic)."""
         with _explained(peer):
             self._say(Whole(manifest=manifest))
-        self._link.patient()
         try:
             answer = self._answer()
             if not isinstance(answer, Stored) or answer.bytes != manifest.bytes:
@@ -279,14 +295,20 @@ def _explained(peer: Peer) -> Iterator[None]:
         raise Retry(_unsent(peer, str(error))) from error
 
 
+def _shut(link: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        link.shutdown(socket.SHUT_RDWR)
+
+
 @contextlib.contextmanager
-def _link(peer: Peer, tls: TlsFiles, limits: Limits) -> Iterator[Link]:
+def _link(peer: Peer, tls: TlsFiles, limits: Limits, connected: Callable[[socket.socket], None] = lambda _plain: None) -> Iterator[Link]:
     context = client_context(tls)
     try:
         plain = socket.create_connection((peer.host, peer.port), limits.connect_s)
     except OSError as error:
         raise Retry(_unsent(peer, str(error))) from error
     try:
+        connected(plain)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         secure = Secure(plain, context, server_side=False)
     except (OSError, ssl.SSLError) as error:

@@ -100,11 +100,13 @@ class Source:
         copy = FrozenCopy(head.operation, frozen, node.clock() + message.hold_s, row.state == "fenced", message.image)
         node.frozen[head.worker] = copy
         dumped_at = time.monotonic()
+        keeping: asyncio.Task[ImageFacts] | None = None
         try:
             node.change(head.worker, state="frozen")
-            image = await self._keep(message.image, row, frozen, sending)
+            keeping = asyncio.create_task(self._keep(message.image, row, frozen, sending))
+            image = await self._within(keeping, message.hold_s, head.worker)
         except BaseException as error:
-            await self._take_back(head.worker, copy, sending)
+            await self._take_back(head.worker, copy, sending, keeping)
             if isinstance(error, ShunterError):
                 raise undone(error.problem) from error
             raise
@@ -123,15 +125,31 @@ class Source:
 
         return Outcome(reply, write, f"image {image.id}")
 
-    async def _take_back(self, worker: str, copy: FrozenCopy, sending: Sending | None) -> None:
+    @staticmethod
+    async def _within(keeping: "asyncio.Task[ImageFacts]", hold_s: float, worker: str) -> ImageFacts:
+        """The image, once it is whole. Raises Retry SH653 when it isn't within `hold_s` seconds; whoever it is that keeps it waiting, the
+        worker stands still meanwhile."""
+        await asyncio.wait((keeping,), timeout=hold_s)
+        if keeping.done():
+            return keeping.result()
+        raise retry(
+            "SH653",
+            f"the image wasn't whole {hold_s:g} s after the dump, and the worker runs on",
+            "Look at the link to the destination and at the disks of both nodes; an image that takes longer needs a longer hold",
+            worker,
+        )
+
+    async def _take_back(self, worker: str, copy: FrozenCopy, sending: Sending | None, keeping: "asyncio.Task[ImageFacts] | None") -> None:
         try:
             await self._go_on(worker, copy)
         except Unknown:  # if it is dead, what is in the image's folder is all that is left of it
+            if keeping is not None:
+                keeping.add_done_callback(lambda kept: kept.cancelled() or kept.exception())
             raise
         except BaseException:
-            await self._drop(copy.image, sending)
+            await self._drop(copy.image, sending, keeping)
             raise
-        await self._drop(copy.image, sending)
+        await self._drop(copy.image, sending, keeping)
 
     async def _begin(self, image: str) -> Path:
         node = self._node
@@ -172,11 +190,21 @@ class Source:
             await node.in_thread(sending.finish, facts)
         return await node.in_thread(partial(node.depot.commit, facts, durable=sending is None))
 
-    async def _drop(self, image: str, sending: Sending | None) -> None:
+    async def _drop(self, image: str, sending: Sending | None, keeping: "asyncio.Task[ImageFacts] | None" = None) -> None:
         node = self._node
         if sending is not None:
             await node.in_thread(sending.cancel)
+        if keeping is not None:
+            (kept,) = await asyncio.gather(keeping, return_exceptions=True)
+            if isinstance(kept, ImageFacts):  # whole after all, but too late: its worker has gone on since
+                await self._discard(image)
         await node.in_thread(node.depot.abandon, image)
+
+    async def _discard(self, image: str) -> None:
+        try:
+            await self._node.in_thread(self._node.depot.discard, image)
+        except Stalled as error:  # it stays, as an image that nobody needs
+            self._node.log.problem(error.problem)
 
     async def _go_on(self, worker: str, copy: FrozenCopy, also: Callable[[], None] = lambda: None) -> None:
         """Let a frozen worker run on in place, with its network; `also` becomes durable with that.
