@@ -1,11 +1,10 @@
 """A restore: a parked or lost worker comes back from an image. There is no other copy, so what matters is that there never are two."""
 
-from shunter.act.back import bring, end_copy, joined, lost_with, show
+from shunter.act.arrive import commit, destination_of, done, once_more, restore, resume, unfence
 from shunter.act.copies import holder_of, send
 from shunter.act.drive import Machine
-from shunter.act.move import destination_of
 from shunter.act.run import Run, problem, spec_of
-from shunter.model.errors import Problem, Rejected, Retry, ShunterError, Stalled
+from shunter.model.errors import Problem, Rejected, ShunterError, Stalled
 from shunter.model.ids import NodeId, node_of
 from shunter.model.operation import Status, Step
 
@@ -41,39 +40,6 @@ def _refuse_if_alive(run: Run, node: NodeId, states: list[str]) -> None:
         raise Rejected(problem("SH510", f"the worker is alive on {node}", "Leave it there, and plan again", run.planned.worker))
 
 
-async def _restore(run: Run) -> None:
-    slot = destination_of(run)
-    reply = await run.ask(run.at(slot).restore(run.order, slot, run.image, run.times.hold, run.bulk))
-    run.step(Step.HELD, measured=run.measure(restore=reply.restore_s))
-
-
-async def _commit(run: Run) -> None:
-    run.step(Step.COMMITTING)
-
-
-async def _resume(run: Run) -> None:
-    slot = destination_of(run)
-    if run.parts.gone(node_of(slot)):
-        raise Rejected(problem("SH515", "the destination is gone", "It is restored somewhere else", node_of(slot)))
-    await run.ask(run.at(slot).resume(run.order, run.times.quick))
-    run.step(Step.RESUMED)
-
-
-async def _unfence(run: Run) -> None:
-    if lost := lost_with(run, destination_of(run)):
-        run.finish(Status.FAILED, lost, run.image)
-        return
-    alive, wrong = await show(run, destination_of(run))
-    if wrong is not None:
-        run.finish(Status.SUCCEEDED if alive else Status.FAILED, wrong, run.image)
-        return
-    run.step(Step.UNFENCED)
-
-
-async def _done(run: Run) -> None:
-    run.finish(Status.SUCCEEDED, image=run.image)
-
-
 async def _roll_back(run: Run) -> None:
     """It was never told to run: a held copy that can't be ended now dies when its hold ends. The image stays."""
     slot = destination_of(run)
@@ -87,32 +53,20 @@ async def _roll_back(run: Run) -> None:
 
 
 async def _refused(run: Run, why: Problem) -> None:
-    """The copy wouldn't run: restore it once more, and leave it in its image if that fails too."""
-    slot = destination_of(run)
-    if await end_copy(run, slot):
-        run.step(Step.RESUMED)
-        return
-    try:
-        if run.parts.gone(node_of(slot)):
-            raise Rejected(why)
-        await bring(run, slot)
-    except (Rejected, Retry) as again:
-        if await end_copy(run, slot):
-            run.step(Step.RESUMED)
-            return
-        run.finish(Status.FAILED, joined(why, again.problem if again.problem != why else None), run.image)
-        return
-    run.step(Step.RESUMED)
+    """The copy wouldn't run. When it won't the second time either, it is left in its image."""
+    still = await once_more(run, why)
+    if still is not None:
+        run.finish(Status.FAILED, still, run.image)
 
 
 RESTORE = Machine(
     {
         Step.INTENDED: _prepare,
-        Step.PREPARED: _restore,
-        Step.HELD: _commit,
-        Step.COMMITTING: _resume,
-        Step.RESUMED: _unfence,
-        Step.UNFENCED: _done,
+        Step.PREPARED: restore,
+        Step.HELD: commit,
+        Step.COMMITTING: resume,
+        Step.RESUMED: unfence,
+        Step.UNFENCED: done,
         Step.ROLLING_BACK: _roll_back,
     },
     committed=frozenset({Step.COMMITTING, Step.RESUMED, Step.UNFENCED}),
