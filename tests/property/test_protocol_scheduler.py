@@ -108,16 +108,7 @@ def same_digest(original: Plan) -> Plan:
 async def test_nothing_voluntary_starts_while_the_store_takes_no_writes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = Gated(world)
     scheduler = Scheduler(executor)
-    monkeypatch.setattr(world.store, "probe", lambda: False)
-    monkeypatch.setattr(world.store, "consume", lambda _digest, _at: None)
-    plain = world.store.insert
-
-    def insert(records: object) -> None:
-        plain(records)
-        world.store.healthy = False  # it went through, and the next one wouldn't
-
-    monkeypatch.setattr(world.store, "insert", insert)
-    world.store.healthy = False
+    monkeypatch.setattr(world.store, "gate", lambda: False)
     scheduler.offer(plan(op("voluntary"), op("involuntary", lane="involuntary")))
     await settle()
     assert executor.started == ["involuntary"]

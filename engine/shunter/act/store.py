@@ -1,23 +1,29 @@
 """What the engine must remember: operations, plans carried out, its epoch, and the fleet as it last was.
 
 SQLite in WAL mode with synchronous FULL: what a method wrote is on disk when it returns. Used from one thread.
+
+When the disk takes no writes, nothing voluntary goes on. What is involuntary does, in memory (`act.volatile`): that isn't durable, and
+whoever runs the store must say so (`unwritten`). `recover` brings it to the disk, in order and as a whole, as soon as there is one again.
 """
 
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
+from shunter.act.volatile import Volatile
 from shunter.model.canon import decode, encode
 from shunter.model.errors import Problem, Rejected, Stalled
 from shunter.model.ids import Digest, Epoch, OperationId, WorkerId
 from shunter.model.operation import EngineState, OperationRecord, Outcome, Status, Step
 from shunter.model.plan import OperationKind
 from shunter.model.snapshot import Fleet, Notice
+
+T = TypeVar("T")
 
 SCHEMA: Final = 1
 _RECENT: Final = 3600.0
@@ -47,17 +53,20 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Store:
-    """See the module. Every method that writes raises Stalled SH501 when the disk doesn't take it.
+    """See the module. Every method that writes raises Stalled SH501 when the disk doesn't take it, unless it goes on in memory.
 
-    `healthy` is False from a write that failed until one succeeds; nothing voluntary may start meanwhile (see `probe`).
+    Nothing voluntary may start unless `healthy`, or after `probe`. `gate` is what else must hold for that: the audit's disk, for one.
     """
 
-    def __init__(self, path: Path, *, busy_s: float = 5.0, read_only: bool = False) -> None:
+    def __init__(self, path: Path, *, busy_s: float = 5.0, read_only: bool = False, wal_pages: int = 1000) -> None:
         """Open or make it (0600). `busy_s`: how long to wait for another process's lock. With `read_only` it must be there, and nothing
-        of it is changed, so that it can be looked at while an engine works on it. Raises Stalled SH501, SH502 (newer format).
+        of it is changed, so that it can be looked at while an engine works on it. `wal_pages`: how long the write-ahead log may grow before
+        it is brought into the file. Raises Stalled SH501, SH502 (newer format).
         """
         self.path = path
-        self.healthy = True
+        self.gate: Callable[[], bool] = lambda: True
+        self._memory: Volatile | None = None
+        self._why: Problem | None = None
         try:
             if read_only:
                 self._db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=busy_s)
@@ -67,14 +76,14 @@ class Store:
             self._db = sqlite3.connect(path, isolation_level=None, timeout=busy_s)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
+            self._db.execute(f"PRAGMA wal_autocheckpoint={wal_pages}")
             self._db.executescript(_TABLES)
         except (OSError, sqlite3.Error) as error:
             raise self._stalled(error) from error
         found = self._meta("schema")
         self._refuse_newer(found)
         if found < SCHEMA:
-            with self._writing():
-                self._set_meta("schema", SCHEMA)
+            self._write(lambda: self._set_meta("schema", SCHEMA))
 
     def _refuse_newer(self, found: int) -> None:
         if found > SCHEMA:
@@ -89,25 +98,52 @@ class Store:
             )
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file. What is in memory only is lost: see `unwritten`."""
+        if self._memory is not None:
+            self._memory.close()
         self._db.close()
 
+    @property
+    def healthy(self) -> bool:
+        """Writes reach the disk, as far as is known, and the gate is open."""
+        return self.problem is None and self.gate()
+
+    @property
+    def problem(self) -> Problem | None:
+        """Why the last write didn't reach the disk; None when it did."""
+        return self._why
+
+    @property
+    def unwritten(self) -> int:
+        """How many changes are in memory only."""
+        return 0 if self._memory is None else len(self._memory.redo)
+
     def probe(self) -> bool:
-        """Try a durable write, and say whether it succeeded; `healthy` is set to it."""
+        """Whether something voluntary may start: the gate is open, and a durable write succeeds."""
+        return self.gate() and self.recover()
+
+    def recover(self) -> bool:
+        """Bring what is in memory only to the disk, all or nothing, or try a write if there is nothing; say whether it succeeded."""
         try:
-            with self._writing():
-                self._set_meta("probe", self._meta("probe") + 1)
+            self._on_disk(self._again)
         except Stalled:
             return False
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
         return True
 
     # -- operations
 
     def insert(self, records: Iterable[OperationRecord]) -> None:
-        """Make intents durable, all or none. Raises Rejected SH503 if one of the operations exists already: no order is given twice."""
-        with self._writing():
-            for record in records:
-                if self._db.execute("SELECT 1 FROM operations WHERE id=?", (record.id,)).fetchone():
+        """Make intents durable, all or none; in memory if one of them is involuntary. Raises Rejected SH503 if one of the operations exists
+        already: no order is given twice.
+        """
+        batch = tuple(records)
+
+        def work() -> None:
+            for record in batch:
+                if self._look_up("SELECT 1 FROM operations WHERE id=?", record.id):
                     raise Rejected(
                         Problem(
                             code="SH503",
@@ -118,36 +154,48 @@ class Store:
                     )
                 self._put(record)
 
+        self._write(work, lambda: any(_urgent(record) for record in batch))
+
     def advance(self, operation: OperationId, step: Step, at: float, **changes: Any) -> OperationRecord:  # noqa: ANN401  (record fields)
-        """Note that it has come to `step`, on disk before this returns. `changes` are other fields of the record.
+        """Note that it has come to `step`, on disk before this returns; in memory if it is involuntary. `changes` are other fields of the
+        record.
 
         A step that it is at already gets no second line in its history. Raises Rejected SH505 (never heard of it), SH506 (it has ended).
         """
-        with self._writing():
+
+        def work() -> OperationRecord:
             record = self._open(operation)
             history = record.history if record.step is step and record.history else (*record.history, (step, at))
             record = msgspec.structs.replace(record, step=step, history=history, **changes)
             self._put(record)
-        return record
+            return record
+
+        return self._write(work, lambda: _urgent(self._open(operation)))
 
     def finish(self, operation: OperationId, outcome: Outcome) -> OperationRecord:
-        """Note how it ended. Raises Rejected SH505, SH506 as `advance` does."""
-        with self._writing():
+        """Note how it ended; in memory if need be, as no effect follows. Raises Rejected SH505, SH506 as `advance` does."""
+
+        def work() -> OperationRecord:
             record = msgspec.structs.replace(self._open(operation), outcome=outcome)
             self._put(record)
             self._note_end(record, outcome)
-        return record
+            return record
+
+        return self._write(work, _always)
 
     def adopt(self, epoch: Epoch) -> tuple[OperationRecord, ...]:
-        """Take what earlier leaders left unfinished over under `epoch`. The active operations as they then are, oldest first."""
-        with self._writing():
+        """Take over under `epoch` what earlier leaders left unfinished; in memory if need be. The active operations, oldest first."""
+
+        def work() -> None:
             for record in self.active():
                 self._put(msgspec.structs.replace(record, epoch=epoch))
+
+        self._write(work, _always)
         return self.active()
 
     def get(self, operation: OperationId) -> OperationRecord | None:
         """None when there never was one."""
-        row = self._db.execute("SELECT body FROM operations WHERE id=?", (operation,)).fetchone()
+        row = self._look_up("SELECT body FROM operations WHERE id=?", operation)
         return decode(row[0], OperationRecord) if row else None
 
     def active(self) -> tuple[OperationRecord, ...]:
@@ -165,9 +213,10 @@ class Store:
     # -- plans, epoch, fleet
 
     def consume(self, plan: Digest, at: float) -> None:
-        """Note that a plan is being carried out. Raises Rejected SH504 if it was before."""
-        with self._writing():
-            if self._db.execute("SELECT 1 FROM plans WHERE digest=?", (plan,)).fetchone():
+        """Note that a plan is being carried out; in memory if need be. Raises Rejected SH504 if it was before."""
+
+        def work() -> None:
+            if self._look_up("SELECT 1 FROM plans WHERE digest=?", plan):
                 raise Rejected(
                     Problem(
                         code="SH504",
@@ -176,8 +225,10 @@ class Store:
                         subject=plan,
                     )
                 )
-            self._db.execute("DELETE FROM plans WHERE at < ?", (at - _PLANS_KEPT,))
-            self._db.execute("INSERT INTO plans VALUES (?, ?)", (plan, at))
+            self._change("DELETE FROM plans WHERE at < ?", at - _PLANS_KEPT)
+            self._change("INSERT INTO plans VALUES (?, ?)", plan, at)
+
+        self._write(work, _always)
 
     @property
     def epoch(self) -> Epoch:
@@ -186,49 +237,87 @@ class Store:
 
     def next_epoch(self) -> Epoch:
         """Begin a new epoch, durably."""
-        with self._writing():
+
+        def work() -> Epoch:
             epoch = self._meta("epoch") + 1
             self._set_meta("epoch", epoch)
-        return Epoch(epoch)
+            return Epoch(epoch)
+
+        return self._write(work)
 
     def save_fleet(self, fleet: Fleet, notices: tuple[Notice, ...], at: float) -> None:
-        """Remember the fleet, so that a restarted engine knows its parked and lost workers."""
-        with self._writing():
-            body = encode(Remembered(at=at, fleet=fleet, notices=notices))
-            self._db.execute("INSERT OR REPLACE INTO fleet VALUES (1, ?)", (body,))
+        """Remember the fleet, so that a restarted engine knows its parked and lost workers; in memory if need be."""
+        body = encode(Remembered(at=at, fleet=fleet, notices=notices))
+        self._write(lambda: self._change("INSERT OR REPLACE INTO fleet VALUES (1, ?)", body), _always)
 
     def load_fleet(self) -> Remembered | None:
         """What `save_fleet` was last given; None before the first time."""
-        row = self._db.execute("SELECT body FROM fleet").fetchone()
-        return decode(row[0], Remembered) if row else None
+        rows = self._rows("SELECT body FROM fleet")
+        return decode(rows[0][0], Remembered) if rows else None
 
     def ended(self) -> frozenset[WorkerId]:
         """Workers that were drained or parked and not brought back since: they aren't lost, they were ended on purpose."""
-        return frozenset(WorkerId(row[0]) for row in self._db.execute("SELECT worker FROM ended"))
+        return frozenset(WorkerId(row[0]) for row in self._rows("SELECT worker FROM ended"))
 
     # -- inner parts
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            self._db.execute("BEGIN IMMEDIATE")
-            yield
-            self._db.execute("COMMIT")
-        except (OSError, sqlite3.Error) as error:
-            self._roll_back()
-            self.healthy = False
-            raise self._stalled(error) from error
-        except BaseException:
-            self._roll_back()
-            raise
-        self.healthy = True
+    def _write(self, work: Callable[[], T], urgent: Callable[[], bool] = lambda: False) -> T:
+        """Do `work` as one transaction, in memory if it is `urgent` and the disk doesn't take it. Raises Stalled, and what `work` does."""
+        if self._memory is None:
+            try:
+                return self._on_disk(work)
+            except Stalled:
+                if not urgent():
+                    raise
+                self._memory = self._copied()
+        elif not urgent():
+            raise Stalled(self._why or self._problem("it goes on in memory"))
+        return _in_memory(self._memory, work)
 
-    def _roll_back(self) -> None:
+    def _on_disk(self, work: Callable[[], T]) -> T:
         try:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-        except sqlite3.Error:
-            self.healthy = False
+            done = _transaction(self._db, work)
+        except (OSError, sqlite3.Error) as error:
+            raise self._stalled(error) from error
+        self._why = None
+        return done
+
+    def _copied(self) -> Volatile:
+        """What to go on with in memory. Raises Stalled if the disk can't even be read."""
+        try:
+            return Volatile(self._db, _TABLES, _RECENT)
+        except (OSError, sqlite3.Error) as error:
+            raise self._stalled(error) from error
+
+    def _again(self) -> None:
+        if self._memory is None:
+            self._set_meta("probe", self._meta("probe") + 1)
+            return
+        for statement, values in self._memory.redo:
+            self._db.execute(statement, values)
+
+    @property
+    def _at(self) -> sqlite3.Connection:
+        return self._db if self._memory is None else self._memory.db
+
+    def _change(self, statement: str, *values: object) -> None:
+        self._at.execute(statement, values)
+        if self._memory is not None:
+            self._memory.note(statement, values)
+
+    def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        try:
+            return self._at.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise self._stalled(error) from error
+
+    def _look_up(self, query: str, key: str) -> tuple[Any, ...] | None:
+        found = self._rows(query, key)
+        if not found and self._memory is not None:
+            # Older than the working set. If the disk can't be read either it counts as new: agents do no order twice.
+            with suppress(sqlite3.Error):
+                found = self._db.execute(query, (key,)).fetchall()
+        return found[0] if found else None
 
     def _open(self, operation: OperationId) -> OperationRecord:
         record = self.get(operation)
@@ -251,42 +340,73 @@ class Store:
         if outcome.status is not Status.SUCCEEDED:
             return
         if record.planned.kind in (OperationKind.DRAIN, OperationKind.PARK):
-            self._db.execute("INSERT OR REPLACE INTO ended VALUES (?, ?, ?)", (record.planned.worker, record.id, outcome.at))
+            self._change("INSERT OR REPLACE INTO ended VALUES (?, ?, ?)", record.planned.worker, record.id, outcome.at)
         elif record.planned.kind is OperationKind.RESTORE:
-            self._db.execute("DELETE FROM ended WHERE worker=?", (record.planned.worker,))
+            self._change("DELETE FROM ended WHERE worker=?", record.planned.worker)
 
     def _put(self, record: OperationRecord) -> None:
-        self._db.execute(
+        self._change(
             "INSERT INTO operations VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET"
             " status=excluded.status, step=excluded.step, ended_at=excluded.ended_at, body=excluded.body",
-            (
-                record.id,
-                record.status.value,
-                record.step.value,
-                record.planned.worker,
-                record.created_at,
-                record.outcome.at if record.outcome else None,
-                encode(record),
-            ),
+            record.id,
+            record.status.value,
+            record.step.value,
+            record.planned.worker,
+            record.created_at,
+            record.outcome.at if record.outcome else None,
+            encode(record),
         )
 
     def _records(self, where: str, *values: float) -> tuple[OperationRecord, ...]:
-        rows = self._db.execute(f"SELECT body FROM operations WHERE {where}", values)  # noqa: S608  (constants)
-        return tuple(decode(row[0], OperationRecord) for row in rows)
+        return tuple(decode(row[0], OperationRecord) for row in self._rows(f"SELECT body FROM operations WHERE {where}", *values))  # noqa: S608
 
     def _meta(self, key: str) -> int:
-        row = self._db.execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
-        return int(row[0]) if row else 0
+        rows = self._rows("SELECT value FROM meta WHERE key=?", key)
+        return int(rows[0][0]) if rows else 0
 
     def _set_meta(self, key: str, value: int) -> None:
-        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+        self._change("INSERT OR REPLACE INTO meta VALUES (?, ?)", key, value)
 
     def _stalled(self, error: Exception) -> Stalled:
-        return Stalled(
-            Problem(
-                code="SH501",
-                what=f"the engine's store can't be written: {error}",
-                remedy="Free disk space or mend the state directory; until then nothing voluntary starts",
-                subject=str(self.path),
-            )
+        self._why = self._problem(str(error))
+        return Stalled(self._why)
+
+    def _problem(self, reason: str) -> Problem:
+        return Problem(
+            code="SH501",
+            what=f"the engine's store can't be written: {reason}",
+            remedy="Free disk space or mend the state directory; until then nothing voluntary starts",
+            subject=str(self.path),
         )
+
+
+def _always() -> bool:
+    return True
+
+
+def _urgent(record: OperationRecord) -> bool:
+    return record.planned.lane == "involuntary"
+
+
+def _in_memory(memory: Volatile, work: Callable[[], T]) -> T:
+    kept = False
+    try:
+        done = _transaction(memory.db, work)
+        kept = True
+    finally:
+        memory.settle(kept=kept)
+    return done
+
+
+def _transaction(db: sqlite3.Connection, work: Callable[[], T]) -> T:
+    """Raises sqlite3.Error and what `work` does; then nothing of it was done."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        done = work()
+        db.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):  # what it undoes has failed already, and that is the error to tell
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+        raise
+    return done

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from shunter.act.lease import Lease
 from shunter.act.store import SCHEMA, Store
@@ -170,3 +171,126 @@ def test_the_lock_goes_with_the_process(store: Store, tmp_path: Path) -> None:
         child.wait()
     with Lease(tmp_path / "lock", store) as mine:
         assert mine.epoch == 2
+
+
+class Sick:
+    """A connection whose disk takes no writes, as a disk that went read-only or an I/O error would have it; reads go on unless `blind`."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.db, self.sick, self.blind = db, True, False
+
+    def execute(self, statement: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
+        if self.sick and (self.blind or statement.startswith(("BEGIN", "INSERT", "DELETE", "COMMIT"))):
+            raise sqlite3.OperationalError("disk I/O error")
+        return self.db.execute(statement, values)  # type: ignore[arg-type]
+
+    @property
+    def in_transaction(self) -> bool:
+        return self.db.in_transaction
+
+    def close(self) -> None:
+        self.db.close()
+
+
+def fall_ill(store: Store) -> Sick:
+    sick = Sick(store._db)
+    store._db = sick  # type: ignore[assignment]
+    return sick
+
+
+def urgent(name: str, kind: OperationKind = OperationKind.MOVE, at: float = 10.0) -> OperationRecord:
+    one = record(name, kind, at)
+    return msgspec.structs.replace(one, planned=msgspec.structs.replace(one.planned, lane="involuntary"))
+
+
+def test_what_is_involuntary_goes_on_in_memory_and_comes_to_the_disk_as_it_was(store: Store) -> None:
+    store.insert([record("older"), urgent("begun", at=11.0)])
+    store.finish(OperationId("older"), Outcome(status=Status.SUCCEEDED, at=12.0))
+    sick = fall_ill(store)
+    store.consume(Digest("plan"), 13.0)
+    store.insert([urgent("new", OperationKind.DRAIN, at=13.0)])
+    store.advance(OperationId("begun"), Step.FENCED, 14.0)
+    store.finish(OperationId("new"), Outcome(status=Status.SUCCEEDED, at=15.0))
+    store.save_fleet(Fleet(nodes=(Node(id=NodeId("n"), slots=()),)), (), 16.0)
+    assert not store.healthy
+    assert store.unwritten == 7, "the plan is two statements, and a drain's end too"
+    now = (store.active(), store.recent(0.0), store.ended(), store.load_fleet())
+    assert [r.step for r in now[0]] == [Step.FENCED]
+    assert [r.id for r in now[1]] == ["older", "new"]
+    assert Store(store.path).get(OperationId("new")) is None, "nothing of it is on the disk"
+    with pytest.raises(Rejected, match="SH504"):
+        store.consume(Digest("plan"), 17.0)
+    assert not store.recover()
+    sick.sick = False
+    assert store.recover()
+    assert (store.unwritten, store.healthy, store.problem) == (0, True, None)
+    again = Store(store.path)
+    assert (again.active(), again.recent(0.0), again.ended(), again.load_fleet()) == now
+    with pytest.raises(Rejected, match="SH504"):
+        again.consume(Digest("plan"), 17.0)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_what_is_voluntary_stalls_whether_or_not_something_is_in_memory(store: Store, before: bool) -> None:
+    store.insert([record("begun"), urgent("saved")])
+    fall_ill(store)
+    if before:
+        store.advance(OperationId("saved"), Step.FENCED, 1.0)
+    with pytest.raises(Stalled, match=r"SH501.*disk I/O error"):
+        store.insert([record("new")])
+    with pytest.raises(Stalled, match="SH501"):
+        store.advance(OperationId("begun"), Step.FENCED, 1.0)
+    with pytest.raises(Stalled, match="SH501"):
+        store.next_epoch()
+    assert not store.probe()
+    assert store.get(OperationId("new")) is None
+    ended = store.finish(OperationId("begun"), Outcome(status=Status.SUPERSEDED, at=2.0))
+    assert ended.status is Status.SUPERSEDED, "no effect follows an end, and it must not stand in the way of what is urgent"
+
+
+def test_no_order_twice_also_of_those_older_than_what_is_in_memory(store: Store) -> None:
+    store.insert([urgent("old"), urgent("late")])
+    store.finish(OperationId("old"), Outcome(status=Status.SUCCEEDED, at=0.0))
+    store.finish(OperationId("late"), Outcome(status=Status.SUCCEEDED, at=1e6))
+    fall_ill(store)
+    for name in ("old", "late"):
+        with pytest.raises(Rejected, match="SH503"):
+            store.insert([urgent("new"), urgent(name)])
+    assert store.get(OperationId("new")) is None
+    assert store.unwritten == 0, "what was refused is undone"
+    store.insert([urgent("new")])
+    assert [r.id for r in store.active()] == ["new"]
+
+
+def test_a_disk_that_can_not_even_be_read_stalls_and_what_is_in_memory_goes_on(store: Store) -> None:
+    store.insert([urgent("a")])
+    sick = fall_ill(store)
+    sick.blind = True
+    with pytest.raises(Stalled, match="SH501"):
+        store.advance(OperationId("a"), Step.FENCED, 1.0)
+    sick.blind = False
+    store.advance(OperationId("a"), Step.FENCED, 1.0)
+    sick.blind = True
+    store.insert([urgent("b")])
+    assert [r.id for r in store.active()] == ["a", "b"]
+
+
+def test_a_return_that_fails_in_the_middle_leaves_all_in_memory(store: Store) -> None:
+    sick = fall_ill(store)
+    store.insert([urgent("a"), urgent("b")])
+    other = sqlite3.connect(store.path, isolation_level=None)
+    other.execute("CREATE TRIGGER no BEFORE INSERT ON operations WHEN NEW.id = 'b' BEGIN SELECT RAISE(FAIL, 'full'); END")
+    sick.sick = False
+    assert not store.recover()
+    assert other.execute("SELECT count(*) FROM operations").fetchone() == (0,)
+    other.execute("DROP TRIGGER no")
+    other.close()
+    assert store.recover()
+    assert [r.id for r in Store(store.path).active()] == ["a", "b"]
+
+
+def test_the_gate_keeps_what_is_voluntary_from_starting(store: Store) -> None:
+    store.gate = lambda: False
+    assert (store.healthy, store.probe(), store.recover()) == (False, False, True)
+    store.gate = lambda: True
+    assert (store.healthy, store.probe()) == (True, True)
