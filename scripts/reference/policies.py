@@ -34,6 +34,7 @@ _BOUNDS: Final[dict[str, Callable[[Any], str]]] = {
     "maxLength": lambda v: f"at most {v} characters",
     "minLength": lambda _: "not empty",
     "minimum": lambda v: f"at least {v}",
+    "exclusiveMinimum": lambda v: f"more than {v}",
     "minItems": lambda v: f"at least {v} entry",
     "minProperties": lambda _: "not empty",
     "uniqueItems": lambda _: "no entry twice",
@@ -43,14 +44,32 @@ _BOUNDS: Final[dict[str, Callable[[Any], str]]] = {
 
 def page() -> str:
     """The whole page."""
-    shared = {field.name for field in struct(policy._Spec).fields}
-    parts = [_INTRO, "## Keys of every kind", table(_TITLES, [*_metadata(), *_rows(struct(policy._Spec), "spec", lambda _: True)])]
+    acting = [name for name, kind in schema.KINDS.items() if issubclass(_spec(kind).cls, policy._Spec)]
+    scoped = [name for name, kind in schema.KINDS.items() if issubclass(_spec(kind).cls, policy._Scoped)]
+    own = {field.name for field in struct(policy._Scoped).fields}
+    parts = [
+        *(_INTRO, "## Keys of every kind", table(_TITLES, _metadata())),
+        *("## Keys of every kind that is about workers", f"Those are {_named(scoped)}."),
+        table(_TITLES, _rows(struct(policy._Scoped), "spec", lambda _: True)),
+        *("## Keys of every kind that makes something happen", f"Those are {_named(acting)}."),
+        table(_TITLES, _rows(struct(policy._Spec), "spec", lambda field: field.name not in own)),
+    ]
     for name, kind in schema.KINDS.items():
-        spec = next(field.type for field in struct(kind).fields if field.name == "spec")
-        assert isinstance(spec, mi.StructType)
-        rows = _rows(spec, "spec", lambda field: field.name not in shared)
-        parts += [f"## {name}", paragraphs(about(kind)), paragraphs(about(spec.cls)), table(_TITLES, rows), _expressions(name)]
+        spec = _spec(kind)
+        shared = {field.name for base in (policy._Spec, policy._Scoped) if issubclass(spec.cls, base) for field in struct(base).fields}
+        rows = _rows(spec, "spec", lambda field, shared=shared: field.name not in shared)  # type: ignore[misc]
+        parts += [f"## {name}", paragraphs(about(kind)), paragraphs(about(spec.cls)), table(_TITLES, rows), *_expressions(name)]
     return "\n\n".join(parts)
+
+
+def _spec(kind: type) -> mi.StructType:
+    spec = next(field.type for field in struct(kind).fields if field.name == "spec")
+    assert isinstance(spec, mi.StructType)
+    return spec
+
+
+def _named(kinds: list[str]) -> str:
+    return f"{', '.join(map(code, kinds[:-1]))} and {code(kinds[-1])}"
 
 
 def _metadata() -> Iterator[tuple[str, str, str, str]]:
@@ -74,12 +93,12 @@ def _rows(kind: mi.StructType, path: str, wanted: Callable[[mi.Field], bool]) ->
             yield from _rows(below[1], here + below[0], lambda _: True)
 
 
-def _expressions(kind: str) -> str:
-    """Which variables each of a kind's expressions sees, and what it must give."""
+def _expressions(kind: str) -> list[str]:
+    """Which variables each of a kind's expressions sees, and what it must give. Empty for a kind without."""
     gives = {"bool": "true or false", "number": "a number"}
     rows = [
         (code(f"spec.{path}"), gives[result], ", ".join(code(root) for root in sorted(roots)))
         for (of, path), (result, roots) in FIELDS.items()
         if of == kind
     ]
-    return "Its expressions:\n\n" + table(("key", "gives", "sees"), rows)
+    return ["Its expressions:\n\n" + table(("key", "gives", "sees"), rows)] if rows else []

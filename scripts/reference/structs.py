@@ -9,6 +9,7 @@ from typing import Final, cast
 
 import msgspec
 import msgspec.inspect as mi
+from shunter.lang.reflect import struct_type
 from shunter.model.expression import Expression
 from shunter.model.units import Bandwidth, Bytes, Duration, Rate, Share
 
@@ -89,8 +90,8 @@ def inner(kind: mi.Type) -> tuple[str, mi.StructType] | None:
 
 
 def struct(cls: type) -> mi.StructType:
-    """A struct as msgspec sees it."""
-    return cast(mi.StructType, mi.type_info(cls))
+    """A struct and what it is made of."""
+    return struct_type(cls)
 
 
 def about(cls: type) -> str:

@@ -4,13 +4,15 @@ number may stand.
 Quantities that can't be parsed are reported here. Anything else that doesn't fit is only marked: the schema has the words for it.
 """
 
+import re
 from typing import Any, Final
 
 import msgspec
 import msgspec.inspect as mi
 
 from shunter.lang.diagnostics import SourceText
-from shunter.lang.schema import QUANTITIES, Schema, fields, keep, struct_type
+from shunter.lang.reflect import struct_type
+from shunter.lang.schema import QUANTITIES, Schema, fields, keep
 from shunter.lang.yaml import Mapping, Node, Scalar, Sequence
 from shunter.model.errors import Problem
 from shunter.model.expression import Expression
@@ -32,6 +34,11 @@ class _Nothing:
 
 
 _NOTHING: Final = _Nothing()
+
+
+def _resembles(cls: type, node: Node) -> bool:
+    """The node is of the form that the schema asks of a quantity."""
+    return isinstance(node, Scalar) and cls in QUANTITIES and re.search(QUANTITIES[cls].pattern, node.text) is not None
 
 
 class Binder:
@@ -58,8 +65,8 @@ class Binder:
                 return self._expression(node, path)
             case mi.StructType():
                 return self._struct(kind, node, path)
-            case mi.DictType(value_type=inner):
-                return self._dict(inner, node, path)
+            case mi.DictType(key_type=key, value_type=inner):
+                return self._dict(key, inner, node, path)
             case mi.VarTupleType(item_type=inner):
                 return self._tuple(inner, node, path)
             case mi.UnionType(types=types):
@@ -94,11 +101,11 @@ class Binder:
                 return self._misfit(node)
         return value
 
-    def _dict(self, kind: mi.Type, node: Node, path: Path) -> object:
+    def _dict(self, keys: mi.Type, kind: mi.Type, node: Node, path: Path) -> object:
         if not isinstance(node, Mapping):
             return self._misfit(node)
-        values = {key: self._value(kind, below, (*path, key)) for key, (_, below) in node.entries.items()}
-        return _NOTHING if any(isinstance(value, _Nothing) for value in values.values()) else values
+        values = {self._scalar(keys, key): self._value(kind, below, (*path, name)) for name, (key, below) in node.entries.items()}
+        return _NOTHING if any(isinstance(part, _Nothing) for entry in values.items() for part in entry) else values
 
     def _tuple(self, kind: mi.Type, node: Node, path: Path) -> object:
         if not isinstance(node, Sequence):
@@ -107,12 +114,17 @@ class Binder:
         return _NOTHING if any(isinstance(value, _Nothing) for value in values) else values
 
     def _union(self, kinds: tuple[mi.Type, ...], node: Node, path: Path) -> object:
-        before = len(self.misfits)
+        before, told = len(self.misfits), len(self.problems)
         for kind in kinds:
             value = self._value(kind, node, path)
             if not isinstance(value, _Nothing):
-                del self.misfits[before:]
+                del self.misfits[before:], self.problems[told:]
                 return value
+        # What looks like a quantity is told as one; for anything else the schema lists what it may be.
+        if any(isinstance(kind, mi.CustomType) and _resembles(kind.cls, node) for kind in kinds):
+            del self.misfits[before:]
+        else:
+            del self.problems[told:]
         return _NOTHING
 
     def _expression(self, node: Node, path: Path) -> object:

@@ -17,9 +17,11 @@ Report: TypeAlias = Callable[[str, Path, str, str], Problem]
 _FLEET: Final = frozenset({"worker", "node", "pool", "pools", "metrics", "now"})
 _POOLS: Final = frozenset({"pools", "metrics", "now"})
 _DESTINATION: Final = frozenset({"worker", "node", "notice"})
+_PLACE: Final = frozenset({"worker", "node"})
+_ACTING: Final = ("PreemptionPolicy", "ReassignmentPolicy", "CheckpointPolicy", "RebalancePolicy")
 
 FIELDS: Final[dict[tuple[str, str], tuple[cel.Result, frozenset[str]]]] = {
-    **{(kind, "workers.where"): ("bool", _FLEET) for kind in ("PreemptionPolicy", "ReassignmentPolicy", "CheckpointPolicy")},
+    **{(kind, "workers.where"): ("bool", _FLEET) for kind in _ACTING},
     ("PreemptionPolicy", "move.to.where"): ("bool", _DESTINATION),
     ("PreemptionPolicy", "move.to.prefer"): ("number", _DESTINATION),
     ("PreemptionPolicy", "move.order"): ("number", _DESTINATION),
@@ -28,6 +30,10 @@ FIELDS: Final[dict[tuple[str, str], tuple[cel.Result, frozenset[str]]]] = {
     ("ReassignmentPolicy", "pick.where"): ("bool", _FLEET),
     ("ReassignmentPolicy", "pick.prefer"): ("number", _FLEET),
     ("CheckpointPolicy", "when"): ("bool", _FLEET),
+    ("RebalancePolicy", "when"): ("bool", _FLEET),
+    ("RebalancePolicy", "to.where"): ("bool", _PLACE),
+    ("RebalancePolicy", "to.prefer"): ("number", _PLACE),
+    ("DisruptionBudget", "workers.where"): ("bool", _PLACE),
 }
 """For each expression of each kind (its path below `spec`): what it must give, and the variables that it sees by their first name."""
 

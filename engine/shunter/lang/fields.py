@@ -7,7 +7,8 @@ import msgspec.inspect as mi
 
 from shunter.lang.check import FIELDS
 from shunter.lang.diagnostics import nearest, one_of
-from shunter.lang.schema import KINDS, QUANTITIES, field_docs, fields, struct_type
+from shunter.lang.reflect import struct_type
+from shunter.lang.schema import KINDS, QUANTITIES, field_docs, fields
 from shunter.model.errors import Problem, Rejected
 from shunter.model.expression import Expression
 from shunter.model.policy import API_VERSION
@@ -197,6 +198,8 @@ def _bound(keyword: str, limit: Any) -> str:  # noqa: ANN401  (JSON Schema's own
     match keyword:
         case "minimum":
             return f"at least {limit}"
+        case "exclusiveMinimum":
+            return f"more than {limit}"
         case "minItems":
             return f"at least {limit} {'entry' if limit == 1 else 'entries'}"
         case "minProperties":

@@ -16,6 +16,7 @@ import msgspec
 import msgspec.inspect as mi
 
 from shunter.lang.diagnostics import MAX_PROBLEMS, SourceText, nearest, one_of, shown, suggest
+from shunter.lang.reflect import struct_type
 from shunter.lang.yaml import Mapping, Node, Scalar, look_up, plain
 from shunter.model import policy
 from shunter.model.errors import Problem
@@ -30,10 +31,20 @@ Schema = dict[str, Any]
 
 SCHEMA_ID: Final = "https://shunter.dev/schemas/policy.v1alpha1.json"
 KINDS: Final[dict[str, type]] = {
-    kind.__name__: kind for kind in (policy.PreemptionPolicy, policy.ReassignmentPolicy, policy.CheckpointPolicy)
+    kind.__name__: kind
+    for kind in (
+        policy.PreemptionPolicy,
+        policy.ReassignmentPolicy,
+        policy.CheckpointPolicy,
+        policy.RebalancePolicy,
+        policy.DisruptionBudget,
+        policy.FleetProfile,
+    )
 }
 NAME: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 METRIC_NAME: Final = r"^[A-Za-z_][A-Za-z0-9_]*$"
+TIME: Final = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"
+END: Final = r"^(([01][0-9]|2[0-3]):[0-5][0-9]|24:00)$"
 _DURATION: Final = r"([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+"
 _NUMBER: Final = r"[0-9]+(\.[0-9]+)?"
 
@@ -70,7 +81,7 @@ _TITLES: Final = {kind.__name__: quantity for kind, quantity in QUANTITIES.items
 BOUNDS: Final[dict[tuple[str, str], Schema]] = {
     ("Metadata", "name"): {"pattern": NAME, "maxLength": 63},
     ("_Spec", "metrics"): {"propertyNames": {"pattern": METRIC_NAME}},
-    ("_Spec", "workers"): {"minProperties": 1},
+    ("_Scoped", "workers"): {"minProperties": 1},
     ("MetricInput", "query"): {"minLength": 1},
     ("PreemptionSpec", "notices"): {"minItems": 1, "uniqueItems": True},
     ("PreemptionSpec", "otherwise"): {"uniqueItems": True},
@@ -79,6 +90,16 @@ BOUNDS: Final[dict[tuple[str, str], Schema]] = {
     ("Limits", "step"): {"minimum": 1},
     ("Keep", "last"): {"minimum": 1},
     ("CheckpointSpec", "copies"): {"minimum": 1},
+    ("Gain", "at_least"): {"exclusiveMinimum": 0},
+    ("RebalanceSpec", "step"): {"minimum": 1},
+    ("Window", "from_"): {"pattern": TIME},
+    ("Window", "to"): {"pattern": END},
+    ("Window", "days"): {"minItems": 1, "uniqueItems": True},
+    ("PerWindow", "max"): {"minimum": 0},
+    ("BudgetSpec", "operations"): {"minItems": 1, "uniqueItems": True},
+    ("BudgetSpec", "max_concurrent"): {"minimum": 0},
+    ("FleetProfileSpec", "gpu_model"): {"minLength": 1},
+    ("FleetProfileSpec", "prefill_rate"): {"exclusiveMinimum": 0},
 }
 """Bounds that Python's types don't say, by struct and field, as JSON Schema keywords."""
 
@@ -99,12 +120,6 @@ def fields(cls: type) -> tuple[tuple[mi.Field, mi.Type, Schema], ...]:
             kind = parts[0] if len(parts) == 1 else mi.UnionType(types=parts)
         found.append((field, kind, bounds(cls, field.name)))
     return tuple(found)
-
-
-@cache
-def struct_type(cls: type) -> mi.StructType:
-    """The reflected struct `cls`."""
-    return cast(mi.StructType, mi.type_info(cls))
 
 
 @cache
@@ -145,9 +160,11 @@ class _Generator:
             case mi.UnionType(types=types):
                 return {"anyOf": [self.of(part) for part in types]}
             case mi.LiteralType(values=values):
-                return {"enum": sorted(str(value) for value in values)}
+                return {"enum": [str(value) for value in values]}
             case mi.EnumType(cls=cls):
                 return {"enum": [member.value for member in cls]}
+            case mi.DictType(key_type=mi.EnumType() as key, value_type=value):
+                return {"type": "object", "propertyNames": self.of(key), "additionalProperties": self.of(value)}
             case mi.DictType(value_type=value):
                 return {"type": "object", "additionalProperties": self.of(value)}
             case mi.VarTupleType(item_type=item):
@@ -286,6 +303,8 @@ class _Explanation:
         return self.source.problem(code, (node or self.node).start, what, remedy)
 
     def problems(self) -> Iterable[Problem]:
+        if "propertyNames" in self.error.absolute_schema_path and self.error.validator == "enum":
+            return [self.unknown_key(str(self.error.instance), [str(word) for word in cast(list[str], self.error.validator_value)])]
         if "propertyNames" in self.error.absolute_schema_path:
             return [self.name(str(self.error.instance), self.key_node(str(self.error.instance)), "letters, digits and _, no digit first")]
         handler = _HANDLERS.get(str(self.error.validator), _Explanation.other)
@@ -297,12 +316,11 @@ class _Explanation:
     def unknown_keys(self) -> list[Problem]:
         known = list(self.error.schema["properties"])  # type: ignore[index]
         extra = [key for key in cast(dict[str, Any], self.error.instance) if key not in known][: MAX_PROBLEMS + 1]
-        return [
-            self.at(
-                "SH111", f'"{shown(key)}" is not a key of {self.where}', suggest(key, known, f"It has {one_of(known)}"), self.key_node(key)
-            )
-            for key in extra
-        ]
+        return [self.unknown_key(key, known) for key in extra]
+
+    def unknown_key(self, key: str, known: list[str]) -> Problem:
+        remedy = suggest(key, known, f"It has {one_of(known)}")
+        return self.at("SH111", f'"{shown(key)}" is not a key of {self.where}', remedy, self.key_node(key))
 
     def missing_keys(self) -> list[Problem]:
         given = cast(dict[str, Any], self.error.instance)
@@ -332,12 +350,14 @@ class _Explanation:
 
     def no_choice(self) -> list[Problem]:
         parts = cast(list[Schema], self.error.validator_value)
-        listed = one_of(word for part in parts for word in part.get("enum", [_TYPE_NAMES.get(part.get("type", ""), "another value")]))
+        listed = one_of(word for part in parts for word in _choices(part))
         given = shown(self.node.text) if isinstance(self.node, Scalar) else "that"
         return [self.at("SH114", f"{given or 'nothing'} can't be {self.where}", f"Write {listed}")]
 
     def out_of_bounds(self) -> list[Problem]:
         least = self.error.validator_value
+        if self.error.validator == "exclusiveMinimum":
+            return [self.at("SH115", f"{self.where} must be more than {least}: {self.error.instance} is not", f"Write more than {least}")]
         if self.error.validator == "minimum":
             return [self.at("SH115", f"{self.where} must be at least {least}: {self.error.instance} is not", f"Write {least} or more")]
         if self.title == "Expression":
@@ -360,6 +380,8 @@ class _Explanation:
     def pattern(self) -> list[Problem]:
         if self.title in _TITLES:
             return []  # `bind` parsed it, and says more
+        if (time := _TIMES.get(str(self.error.validator_value))) is not None:
+            return [self.at("SH115", f'{self.where} is no time of day: "{shown(str(self.error.instance))}"', time)]
         return [self.name(str(self.error.instance), self.node, "lower-case letters, digits and -, a letter or digit at both ends")]
 
     def name(self, given: str, node: Node, allowed: str) -> Problem:
@@ -369,6 +391,14 @@ class _Explanation:
         return [self.at("SH113", f"{self.where} doesn't fit: {shown(self.error.message)}", "See the policy reference")]
 
 
+def _choices(part: Schema) -> list[str]:
+    """One of several things that a value may be, in words."""
+    if "$ref" in part and (quantity := _TITLES.get(part["$ref"].rpartition("/")[2])) is not None:
+        return [f"{quantity.noun} such as {quantity.example}"]
+    return [str(word) for word in part.get("enum", [_TYPE_NAMES.get(part.get("type", ""), "another value")])]
+
+
+_TIMES: Final = {TIME: 'Write hours and minutes in quotes, such as "22:00"', END: 'Write hours and minutes in quotes, up to "24:00"'}
 _HANDLERS: Final = {
     "additionalProperties": _Explanation.unknown_keys,
     "required": _Explanation.missing_keys,
@@ -377,6 +407,7 @@ _HANDLERS: Final = {
     "const": _Explanation.not_allowed,
     "anyOf": _Explanation.no_choice,
     "minimum": _Explanation.out_of_bounds,
+    "exclusiveMinimum": _Explanation.out_of_bounds,
     "minItems": _Explanation.out_of_bounds,
     "minLength": _Explanation.out_of_bounds,
     "maxLength": _Explanation.out_of_bounds,
@@ -396,6 +427,7 @@ _KEYWORDS: Final[dict[str, Any]] = {
     "maxLength": lambda value, limit: len(value) <= limit,
     "minLength": lambda value, limit: len(value) >= limit,
     "minimum": lambda value, limit: value >= limit,
+    "exclusiveMinimum": lambda value, limit: value > limit,
     "minItems": lambda value, limit: len(value) >= limit,
     "minProperties": lambda value, limit: len(value) >= limit,
     "uniqueItems": lambda value, _: len(set(value)) == len(value),

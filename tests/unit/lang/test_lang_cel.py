@@ -2,11 +2,13 @@
 
 import math
 
+import msgspec.inspect as mi
 import pytest
 from shunter.lang.cel import CelRules, check
 from shunter.lang.check import FIELDS
+from shunter.lang.reflect import struct_type
+from shunter.lang.schema import KINDS
 from shunter.model.expression import Expression, Undecided
-from shunter.model.policy import CheckpointSpec, Destination, Move, Pick, PreemptionSpec, ReassignmentSpec, Trigger, WorkerSelector
 from shunter.model.sample import Known, Missing, Stale
 from shunter.model.vocabulary import VARIABLES, Kind
 
@@ -175,14 +177,15 @@ def test_every_variable_can_be_bound_and_unbound():
 def test_every_expression_of_every_kind_has_a_scope():
     """A new Expression field in the model must be given its scope here, or policies that use it would fail."""
 
-    def paths(struct):
-        below = {"workers": WorkerSelector, "move": Move, "to": Destination, "pick": Pick, "revert": Trigger}
-        for name, kind in struct.__annotations__.items():
-            if "Expression" in str(kind):
-                yield name
-            elif name in below and below[name].__name__ in str(kind):
-                yield from (f"{name}.{rest}" for rest in paths(below[name]))
+    def paths(struct, path=()):
+        for field in struct.fields:
+            for part in field.type.types if isinstance(field.type, mi.UnionType) else (field.type,):
+                if isinstance(part, mi.StructType) and part.cls is Expression:
+                    yield ".".join((*path, field.encode_name))
+                elif isinstance(part, mi.StructType):
+                    yield from paths(part, (*path, field.encode_name))
 
-    specs = {"PreemptionPolicy": PreemptionSpec, "ReassignmentPolicy": ReassignmentSpec, "CheckpointPolicy": CheckpointSpec}
-    expected = {(kind, path) for kind, spec in specs.items() for path in paths(spec)} | {(kind, "workers.where") for kind in specs}
+    specs = {kind: next(f.type for f in struct_type(cls).fields if f.name == "spec") for kind, cls in KINDS.items()}
+    expected = {(kind, path) for kind, spec in specs.items() for path in paths(spec)}
     assert set(FIELDS) == expected
+    assert ("RebalancePolicy", "to.prefer") in expected
