@@ -34,6 +34,7 @@ class HeadFile:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.fchmod(self._fd, 0o600)
+            os.posix_fallocate(self._fd, 0, 2 * _SLOT)  # so that a disk that is full later takes heads all the same
             slots = [_parse(os.pread(self._fd, _SLOT, at)) for at in (0, _SLOT)]
         except BaseException:
             os.close(self._fd)

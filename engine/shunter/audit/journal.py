@@ -43,10 +43,10 @@ class Journal:
 
     Without `read_only` this process becomes the writer. Raises Stalled: SH902 if another process is it already, SH904 if records are
     missing that the head knows of, SH903 for a damaged file, SH907 for one of another version, SH905 when it can't be opened.
-    Calls may come from any thread.
+    Calls may come from any thread. `wal_pages`: how long the write-ahead log may grow before it is brought into the file.
     """
 
-    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+    def __init__(self, path: Path, *, read_only: bool = False, wal_pages: int = 1000) -> None:
         self.path = path
         self._lock = threading.Lock()
         self._head: HeadFile | None = None
@@ -61,7 +61,7 @@ class Journal:
                 self._let_go()
                 raise
             try:
-                self._prepare()
+                self._prepare(wal_pages)
             except BaseException:
                 self.close()
                 raise
@@ -83,6 +83,17 @@ class Journal:
             self._last = Head(seq=sealed[-1].seq, hash=sealed[-1].hash)
             self._head.write(self._last)
             return sealed
+
+    @property
+    def last(self) -> Head:
+        """The newest record's number and hash: how a writer sees whether an `append` that raised has added its records."""
+        return self._last
+
+    def catch_up(self) -> None:
+        """Write the head if an `append` couldn't. Raises Stalled as `append` does."""
+        with self._lock, self._faults():
+            if self._head is not None and self._head.last != self._last:
+                self._head.write(self._last)
 
     def list(
         self,
@@ -155,7 +166,7 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _prepare(self) -> None:
+    def _prepare(self, wal_pages: int) -> None:
         found = self._db.execute("PRAGMA user_version").fetchone()[0]
         if self._head is None:
             if found != _LAYOUT:
@@ -165,6 +176,7 @@ class Journal:
             raise faults.version(self.path, found, _LAYOUT)
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute(f"PRAGMA wal_autocheckpoint = {wal_pages}")
         if found == 0:
             with self._transaction():
                 for statement in _SCHEMA.split(";"):
