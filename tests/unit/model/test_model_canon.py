@@ -1,0 +1,66 @@
+"""Canonical bytes: what they are, and that nothing which has none gets any."""
+
+import json
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from shunter.model.canon import NotCanonical, encode
+from shunter.model.policy import FleetProfileSpec
+from shunter.model.snapshot import NoticeKind
+from shunter.model.units import Bytes, Duration, Share
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from([Duration(1.5), Share(0.25), Bytes(7)])
+VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4), max_leaves=20)
+
+
+class Part(msgspec.Struct, frozen=True):
+    zeta: Any
+    alpha: Any = None
+
+
+def walked(value: Any) -> bool:
+    """Whether all floats are finite, by looking at each."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return all(walked(part) for part in parts)
+
+
+@given(VALUES)
+def test_canonical_bytes_are_sorted_json_or_refused(value):
+    if not walked(value):
+        with pytest.raises(NotCanonical):
+            encode(Part(zeta=value))
+        return
+    text = encode(Part(zeta=value)).decode()
+    read = json.loads(text)
+    assert list(read) == ["alpha", "zeta"]
+    assert read["zeta"] == json.loads(json.dumps(value))
+    assert msgspec.json.encode(read, order="deterministic").decode() == text, "every object's keys are sorted"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -math.nan])
+@pytest.mark.parametrize("wrap", [lambda v: v, lambda v: [1, v], lambda v: {"a": {"b": v}}, lambda v: Part(zeta=1, alpha=(v,)), Duration])
+def test_what_is_not_finite_has_no_canonical_form(value, wrap):
+    with pytest.raises(NotCanonical):
+        encode(wrap(value))
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1e308, -1e308, 5e-324, 2.0**1023, 9007199254740993])
+def test_what_is_finite_has_one(value):
+    assert json.loads(encode([value])) == [value]
+
+
+def test_bytes_that_look_like_an_infinity_are_not_taken_for_one():
+    # an array of 16-bit length 0x00cb, whose first elements are 0x7f and 0xf0.. in MessagePack
+    assert json.loads(encode([[127, -1] * 101 + [127]])) == [[127, -1] * 101 + [127]]
+
+
+def test_keys_of_an_enumeration_are_texts():
+    assert b'"lead":{"drain":60.0,"preemption":120.0}' in encode(
+        FleetProfileSpec(lead={NoticeKind.PREEMPTION: Duration(120), NoticeKind.DRAIN: Duration(60)})
+    )
