@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 
 from discovery import instances
-from fleet import BRIDGE, HERE, SetUpError, descendants, ip, wait_for
+from machine import BRIDGE, SetUpError, descendants, ip, wait_for
 
+HERE = Path(__file__).resolve().parent
 HOST = "10.77.0.200"
 MAC = "02:53:48:4e:54:c8"
 OPTIONS = ("--tcp-established", "--network-lock", "nftables", "--ext-unix-sk", "--file-locks", "--shell-job", "-v2")
@@ -52,31 +53,10 @@ def move_by_hand(folder: Path, criu: Path, weights_mb: int) -> float:
     discovery = folder / "discovery"
     source, destination = _Namespace("a"), _Namespace("b")
     ip("link", "set", source.outer, "master", BRIDGE, "up")
-    command = [
-        sys.executable,
-        str(HERE / "worker.py"),
-        "--id",
-        "by-hand",
-        "--role",
-        "decode",
-        "--host",
-        HOST,
-        "--discovery",
-        str(discovery),
-    ]
+    enter = ["nsenter", f"--net=/proc/{source.holder.pid}/ns/net", "--", "unshare", "--pid", "--fork", "setsid"]
+    serving = ["--id", "by-hand", "--role", "decode", "--host", HOST, "--discovery", str(discovery), "--weights-mb", str(weights_mb)]
     launcher = subprocess.Popen(
-        [
-            "nsenter",
-            f"--net=/proc/{source.holder.pid}/ns/net",
-            "--",
-            "unshare",
-            "--pid",
-            "--fork",
-            "setsid",
-            *command,
-            "--weights-mb",
-            str(weights_mb),
-        ],
+        [*enter, sys.executable, str(HERE / "worker.py"), *serving],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -86,19 +66,9 @@ def move_by_hand(folder: Path, criu: Path, weights_mb: int) -> float:
         wait_for("the worker moved by hand", lambda: instances(discovery, "backend"), 60)
         control, report = folder / "rate", folder / "report.json"
         control.write_text("0")
-        arguments: list[str | Path] = [
-            "--discovery",
-            discovery,
-            "--workers",
-            "1",
-            "--spread",
-            "1",
-            "--tokens",
-            "150",
-            "--weights-mb",
-            str(weights_mb),
-        ]
-        client = subprocess.Popen([sys.executable, HERE / "clients.py", *arguments, "--control", control, "--report", report])  # fmt: skip
+        asked = ["--workers", "1", "--spread", "1", "--tokens", "150", "--weights-mb", str(weights_mb)]
+        files = ["--discovery", str(discovery), "--control", str(control), "--report", str(report)]
+        client = subprocess.Popen([sys.executable, str(HERE / "clients.py"), *asked, *files])
         wait_for("its client", lambda: report.exists() and '"got": 0' not in report.read_text(), 60)
         (worker,) = descendants(launcher.pid)
         image, copy = folder / "image", folder / "copy"

@@ -1,10 +1,10 @@
 """Clients of the local fleet: streams from the decode workers, each token checked, and prefill jobs at a rate that can be changed.
 
-    clients.py --discovery DIR --streams 12 --tokens 2000 --control FILE --report FILE
+    clients.py --discovery DIR --workers 3 --spread 4,4,2 --tokens 2000 --control FILE --report FILE
 
-Streams are spread over the decode workers that are in discovery. `--control` is a file with the prefill jobs per second; it is read again
-every half second. Ends when every stream has ended, or on SIGTERM, and writes the report (JSON) atomically; it is also written every
-second.
+Waits until that many decode workers are in discovery, and spreads the streams over them. `--control` is a file with the prefill jobs per
+second; it is read again every half second. Ends when every stream has ended, or on SIGTERM. The report (JSON) is written every second and
+at the end, atomically.
 """
 
 import argparse
@@ -129,6 +129,8 @@ async def main(options: argparse.Namespace) -> None:
     deadline = time.monotonic() + 30
     while len(workers := instances(options.discovery, "backend")) < options.workers and time.monotonic() < deadline:
         await asyncio.sleep(0.1)
+    if len(workers) != len(options.spread):
+        raise SystemExit(f"streams were asked for on {len(options.spread)} decode workers, but {len(workers)} are in discovery")
     # the first workers get more than their share, so that one stays lightly loaded
     spread = list(itertools.chain.from_iterable([w] * n for w, n in zip(workers, options.spread, strict=True)))
     streams = [Stream(f"session-{n}", worker, options.tokens) for n, worker in enumerate(spread)]
@@ -155,9 +157,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--discovery", type=Path, required=True)
     parser.add_argument("--workers", type=int, default=3, help="decode workers to wait for")
-    parser.add_argument(
-        "--spread", type=lambda text: [int(n) for n in text.split(",")], default=[4, 4, 2], help="streams on each, in order"
-    )
+    parser.add_argument("--spread", type=lambda text: [int(n) for n in text.split(",")], default=[4, 4, 2], help="streams on each of them")
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--weights-mb", type=int, default=128)
     parser.add_argument("--control", type=Path, required=True)

@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from byhand import move_by_hand
-from fleet import HERE, Fleet, SetUpError, wait_for
+from fleet import HERE, Fleet
+from machine import SetUpError, wait_for
 from rich.console import Console
 from rich.table import Table
 
 STREAM_TOKENS = 1500
-SPREAD = "4,4,2"
+SPREAD = (4, 4, 2)
+"""Streams on each decode worker."""
 CALM, RUSH = "5", "16"
 """Prefill jobs per second before and after the shift; a prefill worker does 10."""
 
@@ -94,27 +96,10 @@ class Demo:
         fleet.start_prometheus()
         self.say("Prometheus scrapes every worker once a second")
         self.rate.write_text(CALM)
-        arguments = [
-            "--discovery",
-            str(fleet.discovery),
-            "--spread",
-            SPREAD,
-            "--tokens",
-            str(STREAM_TOKENS),
-            "--weights-mb",
-            str(fleet.weights_mb),
-        ]
-        fleet.run(
-            sys.executable,
-            str(HERE / "clients.py"),
-            *arguments,
-            "--control",
-            str(self.rate),
-            "--report",
-            str(self.report_path),
-            log="clients.log",
-        )
-        wait_for("all streams to have begun", lambda: [s for s in self.streams() if s["got"] > 0][9:], 40)
+        asked = ["--spread", ",".join(map(str, SPREAD)), "--tokens", str(STREAM_TOKENS), "--weights-mb", str(fleet.weights_mb)]
+        files = ["--discovery", str(fleet.discovery), "--control", str(self.rate), "--report", str(self.report_path)]
+        fleet.run(sys.executable, str(HERE / "clients.py"), *asked, *files, log="clients.log")
+        wait_for("all streams to have begun", lambda: sum(s["got"] > 0 for s in self.streams()) == sum(SPREAD), 40)
         self.say(f"{len(self.streams())} clients stream {STREAM_TOKENS} numbered tokens each, and check every one")
 
     def start_engine(self) -> None:
@@ -162,6 +147,19 @@ class Demo:
         self.by_hand = move_by_hand(self.fleet.folder / "by-hand", self.fleet.criu, megabytes)
         self.say(f"dump, cp and restore of {megabytes} MiB by hand: {self.by_hand:.2f} s")
 
+    def table(self) -> Table:
+        """What was done, in the audit's own words."""
+        table = Table(show_edge=False, pad_edge=False)
+        for column in ("operation", "worker", "from", "to", "stopped", "image"):
+            table.add_column(column, no_wrap=True)
+        table.add_column("why", overflow="fold")
+        for outcome in (*self.outcomes("move"), *self.outcomes("park"), *self.outcomes("restore")):
+            stopped, size = outcome["measured"].get("stopped"), outcome["measured"].get("bytes")
+            measured = (f"{stopped:.2f} s" if stopped is not None else "", f"{size / 1e6:.0f} MB" if size else "")
+            where = (outcome["from"] or "", outcome["to"] or "")
+            table.add_row(outcome["kind"], outcome["worker"], *where, *measured, outcome["reason"])
+        return table
+
     def finish(self) -> dict[str, Any]:
         """Wait for the last token; the table and the figures."""
         wait_for("all streams to end", lambda: all(s["ended"] for s in self.streams()), 120, 0.5)
@@ -170,18 +168,7 @@ class Demo:
         did = sorted((o["kind"], o["worker"]) for o in (*self.outcomes("move"), *self.outcomes("park")) if o["notice"] == NOTICE)
         verified = self.fleet.shunter("audit", "verify", "--state", str(self.fleet.state), check=False)
         self.title("What the clients saw, and what the audit says")
-        table = Table(show_edge=False, pad_edge=False)
-        for column in ("operation", "worker", "from", "to", "stopped", "image"):
-            table.add_column(column, no_wrap=True)
-        table.add_column("why", overflow="fold")
-        for outcome in (*self.outcomes("move"), *self.outcomes("park"), *self.outcomes("restore")):
-            stopped = outcome["measured"].get("stopped")
-            size = outcome["measured"].get("bytes")
-            table.add_row(
-                outcome["kind"], outcome["worker"], outcome["from"] or "", outcome["to"] or "",
-                f"{stopped:.2f} s" if stopped is not None else "", f"{size / 1e6:.0f} MB" if size else "", outcome["reason"],
-            )  # fmt: skip
-        self.console.print(table)
+        self.console.print(self.table())
         worst = max(streams, key=lambda s: float(s["longest_pause_s"]))
         when = datetime.fromtimestamp(worst["paused_at"], UTC).strftime("%H:%M:%S")
         self.say(

@@ -1,8 +1,8 @@
 """What the fleet's workers generate, and how a client checks it: numbered tokens whose values depend on all of the worker's memory.
 
 Token i of a session is a hash over the token before it, a page of the model's weights, and a block of the session's KV cache that an
-earlier token
-wrote. A client recomputes it. So a token that comes twice, out of order, or out of memory that a move damaged or lost is noticed at once.
+earlier token wrote. A client recomputes it. So a token that comes twice, out of order, or out of memory that a move damaged or lost is
+noticed at once.
 """
 
 import hashlib

@@ -2,8 +2,7 @@
 
 A decode worker streams a session's tokens (`GET /v1/stream?session=S&tokens=N`); its memory grows with every token, like a KV cache.
 A prefill worker has a queue and takes a fixed time for each job (`POST /v1/prefill`). Both show metrics under the names of Dynamo and
-vLLM, and have the
-engine controls `fence` and `unfence` and `GET /engine/status`, as a custom Dynamo worker does.
+vLLM, and have the engine controls `fence` and `unfence` and `GET /engine/status`, as a custom Dynamo worker does.
 
 It stands in for an engine with a GPU: it has no GPU memory, no NIXL transfer from prefill to decode, and its tokens are hashes.
 """
