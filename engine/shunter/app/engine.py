@@ -1,6 +1,7 @@
 """The running engine: look, decide, record, act; every tick, and at once when an agent says that its node is going.
 
-All state that matters is in the store, the audit and the agents: killed at any moment, the next engine goes on from there.
+All state that matters is in the store, the audit and the agents: killed at any moment, the next engine goes on from there. What happens
+while their disk takes no writes is in `app.degraded`.
 """
 
 import asyncio
@@ -18,13 +19,16 @@ from shunter.act.run import Parts, Times
 from shunter.act.scheduler import Scheduler
 from shunter.act.store import Store
 from shunter.app import gone
+from shunter.app.degraded import Watch, places, urgent
 from shunter.app.health import Health, Metrics, serve
 from shunter.app.policies import PolicyFeed
+from shunter.app.room import Room, suiting
 from shunter.app.settings import Settings
 from shunter.app.settled import settled
 from shunter.app.world import HOLD_MARGIN_S, Memory, World
 from shunter.audit.decisions import Tracker
 from shunter.audit.journal import Journal
+from shunter.audit.trail import Trail
 from shunter.decide.evaluate import evaluate
 from shunter.decide.hold import horizon
 from shunter.lang.cel import CelRules
@@ -90,16 +94,19 @@ class Engine:
         """
         state = self.settings.state
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        sizes = suiting(state)
         with contextlib.ExitStack() as stack:
-            store = stack.enter_context(contextlib.closing(Store(state / "engine.db")))
+            store = stack.enter_context(contextlib.closing(Store(state / "engine.db", wal_pages=sizes.wal_pages)))
             lease = stack.enter_context(Lease(state / "engine.lock", store))
-            journal = stack.enter_context(Journal(state / "audit.db"))
+            journal = stack.enter_context(Journal(state / "audit.db", wal_pages=sizes.wal_pages))
+            trail = Trail(journal, self.clock)
+            watch = Watch(store, trail, Room(state, (store.path, journal.path), sizes), state, self.clock)
             if self.settings.listen:
                 stack.callback(self._serve())
             agents = {NodeId(a.node): AgentClient(NodeId(a.node), a.address, _tls(self.settings)) for a in self.settings.agents}
             prometheus = Prometheus(self.settings.prometheus.url, deadline_s=float(self.settings.prometheus.deadline))
             try:
-                await _Leading(self, store, lease, journal, agents, prometheus).run(stop)
+                await _Leading(self, store, lease, trail, watch, agents, prometheus).run(stop)
             finally:
                 await asyncio.gather(*(agent.close() for agent in agents.values()), prometheus.aclose())
 
@@ -123,9 +130,16 @@ class _Leading:
     """The engine while it leads: what `Engine.run` opened, and the loops over it."""
 
     def __init__(
-        self, engine: Engine, store: Store, lease: Lease, journal: Journal, agents: Mapping[NodeId, AgentClient], prometheus: Prometheus
+        self,
+        engine: Engine,
+        store: Store,
+        lease: Lease,
+        trail: Trail,
+        watch: Watch,
+        agents: Mapping[NodeId, AgentClient],
+        prometheus: Prometheus,
     ) -> None:
-        self.e, self.store, self.lease, self.journal, self.agents = engine, store, lease, journal, agents
+        self.e, self.store, self.lease, self.trail, self.watch, self.agents = engine, store, lease, trail, watch, agents
         self.epoch: Epoch = lease.epoch
         self.world = World(agents, prometheus, Catalog(label=engine.settings.prometheus.label))
         self.fresh: set[NoticeId] = set()
@@ -142,7 +156,7 @@ class _Leading:
             store=store,
             agents=agents,
             fleet=lambda: self.e._fleet,
-            audit=lambda record: void(journal.append([record])),
+            audit=watch.audit,
             clock=engine.clock,
             sleep=asyncio.sleep,
             gone=lambda node: node in self.gone,
@@ -160,6 +174,7 @@ class _Leading:
         if remembered:
             e._fleet = settled(remembered.fleet, self.store.recent(remembered.at - 1.0))
             e._notices = remembered.notices
+        self._check_disk()
         self._record(RecordKind.ENGINE, "engine", f"leads at epoch {self.epoch}")
         await self._follow_policies_once()
         await self._look(e.clock())
@@ -177,8 +192,10 @@ class _Leading:
                 task.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
             await self.scheduler.stop()
-            with contextlib.suppress(Stalled):
-                self._record(RecordKind.ENGINE, "engine", "stopped")
+            self._record(RecordKind.ENGINE, "engine", "stopped")
+            lost = self.watch.farewell()
+            if lost is not None:
+                e.on_problem(lost)
 
     async def _loop(self, stop: asyncio.Event, helpers: list[asyncio.Task[None]]) -> None:
         e = self.e
@@ -199,7 +216,7 @@ class _Leading:
                 try:
                     await self._tick(e.clock())
                 except Stalled as error:
-                    # The store or the audit takes no writes: nothing is begun until they do, and it must be visible.
+                    # The store can't even be read, or something voluntary met a disk that takes no writes: it must be visible.
                     self._tell(error.problem)
                 e.metrics.tick_seconds.observe(time.monotonic() - began)
                 for task in helpers:
@@ -216,6 +233,7 @@ class _Leading:
 
     async def _tick(self, now: float) -> None:
         e = self.e
+        self._check_disk()
         snapshot, policies = await self._snapshot(now)
         self._ages(now)
         if policies is None:
@@ -227,15 +245,24 @@ class _Leading:
         state = self.store.state(now)
         with e.metrics.decide_seconds.time():
             evaluation = evaluate(policies, list(e._snapshots), state, now, e.rules, e.profile)
-        tracker, records = e._tracker.observe(evaluation, now, self.epoch, snapshot.fleet)
-        plan_changed = any(record.kind is RecordKind.PLAN for record in records)
-        if records:
-            self.journal.append(records)
-        e._tracker = tracker
+        plan_changed = self._account(evaluation, now, snapshot.fleet)
         for verdict in ("act", "hold", "inconclusive", "pass"):
             e.metrics.findings.labels(verdict).set(sum(f.verdict.value == verdict for f in evaluation.findings))
         e.on_tick(Told(snapshot=snapshot, evaluation=evaluation, policies=policies, plan_changed=plan_changed))
-        self.scheduler.offer(evaluation.plan)
+        self.scheduler.offer(evaluation.plan if self.store.healthy else urgent(evaluation.plan))
+
+    def _account(self, evaluation: Evaluation, now: float, fleet: Fleet) -> bool:
+        """Record what changed in the decisions; whether the plan did. What can be told later is, when too much waits for the disk."""
+        if self.trail.crowded:
+            return False
+        self.e._tracker, records = self.e._tracker.observe(evaluation, now, self.epoch, fleet)
+        self.trail.add(records)
+        return any(record.kind is RecordKind.PLAN for record in records)
+
+    def _check_disk(self) -> None:
+        wrong = self.watch.check()
+        self.e.health.disk(wrong)
+        self._tell_or_clear("engine's disk", wrong.problem if wrong is not None else None)
 
     async def _snapshot(self, now: float) -> tuple[Snapshot, PolicySet | None]:
         e = self.e
@@ -281,8 +308,7 @@ class _Leading:
         answering = frozenset(self.agents) - frozenset(self.world.unreachable)
         for problem in gone.void(said, answering):
             self._tell(problem)
-        if (inventory.fleet, inventory.notices) != (e._fleet, e._notices):
-            self.store.save_fleet(inventory.fleet, inventory.notices, now)
+        self._remember(inventory.fleet, inventory.notices, now)
         e._fleet, e._notices, self.gone = inventory.fleet, inventory.notices, inventory.gone
         if len(self.world.unreachable) < len(self.agents):
             self.looked_at = now
@@ -293,6 +319,13 @@ class _Leading:
         for notice in inventory.notices:
             if notice.id not in before:
                 self._record(RecordKind.NOTICE, notice.node, f"{notice.kind.value} of {notice.node}", {"notice": plain(notice)})
+
+    def _remember(self, fleet: Fleet, notices: tuple[Notice, ...], now: float) -> None:
+        e = self.e
+        if (fleet, notices) == (e._fleet, e._notices):
+            return
+        if self.watch.now is None or notices != e._notices or places(fleet) != places(e._fleet):  # not each tick on a disk that is full
+            self.store.save_fleet(fleet, notices, now)
 
     def _ages(self, now: float) -> None:
         def age(at: float | None) -> float | None:
@@ -312,11 +345,7 @@ class _Leading:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), float(self.e.settings.policies.poll))
                 changed.clear()
-                try:
-                    await self._follow_policies_once()
-                except Stalled as error:
-                    # The audit takes no writes. The record is tried again at the next poll; following goes on.
-                    self._tell(error.problem)
+                await self._follow_policies_once()
         finally:
             await asyncio.to_thread(close)
 
@@ -383,7 +412,7 @@ class _Leading:
     def _record(self, kind: RecordKind, subject: str, what: str, body: Mapping[str, object] | None = None) -> None:
         commit = self.e.feed.current.commit if self.e.feed.current else None
         record = Record(at=self.e.clock(), kind=kind, subject=subject, what=what, epoch=self.epoch, commit=commit, body=dict(body or {}))
-        self.journal.append([record])
+        self.trail.add([record])
 
 
 def void(_value: object) -> None:

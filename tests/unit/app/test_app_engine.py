@@ -1,21 +1,32 @@
 """The engine's loops when the audit takes no writes: they go on, and nothing is left out of it in the end."""
 
 import asyncio
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import pytest
 from shunter.act.lease import Lease
 from shunter.act.store import Store
+from shunter.app.degraded import Watch, condition
 from shunter.app.engine import Engine, _Leading
 from shunter.app.policies import PolicyFeed
+from shunter.app.room import Room, suiting
 from shunter.app.settings import AgentSettings, PoliciesSettings, PrometheusSettings, Settings, TlsSettings
 from shunter.app.sources import source_of
+from shunter.audit import trail as trails
+from shunter.audit.head import Head
 from shunter.audit.journal import Journal
+from shunter.audit.trail import Trail
 from shunter.model.errors import Problem, Stalled
-from shunter.model.record import RecordKind
+from shunter.model.finding import Finding, Verdict
+from shunter.model.ids import Commit, Digest, NodeId, NoticeId, PolicyName
+from shunter.model.plan import Evaluation, Plan
+from shunter.model.record import Record, RecordKind
+from shunter.model.snapshot import Fleet, Node, Notice, NoticeKind
 from shunter.model.units import Duration
+from shunter.observe.inventory import Inventory
 
 POLICY = """apiVersion: shunter.dev/v1alpha1
 kind: CheckpointPolicy
@@ -30,13 +41,19 @@ class Filling:
 
     def __init__(self, journal: Journal, refused: int) -> None:
         self.journal, self.refused = journal, refused
-        self.tried = 0
 
-    def append(self, records: Any) -> Any:
-        self.tried += 1
-        if self.tried <= self.refused:
+    @property
+    def last(self) -> Head:
+        return self.journal.last
+
+    def append(self, records: Sequence[Record]) -> object:
+        self.refused -= 1
+        if self.refused >= 0:
             raise Stalled(FULL)
         return self.journal.append(records)
+
+    def catch_up(self) -> None:
+        self.journal.catch_up()
 
 
 def settings(folder: Path) -> Settings:
@@ -51,32 +68,122 @@ def settings(folder: Path) -> Settings:
     )
 
 
-@pytest.mark.parametrize("refused", [0, 3])
-async def test_policies_are_followed_and_recorded_once_when_the_audit_takes_writes_again(tmp_path: Path, refused: int) -> None:
-    given = settings(tmp_path)
-    told: list[Problem] = []
-    engine = Engine(given, PolicyFeed(source_of(given.policies, tmp_path), lambda: 100.0), clock=lambda: 100.0, on_problem=told.append)
+class Stage:
+    """A leading engine on real files, whose journal refuses some writes."""
+
+    def __init__(self, folder: Path, store: Store, lease: Lease, journal: Journal, refused: int) -> None:
+        given = settings(folder)
+        self.told: list[Problem] = []
+        self.journal, self.filling = journal, Filling(journal, refused)
+        feed = PolicyFeed(source_of(given.policies, folder), lambda: 100.0)
+        self.engine = Engine(given, feed, clock=lambda: 100.0, on_problem=self.told.append)
+        trail = Trail(self.filling, lambda: 100.0)
+        room = Room(folder, (), suiting(folder))
+        watch = Watch(store, trail, room, folder, lambda: 100.0)
+        self.leading = _Leading(self.engine, store, lease, trail, watch, {}, None)  # type: ignore[arg-type]
+
+    def recorded(self, kind: RecordKind) -> list[Record]:
+        return [sealed.record for sealed in self.journal.list(kind=kind, limit=None)]
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Callable[[int], Stage]]:
     with (
         closing(Store(tmp_path / "engine.db")) as store,
         Lease(tmp_path / "engine.lock", store) as lease,
         Journal(tmp_path / "a.db") as journal,
     ):
-        filling: Any = Filling(journal, refused)
-        leading = _Leading(engine, store, lease, filling, {}, None)  # type: ignore[arg-type]
-        following = asyncio.create_task(leading._follow_policies())
+        yield lambda refused: Stage(tmp_path, store, lease, journal, refused)
 
-        async def until_recorded() -> None:
-            while not journal.list(kind=RecordKind.POLICIES, limit=None):
-                await asyncio.wait([following], timeout=0.01)
-                assert not following.done(), following.exception()
 
-        try:
-            await asyncio.wait_for(until_recorded(), 10)
-            for _ in range(3):  # further polls add nothing
-                await leading._follow_policies_once()
-        finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
-        records = journal.list(kind=RecordKind.POLICIES, limit=None)
-    assert [sealed.record.body["policies"] for sealed in records] == [["images"]]
-    assert told == ([FULL] if refused else [])
+@pytest.mark.parametrize("refused", [0, 3])
+async def test_policies_are_followed_and_recorded_once_when_the_audit_takes_writes_again(
+    stage: Callable[[int], Stage], refused: int
+) -> None:
+    s = stage(refused)
+    following = asyncio.create_task(s.leading._follow_policies())
+
+    async def until_recorded() -> None:
+        while not s.recorded(RecordKind.POLICIES):
+            await asyncio.wait([following], timeout=0.01)
+            assert not following.done(), following.exception()
+            s.leading._check_disk()
+
+    try:
+        await asyncio.wait_for(until_recorded(), 10)
+        for _ in range(3):  # further polls add nothing
+            await s.leading._follow_policies_once()
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+    assert [record.body["policies"] for record in s.recorded(RecordKind.POLICIES)] == [["images"]]
+    assert [problem.code for problem in s.told] == (["SH532"] if refused else [])
+
+
+class Noticed:
+    """A world with one node, of which it is said that it goes."""
+
+    unreachable: ClassVar[dict[str, Problem]] = {}
+    notice = Notice(id=NoticeId("n1"), kind=NoticeKind.PREEMPTION, node=NodeId("node-a"), seen_at=99.0)
+
+    async def look(self, _memory: object, _now: float) -> Inventory:
+        fleet = Fleet(nodes=(Node(id=NodeId("node-a"), slots=()),))
+        return Inventory(fleet=fleet, notices=(self.notice,), problems=())
+
+
+async def test_a_notice_and_a_source_that_went_away_are_recorded_once_however_often_the_audit_refused(
+    stage: Callable[[int], Stage],
+) -> None:
+    s = stage(2)
+    away = Problem(code="SH203", what="the remote didn't answer", remedy="Check it")
+    s.leading.world = Noticed()  # type: ignore[assignment]
+    await s.leading._look(100.0)
+    s.leading._tell_or_clear("policies", away)
+    assert s.recorded(RecordKind.NOTICE) == []
+    for _ in range(3):
+        s.leading._check_disk()
+        await s.leading._look(101.0)
+        s.leading._tell_or_clear("policies", away)
+    assert [r.body["notice"]["id"] for r in s.recorded(RecordKind.NOTICE)] == ["n1"]  # type: ignore[index]
+    assert [r.what for r in s.recorded(RecordKind.SOURCE) if r.subject == "policies"] == ["the remote didn't answer"]
+    assert all("spooled" in s.recorded(kind)[0].body for kind in (RecordKind.NOTICE, RecordKind.SOURCE))
+    assert s.journal.verify().ok
+
+
+async def test_a_disk_that_takes_no_writes_is_told_shown_and_closes_the_gate(stage: Callable[[int], Stage]) -> None:
+    s = stage(10**6)
+    s.leading._record(RecordKind.ENGINE, "engine", "leads")
+    s.leading._check_disk()
+    assert [problem.code for problem in s.told] == ["SH532"]
+    assert not s.leading.store.probe()
+    shown = condition(s.engine.settings.state, 100.0)
+    assert shown is not None
+    assert (shown.problem.code, shown.since, shown.records) == ("SH532", 100.0, 1)
+    assert "1970-01-01 00:01:40 UTC the disk that holds the audit is full" in shown.problem.what
+    assert "SH532" in (s.engine.health.degraded or "")
+    metric = s.engine.metrics.registry.get_sample_value
+    assert metric("shunter_degraded", {"on": "memory"}) == 1.0
+    assert metric("shunter_unwritten", {"what": "records"}) == 1.0
+    s.filling.refused = 0
+    s.leading._check_disk()
+    assert s.leading.store.probe()
+    assert condition(s.engine.settings.state, 100.0) is None
+    assert metric("shunter_degraded", {"on": "memory"}) == 0.0
+    assert [(r.subject, r.what) for r in s.recorded(RecordKind.SOURCE)][-1] == ("engine's disk", "is back")
+
+
+async def test_findings_are_not_observed_while_too_many_records_wait(
+    stage: Callable[[int], Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s = stage(10**6)
+    monkeypatch.setattr(trails, "CROWDED", 1)
+    finding = Finding(policy=PolicyName("p"), subject="w", lane="voluntary", verdict=Verdict.HOLD, gate="window", reason="closed")
+    plan = Plan(at=100.0, commit=Commit("c"), policy_set=Digest("s"), snapshot=Digest("t"))
+    evaluation = Evaluation(findings=(finding,), plan=plan)
+    s.leading._record(RecordKind.ENGINE, "engine", "leads")
+    assert not s.leading._account(evaluation, 100.0, Fleet())
+    assert s.leading.trail.waiting == 1
+    s.filling.refused = 0
+    assert s.leading.trail.retry()
+    s.leading._account(evaluation, 101.0, Fleet())
+    assert [r.subject for r in s.recorded(RecordKind.FINDING)] == ["w"], "it isn't left out, only later"
