@@ -22,6 +22,7 @@ from byhand import move_by_hand
 from fleet import HERE, Fleet
 from machine import SetUpError, wait_for
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 STREAM_TOKENS = 1500
@@ -250,10 +251,10 @@ def main() -> int:
             try:
                 figures = demo.run()
             except SetUpError as error:
-                console.print(f"[red]The demo stopped:[/] {error}")
-                for log in sorted(folder.rglob("*.log")):
+                for log in sorted([*folder.glob("*.log"), *folder.glob("node-*/agent.log")]):
                     tail = log.read_text(errors="replace").splitlines()[-15:]
                     console.print(f"--- {log.relative_to(folder)}", *tail, sep="\n", markup=False, highlight=False)
+                console.print(f"[red]The demo stopped:[/] {escape(str(error))}")
                 return 1
     except KeyboardInterrupt:
         console.print("\nInterrupted: everything that the demo made is gone.")

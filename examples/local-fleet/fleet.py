@@ -250,8 +250,11 @@ class Fleet:
         self.engine_config.write_text("\n".join(lines) + "\n")
 
     def shunter(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run a `shunter` command and return what it printed."""
-        return subprocess.run([str(BIN / "shunter"), *arguments], check=check, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        """Run a `shunter` command and return what it printed. Raises SetUpError when it fails, unless `check` is False."""
+        done = subprocess.run([str(BIN / "shunter"), *arguments], check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if check and done.returncode:
+            raise SetUpError(f"`shunter {' '.join(arguments)}` ended with status {done.returncode}: {done.stderr.strip()}")
+        return done
 
     def start_engine(self, log: str = "engine.log") -> subprocess.Popen[bytes]:
         """Start the engine."""
