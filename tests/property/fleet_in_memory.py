@@ -1,11 +1,13 @@
 """A fleet whose agents follow the contract in memory: copies that run, stand still or are held, holds that end, images, journals.
 
-It checks after every change that no worker has two copies that run or could run on by themselves, and that one can always be restored. What
-it leaves out: bytes, networks, and agents that break their promises.
+It checks after every change that no worker has two copies that run or could run on by themselves, and that one can always be restored,
+unless the worker died by itself before there was an image. What it leaves out: bytes, networks, and agents that run copies they mustn't.
 """
 
 import asyncio
+import tempfile
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 from shunter.act.port import CopyView
@@ -19,7 +21,24 @@ from shunter.model.record import Record
 from shunter.model.snapshot import Fleet, Image, Node, Slot, Worker, WorkerState
 from shunter.wire import agent_pb2 as pb
 
-FAULTS = ("before", "after", "refuse", "retry", "restart", "restart-after", "cut", "cut-after", "undone")
+FAULTS = (
+    "before",
+    "after",
+    "refuse",
+    "refuse-after",
+    "retry",
+    "restart",
+    "restart-after",
+    "cut",
+    "cut-after",
+    "undone",
+    "dies",
+    "unhealthy",
+)
+"""What can happen at an order. `before` and `after`: the answer is lost, before or after the effect; `refuse-after`: it is done, and
+answered as a refusal; `cut`: the node is away for 90 s; `undone`: it was tried and taken back; `dies`: the worker dies by itself right
+before it; `unhealthy`: no copy of it passes its probe from now on.
+"""
 WORKER = WorkerId("w")
 PLAN = Digest("sha256:plan")
 
@@ -37,6 +56,8 @@ class Copy:
 
     def __init__(self, state: str, operation: str = "", until: float = float("inf"), fenced: bool = False) -> None:
         self.state, self.operation, self.until, self.fenced = state, operation, until, fenced
+        self.dead = False
+        """Held, and dead already: its agent finds out when it lets it run."""
 
 
 class MemoryAgent:
@@ -74,6 +95,17 @@ class MemoryAgent:
         self.steps[(copy.operation, "freeze")] = "undone"
         self.copy = Copy("running", fenced=copy.fenced)
 
+    def die(self) -> None:
+        """The copy ends by itself. The agent sees that at once, but of a held one."""
+        assert self.copy is not None
+        if self.copy.state == "held":
+            self.copy.dead = True
+            return
+        for step in ("fence", "freeze", "resume"):
+            if (self.copy.operation, step) in self.steps:
+                self.steps[(self.copy.operation, step)] = "undone"
+        self.copy = None
+
     def _lose_held(self, copy: Copy) -> None:
         for step in ("restore", "prepare", "resume"):
             self.steps[(copy.operation, step)] = "undone"
@@ -87,6 +119,7 @@ class MemoryAgent:
     async def _order(self, step: str, order: pb.Order, effect: Callable[[], object]) -> object:
         fault = self.world.next_fault(self.node, step)
         await asyncio.sleep(0)
+        self._befall(fault)
         self._fail_before(fault, step)
         if order.epoch < self.epoch:
             raise Rejected(_problem("SH601", "old leader"))
@@ -95,11 +128,21 @@ class MemoryAgent:
         key = (order.operation, step)
         if self.steps.get(key) == "done":
             return self.replies[key]
-        reply = effect()
+        try:
+            reply = effect()
+        except Rejected:
+            self._fail_after(fault, step)  # refusals get lost too
+            raise
         self.steps[key], self.replies[key] = "done", reply
         self.world.check()
         self._fail_after(fault, step)
         return reply
+
+    def _befall(self, fault: str) -> None:
+        if fault == "dies":
+            self.world.die()
+        if fault == "unhealthy":
+            self.world.healthy = False
 
     def _fail_before(self, fault: str, step: str) -> None:
         if fault == "cut":
@@ -127,6 +170,8 @@ class MemoryAgent:
             self.away_until = self.world.now + 90.0
         if fault in ("after", "restart-after", "cut-after"):
             raise Unknown(_problem("SH520", f"lost after {step}"))
+        if fault == "refuse-after":
+            raise Rejected(_problem("SH996", f"{step} was done, and is said to be refused"))
 
     def _need(self, ok: bool, what: str) -> None:
         if not ok:
@@ -152,7 +197,11 @@ class MemoryAgent:
     async def preflight(
         self, order: pb.Order, *, destination: bool, slot: SlotId | None, facts: Mapping[str, str], size: int, timeout: float
     ) -> pb.PreflightReply:
-        return await self._order("preflight", order, lambda: pb.PreflightReply(bytes=7))  # type: ignore[return-value]
+        def effect() -> pb.PreflightReply:
+            self._need(destination or self.copy is not None, "it doesn't live here")
+            return pb.PreflightReply(bytes=7)
+
+        return await self._order("preflight", order, effect)  # type: ignore[return-value]
 
     async def prepare(self, order: pb.Order, slot: SlotId, spec: pb.WorkerSpec, timeout: float) -> pb.Done:
         def effect() -> pb.Done:
@@ -163,7 +212,13 @@ class MemoryAgent:
         return await self._order("prepare", order, effect)  # type: ignore[return-value]
 
     async def fence(self, order: pb.Order, timeout: float) -> pb.Done:
-        return await self._order("fence", order, lambda: self._set_fenced(True))  # type: ignore[return-value]
+        def effect() -> pb.Done:
+            self._set_fenced(True)
+            assert self.copy is not None
+            self.copy.operation = order.operation
+            return pb.Done()
+
+        return await self._order("fence", order, effect)  # type: ignore[return-value]
 
     async def unfence(self, order: pb.Order, timeout: float) -> pb.Done:
         return await self._order("unfence", order, lambda: self._set_fenced(False))  # type: ignore[return-value]
@@ -214,10 +269,23 @@ class MemoryAgent:
     async def resume(self, order: pb.Order, timeout: float) -> pb.ResumeReply:
         def effect() -> pb.ResumeReply:
             self._need(self.copy is not None and self.copy.state == "held" and self.copy.operation == order.operation, "no held copy")
+            assert self.copy is not None
+            if self.copy.dead:
+                self._lose_resumed(order.operation)
+                raise Rejected(_problem("SH631", "the held copy is dead"))
             self.copy = Copy("running", order.operation, fenced=True)
+            self.world.check()
+            if not self.world.healthy:
+                self._lose_resumed(order.operation)
+                raise Rejected(_problem("SH632", "it runs, and its probe says no"))
             return pb.ResumeReply(running_at=self.world.now)
 
         return await self._order("resume", order, effect)  # type: ignore[return-value]
+
+    def _lose_resumed(self, operation: str) -> None:
+        """No copy is left of a resume that failed; the slot stays reserved."""
+        self.copy = None
+        self.steps[(operation, "restore")], self.steps[(operation, "resume")] = "undone", "failed"
 
     async def abort(self, order: pb.Order, timeout: float) -> pb.Done:
         def effect() -> pb.Done:
@@ -266,10 +334,20 @@ class MemoryAgent:
         return await self._order("discard", order, effect)  # type: ignore[return-value]
 
 
+@cache
+def _empty_store() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "s.db"
+        Store(path).close()
+        return path.read_bytes()
+
+
 class CrashingStore(Store):
     """Dies at the `crash_at`-th durable write (from 1), before it or right after it."""
 
     def __init__(self, path: Path) -> None:
+        if not path.exists():
+            path.write_bytes(_empty_store())  # to make each anew would bring each to the disk
         super().__init__(path)
         self._db.execute("PRAGMA synchronous=OFF")  # thousands of runs: what is tested here is the order of writes, not the disk
         self.writes = 0
@@ -310,15 +388,21 @@ class World:
         self.agents = {NodeId(n): MemoryAgent(self, NodeId(n)) for n in ("a", "b", "c")}
         self.agents[NodeId("a")].copy = Copy("running")
         self.faults: dict[int, str] = {}
+        self.named: dict[tuple[str, str], list[str]] = {}
+        """Faults by node and step, one for each such order; empty for none."""
         self.orders: list[tuple[str, str]] = []
         self.records: list[Record] = []
         self.drained = False
+        self.healthy = True
+        self.died = self.died_bare = False
+        """The worker died by itself; and had no image anywhere when it did."""
         self.gone: set[str] = set()
         self.incarnation = 0
 
     def next_fault(self, node: NodeId, step: str) -> str:
         self.orders.append((node, step))
-        return self.faults.pop(len(self.orders), "")
+        named = self.named.get((node, step))
+        return named.pop(0) if named else self.faults.pop(len(self.orders), "")
 
     def check(self) -> None:
         """The first invariant, on what the copies really are."""
@@ -326,7 +410,16 @@ class World:
         able = [c for c in copies if c.state in ("running", "frozen")]
         assert len(able) <= 1, f"{len(able)} copies run or could run on by themselves, after {self.orders[-5:]}"
         images = any(a.images for a in self.agents.values() if not a.dead)
-        assert able or images or self.drained, f"nothing is left of the worker, after {self.orders[-5:]}"
+        assert able or images or self.drained or self.died_bare, f"nothing is left of the worker, after {self.orders[-5:]}"
+
+    def die(self) -> None:
+        """The worker dies where it lives; while it lives nowhere, a held copy of it does."""
+        there = [a for a in self.agents.values() if a.copy and not a.dead]
+        able = [a for a in there if a.copy and a.copy.state != "held"]
+        for agent in able or there:
+            agent.die()
+        self.died |= bool(able)
+        self.died_bare |= bool(able) and not any(a.images for a in self.agents.values() if not a.dead)
 
     async def sleep(self, seconds: float) -> None:
         self.now += seconds

@@ -1,11 +1,16 @@
 """Ways back: to the frozen copy in place while it lives, to its image once it doesn't."""
 
+from typing import Final
+
 from shunter.act.port import CopyView
 from shunter.act.run import Run, Unresolved, problem, spec_of
 from shunter.model.errors import Problem, Rejected, Retry, ShunterError, Stalled, Unknown
-from shunter.model.ids import NodeId, SlotId, node_of
+from shunter.model.ids import ImageId, NodeId, SlotId, node_of
 from shunter.model.operation import Status, Step
 from shunter.wire import agent_pb2 as pb
+
+_TRIES: Final = 2
+"""How often an image is restored in one slot before that is given up."""
 
 
 async def thaw_back(run: Run, source: SlotId, destination: SlotId | None) -> None:
@@ -19,20 +24,16 @@ async def thaw_back(run: Run, source: SlotId, destination: SlotId | None) -> Non
             raise Unresolved(unanswered(node_of(source)))
         run.finish(Status.ROLLED_BACK, joined(run.record.problem, _untouched(node_of(source))))
         return
-    if view.copy == "none":
-        # Its image may be at the destination alone, whose view isn't needed to say where to look: the plan that follows finds it.
-        run.finish(Status.FAILED, _died(run), image=run.image if run.had(Step.FENCED) else None)
-        return
-    if run.had(Step.FENCED):
+    if run.had(Step.FENCED) and view.copy != "none":
         await run.insist(lambda: run.at(source).thaw(run.order, run.times.quick))
         view = await must_view(run, source)
-        if view.copy == "none":
-            run.finish(Status.FAILED, _died(run), image=run.image)
-            return
-        if view.copy != "running":
-            raise Unresolved(problem("SH514", f"the source's copy is {view.copy}, not running", "It is asked again", run.planned.worker))
+    if view.copy == "none":
+        run.finish(Status.FAILED, joined(run.record.problem, _died(run)), image=await _image_left(run, view, destination))
+        return
+    if run.had(Step.FENCED) and view.copy != "running":
+        raise Unresolved(problem("SH514", f"the source's copy is {view.copy}, not running", "It is asked again", run.planned.worker))
     alive, wrong = await show(run, source) if run.had(Step.PREPARED) else (True, None)
-    image = run.image if not alive and run.had(Step.FENCED) else None
+    image = None if alive else await _image_left(run, view, destination)
     run.finish(Status.ROLLED_BACK if alive else Status.FAILED, joined(run.record.problem, wrong), image)
 
 
@@ -74,13 +75,21 @@ def lost_with(run: Run, slot: SlotId) -> Problem | None:
 async def show(run: Run, slot: SlotId) -> tuple[bool, Problem | None]:
     """Let the router see the worker again: whether it lives, and what is wrong, None if nothing is. Raises Unresolved."""
     refused = await run.insist(lambda: run.at(slot).unfence(run.order, run.times.quick))
-    if refused is None:
-        return True, None
-    if (await must_view(run, slot)).copy == "none":
-        what = f"the worker died on {node_of(slot)} before the router saw it again: {refused.code} {refused.what}"
+    view = await must_view(run, slot)  # the answer may be an old one, from before it died
+    because = f": {refused.code} {refused.what}" if refused else ""
+    if view.copy == "none":
+        what = f"the worker died on {node_of(slot)} before it was known that the router sees it again{because}"
         return False, problem("SH516", what, "It is restored from its newest image", run.planned.worker)
-    what = f"the worker runs, but the router doesn't see it: {refused.code} {refused.what}"
-    return True, problem("SH519", what, refused.remedy, run.planned.worker)
+    if refused is None or not fenced(view):
+        return True, None
+    return True, problem("SH519", f"the worker runs, but the router doesn't see it{because}", refused.remedy, run.planned.worker)
+
+
+def fenced(view: CopyView) -> bool:
+    """Whether the operation keeps its worker out of the router's sight, or may: a fence that failed may have come half-way."""
+    if view.steps.get("unfence") == "done":
+        return False
+    return "resume" in view.steps or view.steps.get("fence") not in (None, "undone")
 
 
 def joined(first: Problem | None, second: Problem | None) -> Problem | None:
@@ -91,8 +100,12 @@ def joined(first: Problem | None, second: Problem | None) -> Problem | None:
 
 
 async def image_back(run: Run, source: SlotId) -> None:
-    """The source was released and the destination can't run it (its copy is known dead): restore the image at the source."""
+    """The source was released and the destination can't run it (its copy is known dead): restore the image at the source.
+
+    A second time, too, if need be.
+    """
     wait = run.waits()
+    refusals = 0
     while True:
         if lost := lost_with(run, source):
             run.finish(Status.FAILED, _nowhere(run, lost), image=run.image)
@@ -106,8 +119,12 @@ async def image_back(run: Run, source: SlotId) -> None:
             else:
                 await bring(run, source)
         except Rejected as refused:
-            run.finish(Status.FAILED, _nowhere(run, refused.problem), image=run.image)
-            return
+            if await end_copy(run, source):
+                break
+            refusals += 1
+            if refusals == _TRIES:
+                run.finish(Status.FAILED, _nowhere(run, refused.problem), image=run.image)
+                return
         except (Retry, Unknown) as missing:
             await wait(missing.problem)
     alive, wrong = await show(run, source)
@@ -160,6 +177,14 @@ def unanswered(node: NodeId) -> Problem:
 
 def _untouched(node: NodeId) -> Problem:
     return problem("SH515", "the source's agent doesn't answer; nothing had been asked of its worker yet", "Look at the node", node)
+
+
+async def _image_left(run: Run, source: CopyView, destination: SlotId | None) -> ImageId | None:
+    """The operation's image, if the dead worker left one that is whole on a node which says so."""
+    if run.had(Step.FROZEN) or run.image in source.images:
+        return run.image
+    there = await run.view(destination)
+    return run.image if there is not None and run.image in there.images else None
 
 
 def _died(run: Run) -> Problem:

@@ -1,9 +1,10 @@
 """A checkpoint: an image of a worker that runs on, and its copies on other nodes."""
 
+from shunter.act.back import joined
 from shunter.act.copies import send_copies
 from shunter.act.drive import Machine
 from shunter.act.move import source_of
-from shunter.act.run import Run
+from shunter.act.run import Run, problem
 from shunter.model.errors import Problem
 from shunter.model.ids import NodeId, node_of
 from shunter.model.operation import Status, Step
@@ -35,8 +36,22 @@ async def _done(run: Run) -> None:
 
 
 async def _roll_back(run: Run) -> None:
-    """There is nothing to take back: an agent lets the worker run on whatever becomes of its image."""
-    run.finish(Status.ROLLED_BACK, run.record.problem)
+    """There is nothing to take back: an agent lets the worker run on whatever becomes of its image. What there is decides how it ended."""
+    view = await run.view(source_of(run))
+    if view is None:
+        run.finish(Status.ROLLED_BACK, joined(run.record.problem, _unknown(run)))
+    elif run.image in view.images:
+        run.step(Step.DUMPED)  # it was refused, and done all the same
+    elif view.copy == "none":
+        died = problem("SH516", "the worker died before its image was taken", "It is restored from its newest image", run.planned.worker)
+        run.finish(Status.FAILED, joined(run.record.problem, died))
+    else:
+        run.finish(Status.ROLLED_BACK, run.record.problem)
+
+
+def _unknown(run: Run) -> Problem:
+    node = node_of(source_of(run))
+    return problem("SH514", f"{node} doesn't answer: whether the worker runs on, and has an image, isn't known", "Look at the node", node)
 
 
 async def _refused(run: Run, why: Problem) -> None:

@@ -1,5 +1,6 @@
 """A discard: an image is deleted on every node that holds it, or on those that answer: an order that is heard late does no harm."""
 
+from shunter.act.copies import has_image
 from shunter.act.drive import Machine
 from shunter.act.run import Run, Unresolved, problem
 from shunter.model.errors import Problem, Rejected
@@ -17,17 +18,18 @@ async def _discard(run: Run) -> None:
         if refused is not None:
             kept.append(f"{node} ({refused.code} {refused.what})")
     if kept:
-        raise Rejected(problem("SH521", f"it is kept on {', '.join(kept)}", "It is tried again later", run.image))
+        raise Rejected(problem("SH521", f"it is or may be kept on {', '.join(kept)}", "It is tried again later", run.image))
     run.finish(Status.SUCCEEDED, image=run.image)
 
 
 async def _delete(run: Run, node: NodeId) -> Problem | None:
-    """Why the image may be on the node still, None when it isn't. What could be urgent for the worker doesn't wait for a silent node."""
+    """Why the image is on the node still, or may be; None when it isn't. What could be urgent for the worker waits for no silent node."""
     agent = run.agent(node)
     try:
-        return await run.insist(lambda: agent.discard(run.order, run.image, run.times.quick))
+        refused = await run.insist(lambda: agent.discard(run.order, run.image, run.times.quick))
     except Unresolved as silent:
-        return silent.problem
+        refused = silent.problem
+    return None if refused is None or await has_image(run, node) is False else refused
 
 
 async def _roll_back(run: Run) -> None:

@@ -1,8 +1,9 @@
 """A drain: out of the router, until nothing is served, then the end. No image is taken, so the worker ends only once it is idle."""
 
-from shunter.act.back import joined, must_view, show
+from shunter.act.back import fenced, joined, must_view, show
 from shunter.act.drive import Machine
 from shunter.act.move import fence, source_of
+from shunter.act.port import CopyView
 from shunter.act.run import Run, late_problem, problem
 from shunter.model.errors import Problem, Rejected
 from shunter.model.operation import Status, Step
@@ -25,12 +26,22 @@ async def _roll_back(run: Run) -> None:
     """Back to the router, unless its node is going: new requests would only be lost there."""
     slot = source_of(run)
     view = await must_view(run, slot)
+    if view.copy == "none" and view.steps.get("drain") == "done":
+        run.step(Step.RELEASED)  # it was refused, and done all the same
+        return
     if view.copy == "none":
         died = problem("SH516", "the worker died before it was drained", "It is restored from its newest image", run.planned.worker)
         run.finish(Status.FAILED, joined(run.record.problem, died))
         return
-    alive, wrong = await show(run, slot) if run.planned.lane == "voluntary" else (True, None)
+    alive, wrong = await show(run, slot) if run.planned.lane == "voluntary" else (True, _left_out(run, view))
     run.finish(Status.ROLLED_BACK if alive else Status.FAILED, joined(run.record.problem, wrong))
+
+
+def _left_out(run: Run, view: CopyView) -> Problem | None:
+    if not fenced(view):
+        return None
+    what = "the worker runs, but the router doesn't see it: its node is going, and new requests would be lost there"
+    return problem("SH519", what, "Nothing to do while the node is going; else restart the worker's registration", run.planned.worker)
 
 
 async def _refused(run: Run, why: Problem) -> None:
