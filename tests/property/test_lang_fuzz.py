@@ -42,6 +42,48 @@ spec:
   workers: {all: true}
   notices: [preemption, gone]
   move: {to: {prefer: '1'}, makeRoom: prefill}
+---
+apiVersion: shunter.dev/v1alpha1
+kind: CheckpointPolicy
+metadata: {name: images}
+spec:
+  workers: {role: decode}
+  cadence: {optimal: {hazard: 1/1000h, min: 2m, max: 1h}}
+  pause: {atMost: 20s, share: 10%}
+  overhead: {atMost: 1%}
+  prefer: idle
+  keep: {last: 2, within: 1h}
+---
+apiVersion: shunter.dev/v1alpha1
+kind: RebalancePolicy
+metadata: {name: spread}
+spec:
+  workers: {role: decode}
+  when: worker.kvUsage > 0.9
+  to: {where: '!node.noticed', prefer: double(node.freeSlots)}
+  gain: {atLeast: 0.5}
+  step: 2
+---
+apiVersion: shunter.dev/v1alpha1
+kind: DisruptionBudget
+metadata: {name: gently}
+spec:
+  workers: {role: decode, where: node.freeSlots > 0}
+  operations: [move, drain]
+  per: zone
+  maxConcurrent: 10%
+  maxPerWindow: {max: 3, window: 10m}
+  windows: [{zone: Europe/Berlin, from: "22:00", to: "24:00", days: [mon, tue]}]
+---
+apiVersion: shunter.dev/v1alpha1
+kind: FleetProfile
+metadata: {name: b200}
+spec:
+  gpuModel: B200
+  dump: 40GB/s
+  prefillRate: 20000
+  nativeStart: 4m
+  lead: {preemption: 30s, maintenance: 1h}
 """
 PIECES = [
     ": ", "- ", "\n", "  ", "{", "}", "[", "]", "&a ", "*a", "!!str ", "|\n", ">-\n", "'", '"', "\\", "#", "---\n", "...\n", "%YAML 1.1\n",
@@ -99,9 +141,10 @@ VALUES = st.recursive(
     | st.booleans()
     | st.integers(-5, 5)
     | st.sampled_from([0.5, 1.0, -2.5])
-    | st.sampled_from(["5s", "decode", "gone", "1", "x", "", "a b", "A"]),
+    | st.sampled_from(["5s", "decode", "gone", "1", "x", "", "a b", "A", "10%", "120%", "3%\n", "22:00", "24:00", "4GB/s", "1/5h"]),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["min", "where", "for", "all", "x", "a b"]), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["min", "where", "for", "all", "gone", "zone", "x", "a b"]), inner, max_size=3)
     ),
     max_leaves=4,
 )

@@ -1,18 +1,16 @@
 """What a well-formed policy can still get wrong: its expressions, and fields that contradict each other."""
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final, TypeAlias
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 from shunter.lang import cel
 from shunter.lang.bind import Found, Path
 from shunter.lang.diagnostics import SourceText
 from shunter.lang.locate import in_file
+from shunter.lang.specs import misuses
 from shunter.lang.yaml import Mapping, Scalar, look_up
 from shunter.model.errors import Problem, Severity
-from shunter.model.policy import BudgetSpec, CheckpointSpec, Document, FleetProfileSpec, ReassignmentSpec, WorkerSelector
-
-Report: TypeAlias = Callable[[str, Path, str, str], Problem]
-"""Makes a problem of a code, the path in the document, what is wrong and what to do."""
+from shunter.model.policy import BudgetSpec, Document, FleetProfileSpec, WorkerSelector
 
 _FLEET: Final = frozenset({"worker", "node", "pool", "pools", "metrics", "now"})
 _POOLS: Final = frozenset({"pools", "metrics", "now"})
@@ -81,40 +79,12 @@ def document(source: SourceText, node: Mapping, policy: Document) -> Iterator[Pr
     spec = policy.spec
     if not isinstance(spec, FleetProfileSpec):
         yield from _selector(source, node, spec.workers)
-    if isinstance(spec, ReassignmentSpec):
-        if spec.from_ == spec.to:
-            yield problem("SH122", ("spec", "to"), f"from and to are both {spec.to}", "Give the hardware to the other role")
-        if spec.workers.role is not None and spec.workers.role != spec.from_:
-            what = f"workers.role is {spec.workers.role}, but hardware is taken from {spec.from_}: no worker can be picked"
-            yield problem("SH122", ("spec", "workers", "role"), what, f"Remove the role, or write {spec.from_}")
-        yield from _trigger(problem, spec)
-    if isinstance(spec, CheckpointSpec):
-        yield from _interval(problem, spec)
+    yield from misuses(problem, spec)
     metrics = {} if isinstance(spec, BudgetSpec | FleetProfileSpec) else spec.metrics
     for name, metric in metrics.items():
         if metric.max_age <= 0:
             what = f"spec.metrics.{name}.maxAge must be more than 0: no sample is that fresh"
             yield problem("SH115", ("spec", "metrics", name, "maxAge"), what, "Write how old a sample may be, such as 30s")
-
-
-def _trigger(problem: Report, spec: ReassignmentSpec) -> Iterator[Problem]:
-    if spec.follow == "thresholds" and spec.when is None:
-        yield problem(
-            "SH112", ("spec",), 'spec lacks the key "when"', "Add when: to it, or follow: planner to carry out what the planner wants"
-        )
-    for name, given in (("when", spec.when), ("revert", spec.revert)) if spec.follow == "planner" else ():
-        if given is not None:
-            what = f"{name} stands beside follow: planner, which says itself when"
-            yield problem("SH122", ("spec", name), what, f"Remove {name}, or follow: planner")
-
-
-def _interval(problem: Report, spec: CheckpointSpec) -> Iterator[Problem]:
-    if spec.every is None and spec.cadence is None:
-        yield problem("SH112", ("spec",), 'spec lacks the key "every" or "cadence"', "Add every: 5m to it, or a computed cadence")
-    elif spec.every is not None and spec.cadence is not None:
-        yield problem("SH122", ("spec", "cadence"), "cadence stands beside every", "Keep one of the two")
-    if spec.every is not None and spec.every <= 0:
-        yield problem("SH115", ("spec", "every"), "spec.every must be more than 0", "Write how long to wait between images, such as 5m")
 
 
 def _selector(source: SourceText, node: Mapping, workers: WorkerSelector) -> Iterator[Problem]:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from shunter.model.ids import Digest
-from shunter.model.units import Bytes, Duration, Share
+from shunter.model.units import Bandwidth, Bytes, Duration, Rate, Share
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ class NotCanonical(ValueError):
 
 
 def _enc_hook(value: object) -> object:
-    if isinstance(value, Duration | Share):
+    if isinstance(value, Duration | Share | Bandwidth | Rate):
         return float(value)
     if isinstance(value, Bytes):
         return int(value)
@@ -33,7 +33,7 @@ def _enc_hook(value: object) -> object:
 
 
 def _dec_hook(kind: type[Any], value: Any) -> Any:  # noqa: ANN401  (msgspec's own signature)
-    if kind in (Duration, Share, Bytes):
+    if kind in (Duration, Share, Bytes, Bandwidth, Rate):
         return kind(value)
     if kind is object:  # a record's body: JSON as it is
         return value

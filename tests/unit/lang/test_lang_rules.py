@@ -116,7 +116,7 @@ def test_words_that_yaml_once_changed_stay_text(word):
 
 def test_all_problems_of_all_documents_come_in_one_run():
     text = (
-        "\n---\n".join(ALL)
+        "\n---\n".join((REASSIGN, PREEMPT, CHECKPOINT))
         .replace("graph: tiny", "grph: tiny")
         .replace("reserve: 10s", "reserve: 10")
         .replace("kvUsage < 0.9", "kvUsge < 1")
