@@ -1,10 +1,12 @@
 """One agent, put together, started and ended."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import signal
 import time
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from shunter.model.errors import Problem, Stalled
 
@@ -15,7 +17,9 @@ from shunter_agent.images.store import ImageStore
 from shunter_agent.journal import Journal
 from shunter_agent.log import Log
 from shunter_agent.node import Node
+from shunter_agent.notices import clouds
 from shunter_agent.notices.file import FileNotices
+from shunter_agent.notices.merged import Merged
 from shunter_agent.notices.port import Notice, NoticeSource
 from shunter_agent.orders.carry import KEEP_S, Orders
 from shunter_agent.orders.holds import Holds
@@ -24,9 +28,12 @@ from shunter_agent.runtime.port import Runtime
 from shunter_agent.server import AgentService, make_server
 from shunter_agent.serving.dynamo import DynamoServing
 from shunter_agent.serving.probe import Probe
-from shunter_agent.settings import Settings
+from shunter_agent.settings import CloudSettings, Settings
 from shunter_agent.stored import StoredDepot
 from shunter_agent.tls import TlsFiles
+
+ANSWER_S: Final = 1.0
+"""Seconds that a source of notices waits for a word about the node."""
 
 
 async def serve(settings: Settings, *, clock: Callable[[], float] = time.time, started: Callable[[], None] = lambda: None) -> None:
@@ -109,10 +116,11 @@ def _listen_for_images(node: Node, stack: contextlib.AsyncExitStack) -> None:
 
 
 def _watch_notices(node: Node, stack: contextlib.AsyncExitStack) -> None:
-    if node.settings.notices is None:
-        return
     loop = asyncio.get_running_loop()
-    source: NoticeSource = FileNotices(node.settings.notices, clock=node.clock, log=lambda problem: node.log.problem(problem))
+    sources = [cloud_source(node, settings, loop) for settings in node.settings.clouds]
+    if node.settings.notices is not None:
+        sources.append(FileNotices(node.settings.notices, clock=node.clock, log=lambda problem: node.log.problem(problem)))
+    source = Merged(sources, clock=node.clock)
 
     def changed(found: Mapping[str, Notice]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
@@ -120,6 +128,29 @@ def _watch_notices(node: Node, stack: contextlib.AsyncExitStack) -> None:
 
     source.start(changed)
     stack.callback(source.stop)
+
+
+def cloud_source(node: Node, settings: CloudSettings, loop: asyncio.AbstractEventLoop) -> NoticeSource:
+    """A cloud's source for this node."""
+    return clouds.source(
+        settings.name,
+        url=settings.url,
+        lead=settings.lead,
+        acknowledge=settings.acknowledge,
+        empty=lambda: _ask(loop, node.empty, otherwise=False),
+        clock=node.clock,
+        log=lambda problem: node.log.problem(problem),
+    )
+
+
+def _ask(loop: asyncio.AbstractEventLoop, question: Callable[[], bool], *, otherwise: bool) -> bool:
+    """The answer of the event loop's thread, which alone may look at the node; `otherwise` when it has none to give now."""
+    answer: concurrent.futures.Future[bool] = concurrent.futures.Future()
+    try:
+        loop.call_soon_threadsafe(lambda: answer.set_result(question()))
+        return answer.result(ANSWER_S)
+    except (RuntimeError, TimeoutError):  # the loop is closed, or busy for longer
+        return otherwise
 
 
 async def _until_told_to_end(holds: "asyncio.Task[None]") -> None:

@@ -229,6 +229,10 @@ class Node:
         self.log.error("worker ended", worker=worker, status=status)
         self.events.publish(pb.Event(exit=pb.WorkerExit(worker=worker, status=status)))
 
+    def empty(self) -> bool:
+        """No worker is here any more, in whatever state."""
+        return not self.journal.workers()
+
     # -- notices
 
     def notices_changed(self, found: dict[str, Notice]) -> None:

@@ -9,6 +9,7 @@ criu = "/opt/shunter/criu/bin/criu"
 bridge = "br0"                       # what the workers' own networks are connected to
 prefix = 24                          # length of the workers' network prefix
 notices = "/run/shunter/notices"     # optional: folder of notices, one JSON file each
+clouds = [{name = "aws"}]            # optional: metadata services to ask for notices: aws, gcp, azure, alibaba
 discovery = "/var/lib/dynamo-kv"     # optional: Dynamo's file discovery ($DYN_FILE_KV), to verify fences by
 [tls]
 ca = "ca.pem"
@@ -41,6 +42,7 @@ import msgspec
 from shunter.model.errors import Problem, Rejected
 from shunter.model.ids import NodeId, slot_id
 
+from shunter_agent.notices.clouds import Cloud
 from shunter_agent.runtime.port import WorkerSpec
 
 Role = Literal["prefill", "decode"]
@@ -100,6 +102,18 @@ class WorkerSettings(_Section, frozen=True, kw_only=True):
         )
 
 
+class CloudSettings(_Section, frozen=True, kw_only=True):
+    """A cloud's metadata service that is asked for notices about this node."""
+
+    name: Cloud
+    url: str = ""
+    """Where it is, without a path. Empty: the cloud's own link-local address."""
+    lead: float | None = None
+    """GCP: seconds from `preempted` to the end, where the VM has more than the usual 30 (of which 20 are counted on)."""
+    acknowledge: bool = False
+    """Azure: let an event about this machine alone go ahead once no worker is left here."""
+
+
 class Settings(_Section, frozen=True, kw_only=True):
     """The whole file. Times in seconds."""
 
@@ -116,6 +130,7 @@ class Settings(_Section, frozen=True, kw_only=True):
     prefix: int = 24
     labels: dict[str, str] = {}
     notices: Path | None = None
+    clouds: tuple[CloudSettings, ...] = ()
     discovery: Path | None = None
     hold: float = 300.0
     """The longest hold that an order may ask for: no copy stands still longer without a word from the engine."""
@@ -160,6 +175,8 @@ def _check(settings: Settings, path: Path) -> None:
         raise _wrong("SH672", "each slot needs an index of its own, from 0", "Number the slots", path)
     if len(set(workers)) != len(workers):
         raise _wrong("SH672", "two workers have the same name", "Name each worker once", path)
+    if len({cloud.name for cloud in settings.clouds}) != len(settings.clouds):
+        raise _wrong("SH672", "a cloud is named twice", "Name each once", path)
     taken: dict[int, str] = {}
     for worker in settings.workers:
         _check_worker(worker, {slot.index: slot for slot in settings.slots}, taken, path)

@@ -1,0 +1,116 @@
+"""AWS: the instance metadata service, version 2.
+
+Spot interruptions (two minutes ahead, best effort), rebalance recommendations (a hint without a deadline), scheduled maintenance, and the
+lifecycle state that an Auto Scaling group wants. AWS asks for a look every five seconds; a path is a 404 until there is something to say.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from shunter.model.snapshot import NoticeKind
+
+from shunter_agent.notices.metadata import Metadata, Reply
+from shunter_agent.notices.port import Notice
+from shunter_agent.notices.times import instant
+from shunter_agent.notices.watching import Look
+
+URL: Final = "http://169.254.169.254"
+EVERY_S: Final = 2.0
+"""Seconds between looks: four small requests that never leave the host. AWS asks for one look in five seconds at least."""
+_TOKEN: Final = "X-aws-ec2-metadata-token"  # noqa: S105  (a header's name)
+_TTL_S: Final = 21_600
+_SPOT: Final = "/latest/meta-data/spot/instance-action"
+_REBALANCE: Final = "/latest/meta-data/events/recommendations/rebalance"
+_MAINTENANCE: Final = "/latest/meta-data/events/maintenance/scheduled"
+_LIFECYCLE: Final = "/latest/meta-data/autoscaling/target-lifecycle-state"
+
+
+class _Action(msgspec.Struct):
+    action: str
+    time: str
+
+
+class _Rebalance(msgspec.Struct):
+    noticeTime: str
+
+
+class _Event(msgspec.Struct, rename="pascal"):
+    event_id: str = msgspec.field(name="EventId")
+    code: str
+    not_before: str
+    state: str = "active"
+    description: str = ""
+
+
+def looks(service: Metadata) -> tuple[Look, ...]:
+    """What to ask AWS."""
+    return (Look(name="aws", ask=_Aws(service).ask, every=EVERY_S),)
+
+
+class _Aws:
+    def __init__(self, service: Metadata) -> None:
+        self._service = service
+        self._token = ""
+        self._renew_at = 0.0
+
+    def ask(self) -> Mapping[str, Notice]:
+        found: dict[str, Notice] = {}
+        for path, read in (
+            (_SPOT, self._spot),
+            (_REBALANCE, self._rebalance),
+            (_MAINTENANCE, self._maintenance),
+            (_LIFECYCLE, self._state),
+        ):
+            reply = self._get(path)
+            if reply.status == 404:
+                continue
+            if reply.status != 200:
+                raise self._service.unreadable(path, reply, "it should be 200, or 404 while there is nothing to say")
+            try:
+                found.update({notice.id: notice for notice in read(reply)})
+            except ValueError as error:  # msgspec's errors and those of times are ValueErrors
+                raise self._service.unreadable(path, reply, str(error)) from error
+        return found
+
+    def _get(self, path: str) -> Reply:
+        reply = self._service.get(path, {_TOKEN: self._current_token()})
+        if reply.status == 401:  # it expired, or the service was restarted
+            self._token = ""
+            reply = self._service.get(path, {_TOKEN: self._current_token()})
+        return reply
+
+    def _current_token(self) -> str:
+        now = self._service.clock()
+        if not self._token or now >= self._renew_at:
+            path = "/latest/api/token"
+            reply = self._service.ask("PUT", path, {"X-aws-ec2-metadata-token-ttl-seconds": str(_TTL_S)})
+            if reply.status != 200 or not reply.text.strip():
+                raise self._service.unreadable(path, reply, "no token; is the hop limit of the instance's metadata 1 in a container?")
+            self._token, self._renew_at = reply.text.strip(), now + _TTL_S / 2
+        return self._token
+
+    def _spot(self, reply: Reply) -> list[Notice]:
+        said = msgspec.json.decode(reply.text, type=_Action)
+        at = instant(said.time)
+        return [self._notice(f"aws-spot-{at:.0f}", NoticeKind.PREEMPTION, at - reply.ahead, f"spot: {said.action} at {said.time}")]
+
+    def _rebalance(self, reply: Reply) -> list[Notice]:
+        at = instant(msgspec.json.decode(reply.text, type=_Rebalance).noticeTime)
+        return [self._notice(f"aws-rebalance-{at:.0f}", NoticeKind.REBALANCE, None, "the chance of a spot interruption has risen")]
+
+    def _maintenance(self, reply: Reply) -> list[Notice]:
+        events = msgspec.json.decode(reply.text, type=list[_Event])
+        return [
+            self._notice(e.event_id, NoticeKind.MAINTENANCE, instant(e.not_before) - reply.ahead, f"{e.code}: {e.description}".rstrip(": "))
+            for e in events
+            if e.state == "active"
+        ]
+
+    def _state(self, reply: Reply) -> list[Notice]:
+        if reply.text.strip() != "Terminated":
+            return []
+        return [self._notice("aws-asg-termination", NoticeKind.DRAIN, None, "the Auto Scaling group takes the instance out")]
+
+    def _notice(self, key: str, kind: NoticeKind, deadline: float | None, detail: str) -> Notice:
+        return Notice(id=key, kind=kind.value, seen_at=self._service.clock(), deadline=deadline, source="aws", detail=detail)

@@ -1,0 +1,136 @@
+"""Several sources, one word: what they say of one event becomes one notice, and one that comes and goes is damped.
+
+Sources see the same event under ids of their own, at times of their own. All open notices of one kind are one event here: a node goes once.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+from shunter.model.errors import Problem
+
+from shunter_agent.notices.port import Notice, NoticeSource
+
+FLAPS: Final = 3
+"""Withdrawals within FLAPPING_S after which a notice isn't believed to be withdrawn at once."""
+FLAPPING_S: Final = 600.0
+DAMPED_S: Final = 300.0
+"""Seconds for which a withdrawal that isn't believed is put off."""
+_CREDIBLE_S: Final = 5.0
+"""A deadline that lay further back than this when it was first told is a fault of a clock, not a deadline."""
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind's notice as it is told, and when the like of it was withdrawn lately. `until` is when a put-off withdrawal counts."""
+
+    told: Notice | None = None
+    withdrawn: tuple[float, ...] = ()
+    until: float | None = None
+
+
+Events = Mapping[str, Event]
+"""By kind."""
+
+
+def merge(seen: Sequence[Notice], before: Events, now: float) -> dict[str, Event]:
+    """What is told at `now` (seconds since the epoch), from all that the sources say and what was told before."""
+    by_kind: dict[str, list[Notice]] = {}
+    for notice in sorted(seen, key=lambda n: (n.seen_at, n.source, n.id)):
+        by_kind.setdefault(notice.kind, []).append(notice)
+    after = {kind: _event(by_kind.get(kind, []), before.get(kind, Event()), now) for kind in {*by_kind, *before}}
+    return {kind: event for kind, event in after.items() if event.told is not None or event.withdrawn}
+
+
+def _event(said: list[Notice], before: Event, now: float) -> Event:
+    recent = tuple(at for at in before.withdrawn if now - at < FLAPPING_S)
+    if said:
+        return Event(told=_one(said, before.told), withdrawn=recent)
+    if before.told is None:
+        return Event(withdrawn=recent)
+    if before.until is None:
+        recent = (*recent, now)
+        if len(recent) >= FLAPS:
+            return Event(told=before.told, withdrawn=recent, until=now + DAMPED_S)
+    elif now < before.until:
+        return Event(told=before.told, withdrawn=recent, until=before.until)
+    return Event(withdrawn=recent)
+
+
+def _one(said: list[Notice], told: Notice | None) -> Notice:
+    """The first one's name, also when only others still say it; the earliest credible deadline; everyone's words."""
+    first = told or said[0]
+    deadlines = [n.deadline for n in said if n.deadline is not None and n.deadline >= n.seen_at - _CREDIBLE_S]
+    return msgspec.structs.replace(
+        first,
+        deadline=min(deadlines, default=None),
+        source=", ".join(sorted({n.source for n in said if n.source})),
+        detail="; ".join(dict.fromkeys(n.detail for n in said if n.detail)),
+    )
+
+
+class Merged:
+    """Implements `port.NoticeSource` over several."""
+
+    name = "all"
+
+    def __init__(self, sources: Sequence[NoticeSource], *, clock: Callable[[], float] = time.time) -> None:
+        """`clock` gives seconds since the epoch."""
+        self.sources = tuple(sources)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._said: dict[int, Mapping[str, Notice]] = {}
+        self._events: dict[str, Event] = {}
+        self._told: dict[str, Notice] | None = None
+        self._changed: Callable[[Mapping[str, Notice]], None] = lambda _notices: None
+        self._again: threading.Timer | None = None
+        self._stopped = False
+
+    def start(self, changed: Callable[[Mapping[str, Notice]], None]) -> None:
+        """See the port."""
+        self._changed = changed
+        for index, source in enumerate(self.sources):
+            source.start(lambda notices, index=index: self._heard(index, notices))  # type: ignore[misc]
+        self.look()
+
+    def stop(self) -> None:
+        """See the port."""
+        with self._lock:
+            self._stopped = True
+            if self._again is not None:
+                self._again.cancel()
+        for source in self.sources:
+            source.stop()
+
+    def health(self) -> tuple[Problem, ...]:
+        """See the port: what is wrong with any of them."""
+        return tuple(problem for source in self.sources for problem in source.health())
+
+    def look(self) -> None:
+        """Merge what is known now; tell of changes. Needed when a put-off withdrawal counts, else nothing changes by itself."""
+        with self._lock:
+            if self._stopped:
+                return
+            now = self._clock()
+            self._events = merge([n for notices in self._said.values() for n in notices.values()], self._events, now)
+            told = {e.told.id: e.told for e in self._events.values() if e.told is not None}
+            if told != self._told:
+                self._told = told
+                self._changed(dict(told))
+            self._wake_for(now)
+
+    def _heard(self, index: int, notices: Mapping[str, Notice]) -> None:
+        with self._lock:
+            self._said[index] = dict(notices)
+        self.look()
+
+    def _wake_for(self, now: float) -> None:
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        waits = [e.until - now for e in self._events.values() if e.until is not None]
+        if waits:
+            self._again = threading.Timer(max(0.1, min(waits)), self.look)
+            self._again.daemon = True
+            self._again.start()

@@ -1,0 +1,79 @@
+"""The HTTP side of a cloud's metadata service: plain requests to a link-local address, never through a proxy."""
+
+import email.utils
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import httpx
+import msgspec
+
+from shunter_agent.refusals import retry
+
+LARGEST: Final = 256 * 1024
+"""Bytes of an answer that are read: a metadata service never needs more."""
+_NOTABLE_S: Final = 2.0
+"""Seconds by which clocks must differ to be told apart: the `Date` header has whole seconds, and the answer took some time."""
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer. `ahead` is how far the service's clock is before ours, in seconds; 0 when it doesn't say, or hardly differs."""
+
+    status: int
+    text: str
+    headers: Mapping[str, str]
+    ahead: float = 0.0
+
+
+class Metadata:
+    """One metadata service. From one thread at a time."""
+
+    def __init__(self, name: str, url: str, *, timeout_s: float = 2.0, clock: Callable[[], float] = time.time) -> None:
+        """`name` is for messages; `url` without a path. `clock` gives seconds since the epoch."""
+        self.name = name
+        self.clock = clock
+        self._client = httpx.Client(base_url=url, timeout=timeout_s, trust_env=False, follow_redirects=False)
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._client.close()
+
+    def get(self, path: str, headers: Mapping[str, str], *, timeout_s: float | None = None) -> Reply:
+        """Ask for a path. Any status is an answer. Raises Retry SH643 when there is none."""
+        return self.ask("GET", path, headers, timeout_s=timeout_s)
+
+    def ask(
+        self, method: str, path: str, headers: Mapping[str, str], *, body: bytes | None = None, timeout_s: float | None = None
+    ) -> Reply:
+        """Make a request. `timeout_s` bounds each wait for bytes; None: the usual one. Raises Retry SH643."""
+        timeout = self._client.timeout if timeout_s is None else httpx.Timeout(timeout_s)
+        try:
+            with self._client.stream(method, path, headers=dict(headers), content=body, timeout=timeout) as response:
+                data = bytearray()
+                for part in response.iter_bytes():
+                    data += part
+                    if len(data) > LARGEST:
+                        raise self.silent(f"answers {path} with more than {LARGEST} bytes")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise self.silent(f"doesn't answer {path}: {error or type(error).__name__}") from error
+        ahead = _ahead(response.headers.get("Date"), self.clock())
+        return Reply(status=response.status_code, text=data.decode(errors="replace"), headers=response.headers, ahead=ahead)
+
+    def silent(self, why: str) -> Exception:
+        """Retry SH643: no notice can be seen now."""
+        return retry("SH643", f"the metadata service {why}", "Check the link-local route and the instance's metadata options", self.name)
+
+    def unreadable(self, path: str, reply: Reply, why: str) -> Exception:
+        """Retry SH644: it answered, but nothing that can be understood. What it said stays out of the log but for its size."""
+        what = f"the metadata service's answer to {path} can't be read ({reply.status}, {len(reply.text)} characters): {why}"
+        return retry("SH644", what, "Look at the answer with curl on the node; the provider may have changed it", self.name)
+
+
+def _ahead(date: str | None, now: float) -> float:
+    if date is None:
+        return 0.0
+    try:
+        ahead = email.utils.parsedate_to_datetime(date).timestamp() - now
+    except ValueError:
+        return 0.0
+    return ahead if abs(ahead) > _NOTABLE_S else 0.0

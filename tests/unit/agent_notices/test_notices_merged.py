@@ -1,0 +1,101 @@
+from collections.abc import Callable, Mapping
+
+from hypothesis import given
+from hypothesis import strategies as st
+from shunter.model.errors import Problem
+from shunter_agent.notices.merged import DAMPED_S, FLAPPING_S, FLAPS, Event, Merged, merge
+from shunter_agent.notices.port import Notice
+
+
+def notice(
+    key: str, at: float = 100.0, deadline: float | None = None, kind: str = "preemption", source: str = "aws", detail: str = ""
+) -> Notice:
+    return Notice(id=key, kind=kind, seen_at=at, deadline=deadline, source=source, detail=detail)
+
+
+def told(events: Mapping[str, Event]) -> list[Notice]:
+    return [e.told for e in events.values() if e.told is not None]
+
+
+def test_two_sources_of_one_event_make_one_notice_with_the_earlier_deadline() -> None:
+    events = merge([notice("a", 101, 220, detail="spot"), notice("b", 100, 230, source="taint", detail="taint")], {}, 102)
+    assert told(events) == [notice("b", 100, 220, source="aws, taint", detail="taint; spot")]
+
+
+def test_a_deadline_that_was_long_over_when_it_came_is_not_believed() -> None:
+    assert told(merge([notice("a", 100, 40), notice("b", 101, 220)], {}, 102))[0].deadline == 220
+    assert told(merge([notice("a", 100, 40)], {}, 102))[0].deadline is None
+    assert told(merge([notice("a", 100, 98)], {}, 102))[0].deadline == 98, "a moment ago is now"
+
+
+def test_different_kinds_stay_apart() -> None:
+    assert {n.id for n in told(merge([notice("a"), notice("b", kind="rebalance")], {}, 102))} == {"a", "b"}
+
+
+def test_the_name_stays_when_the_first_source_falls_silent() -> None:
+    events = merge([notice("a", 100), notice("b", 101)], {}, 102)
+    events = merge([notice("b", 101, 150)], events, 103)
+    assert [(n.id, n.deadline) for n in told(events)] == [("a", 150)]
+    assert told(merge([], events, 104)) == []
+
+
+def test_one_that_comes_and_goes_is_held_open() -> None:
+    events: dict[str, Event] = {}
+    now = 0.0
+    for _ in range(FLAPS - 1):
+        events = merge([notice("a", now)], events, now)
+        events = merge([], events, now + 1)
+        assert told(events) == []
+        now += 10
+    events = merge([notice("a", now)], events, now)
+    events = merge([], events, now + 1)
+    assert told(events), "the third withdrawal isn't believed at once"
+    assert told(merge([], events, now + DAMPED_S))
+    assert told(merge([], events, now + 1 + DAMPED_S)) == []
+    assert merge([], merge([], events, now + 1 + DAMPED_S), now + FLAPPING_S + DAMPED_S) == {}, "in the end all is forgotten"
+
+
+@given(st.lists(st.lists(st.sampled_from(["a", "b", "c"]), max_size=3), max_size=12))
+def test_whatever_comes_and_goes_nothing_open_is_hidden(rounds: list[list[str]]) -> None:
+    events: dict[str, Event] = {}
+    for index, keys in enumerate(rounds):
+        events = merge([notice(key, float(index)) for key in keys], events, float(index))
+        assert bool(told(events)) >= bool(keys)
+        assert len(told(events)) <= 1
+
+
+class Fake:
+    name = "fake"
+
+    def __init__(self, problem: Problem | None = None) -> None:
+        self.say: Callable[[Mapping[str, Notice]], None] = lambda _notices: None
+        self.problem = problem
+        self.stopped = False
+
+    def start(self, changed: Callable[[Mapping[str, Notice]], None]) -> None:
+        self.say = changed
+        changed({})
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def health(self) -> tuple[Problem, ...]:
+        return (self.problem,) if self.problem else ()
+
+
+def test_sources_are_merged_as_they_speak() -> None:
+    one, other = Fake(), Fake(Problem(code="SH645", what="blind", remedy="look"))
+    heard: list[list[str]] = []
+    merged = Merged([one, other], clock=lambda: 102.0)
+    merged.start(lambda notices: heard.append(sorted(notices)))
+    one.say({"a": notice("a")})
+    other.say({"b": notice("b", 101)})
+    one.say({})
+    other.say({})
+    assert heard == [[], ["a"], []] or heard == [[], ["a"], ["a"], []]
+    assert [p.code for p in merged.health()] == ["SH645"]
+    merged.stop()
+    assert one.stopped
+    assert other.stopped
+    one.say({"a": notice("a")})
+    assert heard[-1] == []
