@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from shunter.model.errors import Rejected
-from shunter_agent.runtime import locktables, preflight, process
+from shunter_agent.runtime import locktables, preflight, process, swrk
 from shunter_agent.runtime.criu import CriuRuntime
 from shunter_agent.runtime.namespaces import inside, make_network
 from shunter_agent.runtime.network import Uplink
@@ -413,6 +413,65 @@ def test_a_worker_runs_on_when_the_agent_fails_in_the_middle_of_the_dump(bench: 
     client.goes_on()
     assert not preflight.traced(bench.worker.pid)
     assert locktables.tables(bench.network.netns) == []
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LEAST_S", "LET_GO_S", "CLEAN_S"):
+        monkeypatch.setattr(swrk, name, 2.0)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_worker_runs_on_when_criu_hangs_in_the_middle_of_the_dump(bench: Bench) -> None:
+    client = bench.client()
+    client.goes_on()
+
+    def hang(_frozen_at: float) -> None:
+        assert stopped(bench.worker)
+        os.kill(_tracer(bench.worker), signal.SIGSTOP)
+
+    with pytest.raises(Rejected, match=r"SH701 .*CRIU said nothing for"):
+        bench.a.runtime.freeze(bench.worker, bench.spec, bench.network, bench.folder(), hang)
+    client.goes_on()
+    assert not preflight.traced(bench.worker.pid)
+    assert locktables.tables(bench.network.netns) == []
+    bench.freeze(bench.folder("again")).thaw()
+    client.goes_on()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_worker_runs_on_when_criu_hangs_while_it_holds_the_dump(bench: Bench) -> None:
+    client = bench.client()
+    client.goes_on()
+    frozen = bench.freeze(bench.folder())
+    os.kill(_tracer(bench.worker), signal.SIGSTOP)
+    frozen.thaw()
+    client.goes_on()
+    assert locktables.tables(bench.network.netns) == []
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("last", [1, 2], ids=["before it makes a task", "after"])
+def test_no_copy_is_left_when_criu_hangs_in_the_middle_of_a_restore(bench: Bench, monkeypatch: pytest.MonkeyPatch, last: int) -> None:
+    folder = bench.folder()
+    bench.freeze(folder).release()
+    network = bench.network_on(bench.b)
+    reply, said = swrk.Session._reply, []
+
+    def hang(self: swrk.Session, success: bool) -> None:
+        said.append(success)
+        if len(said) == last:
+            os.kill(self.pid, signal.SIGSTOP)
+        reply(self, success)
+
+    monkeypatch.setattr(swrk.Session, "_reply", hang)
+    with pytest.raises(Rejected, match=r"SH702 .*CRIU said nothing for"):
+        bench.restore(folder, bench.b, network)
+    assert len(said) == last
+    monkeypatch.undo()
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    assert [pid for pid in children if (seen := process.stat(int(pid))) and seen.state != "Z"] == []
+    assert bench.restore(folder, bench.b, network).resume()
 
 
 def test_in_a_shared_network_only_the_lost_workers_own_lock_is_swept(bench: Bench) -> None:

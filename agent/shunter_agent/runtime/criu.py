@@ -88,7 +88,7 @@ class CriuRuntime:
     def freeze(
         self, process: Process, spec: WorkerSpec, network: Network, folder: Path, on_frozen: Callable[[float], None]
     ) -> holds.CriuFrozen:
-        """See `port.Runtime`. Raises Rejected SH701, SH710; Retry SH703."""
+        """See `port.Runtime`. Raises Rejected SH701, SH710; Retry SH703; Unknown SH712 when CRIU hangs and can't be ended."""
         if not processes.find(process):
             raise Rejected(processes.gone(process.pid))
         began = time.monotonic()
@@ -103,25 +103,35 @@ class CriuRuntime:
             return None if notify.script == "post-dump" else True
 
         options = {"pid": process.pid, "ghost_limit": GHOST_LIMIT, "timeout": FREEZE_LIMIT_S}
-        session = swrk.Session(self._criu, network.netns)
-        with _undoing(session, lambda: holds.sweep_lock(network, swrk.run_id(folder / holds.DUMP_LOG))):
+        stopped = holds.stopped(process)
+        session = swrk.Session(self._criu, network.netns, swrk.patience_s(processes.memory(process) or 0))
+        with _undoing(session, lambda: holds.run_on(session, process, network, swrk.run_id(folder / holds.DUMP_LOG), stopped)):
             try:
                 response = _ask(session, rpc.DUMP, folder, holds.DUMP_LOG, options, answer)
             except ConnectionError as error:
-                raise Rejected(holds.refused(process, folder, "CRIU died")) from error
+                raise Rejected(holds.refused(process, folder, str(error))) from error
             if response.type != rpc.NOTIFY:
                 raise Rejected(holds.refused(process, folder))
         dump = Dump(frozen_at=frozen_at, dump_s=time.monotonic() - began)
-        return holds.CriuFrozen(session, process, network, folder, dump)
+        return holds.CriuFrozen(session, process, network, folder, dump, stopped)
 
     def restore(self, spec: WorkerSpec, network: Network, folder: Path) -> holds.CriuHeld:
-        """See `port.Runtime`. Raises Rejected SH702, Retry SH703."""
-        session = swrk.Session(self._criu, network.netns)
-        with _undoing(session):
+        """See `port.Runtime`. Raises Rejected SH702, Retry SH703, Unknown SH707 when part of a copy may be left."""
+        born: list[Process] = []
+
+        def answer(notify: rpc.Notify) -> bool | None:
+            if notify.pid and not born:
+                with contextlib.suppress(Rejected):  # gone again
+                    born.append(processes.note(notify.pid))  # should CRIU be killed, nobody else ends what it has made
+            return None if notify.script == "post-restore" else True
+
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        session = swrk.Session(self._criu, network.netns, swrk.patience_s(size))
+        with _undoing(session, lambda: _end_all(born)):
             try:
-                response = _ask(session, rpc.RESTORE, folder, holds.RESTORE_LOG, {"rst_sibling": True}, _until_restored)
+                response = _ask(session, rpc.RESTORE, folder, holds.RESTORE_LOG, {"rst_sibling": True}, answer)
             except ConnectionError as error:
-                raise Rejected(holds.failed(spec, folder, "CRIU died")) from error
+                raise Rejected(holds.failed(spec, folder, str(error))) from error
             if response.type != rpc.NOTIFY:
                 raise Rejected(holds.failed(spec, folder))
             return holds.CriuHeld(session, processes.note(response.notify.pid), spec, folder)
@@ -139,18 +149,19 @@ class CriuRuntime:
         return processes.memory(process)
 
 
+def _end_all(born: list[Process]) -> None:
+    for one in born:
+        processes.end(one)
+
+
 @contextlib.contextmanager
-def _undoing(session: swrk.Session, also: Callable[[], None] = lambda: None) -> Iterator[None]:
+def _undoing(session: swrk.Session, also: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     except BaseException:
         session.close()
         also()
         raise
-
-
-def _until_restored(notify: rpc.Notify) -> bool | None:
-    return None if notify.script == "post-restore" else True
 
 
 def _ask(

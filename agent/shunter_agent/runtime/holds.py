@@ -1,6 +1,8 @@
 """The two points at which CRIU stands and waits: a worker that is dumped but not yet ended, a copy that is restored but doesn't run yet."""
 
 import contextlib
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Final
@@ -16,9 +18,9 @@ RESTORE_LOG: Final = "restore.log"
 _THAW_S: Final = 10.0
 
 
-def refused(process: Process, folder: Path, otherwise: str = "CRIU gave no reason") -> Problem:
-    """SH701, with the reason from CRIU's log in `folder`."""
-    why = swrk.reasons(folder / DUMP_LOG) or otherwise
+def refused(process: Process, folder: Path, seen: str = "") -> Problem:
+    """SH701, with the reason from CRIU's log in `folder`, after what was `seen` of CRIU itself."""
+    why = _why(seen, folder / DUMP_LOG)
     return Problem(
         code="SH701",
         what=f"the dump failed, and the worker runs on: {why}",
@@ -27,15 +29,49 @@ def refused(process: Process, folder: Path, otherwise: str = "CRIU gave no reaso
     )
 
 
-def failed(spec: WorkerSpec, folder: Path, otherwise: str = "CRIU gave no reason") -> Problem:
-    """SH702, with the reason from CRIU's log in `folder`."""
-    why = swrk.reasons(folder / RESTORE_LOG) or otherwise
+def failed(spec: WorkerSpec, folder: Path, seen: str = "") -> Problem:
+    """SH702, with the reason from CRIU's log in `folder`, after what was `seen` of CRIU itself."""
+    why = _why(seen, folder / RESTORE_LOG)
     return Problem(
         code="SH702",
         what=f"the restore failed, and no copy is left: {why}",
         remedy=f"The image is as it was. See {RESTORE_LOG} in its folder, or restore it on a node like the one that it came from",
         subject=spec.worker,
     )
+
+
+def _why(seen: str, log: Path) -> str:
+    return "; ".join(part for part in (seen, swrk.reasons(log)) if part) or "CRIU gave no reason"
+
+
+def stopped(process: Process) -> frozenset[int]:
+    """The pids of its tree that are stopped by a signal."""
+    found = (processes.stat(pid) for pid in processes.tree(process.pid))
+    return frozenset(seen.pid for seen in found if seen is not None and seen.state == "T")
+
+
+def _continue(process: Process, but: frozenset[int]) -> None:
+    for pid in stopped(process) - but:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def run_on(session: swrk.Session, process: Process, network: Network, run_id: str | None, but: frozenset[int]) -> None:
+    """After a dump that failed and whose `session` is closed: nothing of it may keep the worker. `but` were stopped before it began.
+
+    Raises Unknown SH712 when CRIU can't be ended: the worker may stand still for as long as that lasts.
+    """
+    sweep_lock(network, run_id)
+    _continue(process, but)
+    if session.alive:
+        raise Unknown(
+            Problem(
+                code="SH712",
+                what=f"CRIU (process {session.pid}) hangs in the dump and can't be ended, and the worker may stand still until it is",
+                remedy="Look for what CRIU waits for in the kernel (state D in ps), such as a disk, and mend that; the worker then runs on",
+                subject=f"pid {process.pid}",
+            )
+        )
 
 
 def sweep_lock(network: Network, run_id: str | None) -> None:
@@ -55,11 +91,15 @@ def _over(process: Process, what: str, remedy: str) -> Rejected:
 class CriuFrozen:
     """Implements `port.Frozen`: CRIU waits for an answer to `post-dump`."""
 
-    def __init__(self, session: swrk.Session, process: Process, network: Network, folder: Path, dump: Dump) -> None:
+    def __init__(
+        self, session: swrk.Session, process: Process, network: Network, folder: Path, dump: Dump, but: frozenset[int] = frozenset()
+    ) -> None:
+        """`but` were stopped by a signal before the dump, and stay so."""
         self.dump = dump
         self._session = session
         self._process = process
         self._network = network
+        self._but = but
         self._run_id = swrk.run_id(folder / DUMP_LOG)  # now, since the folder may get another name while the hold lasts
         self._open = True
 
@@ -77,6 +117,7 @@ class CriuFrozen:
         self._session.close()
         if answer is not True:
             sweep_lock(self._network, self._run_id)
+            _continue(self._process, self._but)
 
     def thaw(self) -> None:
         """See `port.Frozen`. Does nothing after a thaw. Raises Unknown SH711."""
@@ -110,7 +151,8 @@ class CriuFrozen:
             )
         self._end(True)
         if not processes.wait_reaped(self._process):
-            sweep_lock(self._network, self._run_id)  # it lives, and must not be cut off as well
+            sweep_lock(self._network, self._run_id)  # it lives, and must be neither cut off nor stopped
+            _continue(self._process, self._but)
             raise Unknown(processes.undead(self._process))
 
 
@@ -131,15 +173,15 @@ class CriuHeld:
             raise _over(self.process, "the held copy is gone: its hold has ended", "Restore the image again")
         self._open = False
         try:
-            success = self._session.answer(True).success
-        except OSError:
-            success = False
+            success, said = self._session.answer(True).success, ""
+        except OSError as error:
+            success, said = False, f"{error}; it was letting the copy go, which was ended"
         self._session.close()
         if success and processes.find(self.process):
             return self.process
         # neither a yes nor a death: CRIU ended on the way, and the copy may have started
         processes.end(self.process)
-        raise Rejected(failed(self._spec, self._folder, "CRIU died while it let the copy go, and the copy was ended"))
+        raise Rejected(failed(self._spec, self._folder, said))
 
     def abort(self) -> None:
         """See `port.Held`. Does nothing after an abort. Raises Rejected SH708 after a resume, Unknown SH707."""

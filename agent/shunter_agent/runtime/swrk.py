@@ -2,8 +2,12 @@
 
 CRIU asks at each stage whether to go on (a notification), and waits for the answer. Should this process die, the socket closes, CRIU takes
 that for a no, and puts everything back: a dump's worker runs on, a restore's copy is killed.
+
+CRIU may hang, too: on a disk, a file system or a driver that doesn't answer. A worker must not stand still for that without bound, so each
+of its silences is bounded; what follows is as if it had died, and it does: it is killed, and the kernel lets go of what it held.
 """
 
+import contextlib
 import itertools
 import os
 import re
@@ -23,16 +27,36 @@ _NOISE: Final = ("rlimit: Can't setup RLIMIT_NOFILE",)
 """What CRIU calls an error in every log where it lacks CAP_SYS_RESOURCE."""
 _RUN_ID: Final = " CRIU run id = "
 _HEAD_LINES: Final = 40
+LEAST_S: Final = 60.0
+"""Seconds of CRIU's silence that are always waited for."""
+MOST_S: Final = 600.0
+"""Seconds of CRIU's silence after which it is given up, however much it has to read or write."""
+SLOWEST: Final = 100e6
+"""Bytes a second: what the slowest disk is taken to do that a worker is dumped to or restored from."""
+VERSION_S: Final = 15.0
+"""Seconds in which CRIU must say its version, for which it has nothing to do."""
+LET_GO_S: Final = 30.0
+"""Seconds that CRIU may take to undo or finish what stands complete already: no bytes are read or written for that."""
+CLEAN_S: Final = 30.0
+"""Seconds that CRIU may take to put things back and end, once its socket is closed."""
+DEATH_S: Final = 10.0
+"""Seconds that a killed CRIU may take to be gone. One that waits in the kernel isn't; it is left to itself."""
 
 Answer = Callable[[rpc.Notify], bool | None]
 """Says yes or no to a notification; None: stop here, and answer later."""
 
 
+def patience_s(size: int) -> float:
+    """How many seconds CRIU may be silent while it dumps or restores so many bytes: it says nothing until it has them all."""
+    return min(LEAST_S + size / SLOWEST, MOST_S)
+
+
 class Session:
     """A running CRIU and its socket. Use `ask` once, then `answer` if it stopped; `close` always."""
 
-    def __init__(self, criu: Path, netns: int | None) -> None:
-        """Start CRIU in the network namespace `netns` (None: the agent's own). Raises Retry SH703."""
+    def __init__(self, criu: Path, netns: int | None, silent_s: float) -> None:
+        """Start CRIU in the network namespace `netns` (None: the agent's own). Once it says nothing for `silent_s` seconds where it has to, it
+        is killed, and counts as dead. Raises Retry SH703."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
         def spawn() -> subprocess.Popen[bytes]:
@@ -61,26 +85,34 @@ class Session:
             ) from error
         finally:
             theirs.close()
+        ours.settimeout(silent_s)
         self._socket = ours
+        self._killed = False
 
     def ask(self, request: rpc.Request, answer: Answer) -> rpc.Response:
         """Send the request and answer notifications until one is left open (its NOTIFY response is returned) or CRIU has ended.
 
-        Raises ConnectionError when CRIU dies on the way.
+        Raises ConnectionError, with the reason, when CRIU dies on the way or is given up.
         """
         self._send(request)
         return self._listen(answer)
 
     def answer(self, success: bool) -> rpc.Response:
         """Answer the notification that was left open, say yes to all that follow, and return how it ended. Raises ConnectionError."""
+        self._socket.settimeout(LET_GO_S)
         self._reply(success)
         return self._listen(lambda _notify: True)
 
     def _listen(self, answer: Answer) -> rpc.Response:
         while True:
-            packet = self._socket.recv(1 << 16)
+            try:
+                packet = self._socket.recv(1 << 16)
+            except TimeoutError as error:
+                raise self._given_up() from error
+            except ConnectionError:  # it died with something of ours unread
+                packet = b""
             if not packet:
-                raise ConnectionResetError("CRIU went away")
+                raise ConnectionResetError("CRIU died")
             response = rpc.Response.FromString(packet)
             if response.type != rpc.NOTIFY:
                 return response
@@ -93,17 +125,41 @@ class Session:
         self._send(rpc.Request(type=rpc.NOTIFY, notify_success=success))
 
     def _send(self, request: rpc.Request) -> None:
-        self._socket.send(request.SerializeToString(), socket.MSG_NOSIGNAL)
+        try:
+            self._socket.send(request.SerializeToString(), socket.MSG_NOSIGNAL)
+        except TimeoutError as error:
+            raise self._given_up() from error
+
+    def _given_up(self) -> ConnectionError:
+        silent_s = self._socket.gettimeout() or 0.0
+        self._kill()
+        return ConnectionResetError(f"CRIU said nothing for {silent_s:.0f} s, and was ended")
+
+    def _kill(self) -> None:
+        self._killed = True
+        self._criu.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._criu.wait(DEATH_S)
 
     @property
     def alive(self) -> bool:
-        """CRIU still runs."""
+        """CRIU still runs. After `close`: it can't be ended, and holds whatever it held."""
         return self._criu.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """CRIU's process."""
+        return self._criu.pid
+
     def close(self) -> None:
-        """Close the socket, which is a no to whatever is open, and wait until CRIU has cleaned up. Idempotent."""
+        """Close the socket, which is a no to whatever is open, and wait until CRIU has cleaned up; end it if it doesn't. Idempotent."""
         self._socket.close()
-        self._criu.wait()
+        if self._killed:
+            return
+        try:
+            self._criu.wait(CLEAN_S)
+        except subprocess.TimeoutExpired:
+            self._kill()
 
 
 def options(folder: int, log: str, values: Mapping[str, bool | int]) -> rpc.Options:
@@ -147,7 +203,7 @@ def run_id(log: Path) -> str | None:
 
 def version(criu: Path) -> tuple[int, int]:
     """CRIU's major and minor version. Raises Retry SH703, Rejected SH703 for an answer that isn't one."""
-    session = Session(criu, None)
+    session = Session(criu, None, VERSION_S)
     try:
         response = session.ask(rpc.Request(type=rpc.VERSION), lambda _notify: True)
     except OSError as error:
