@@ -114,8 +114,9 @@ async def test_a_release_that_is_done_and_said_to_be_refused_goes_on(world: Worl
     assert world.home() == ("b" if kind is MOVE else None)
 
 
-async def test_a_source_that_runs_its_image_and_denies_it(world: World) -> None:
-    found = await ended(world, MOVE, NOT_THERE | {("a", "resume"): ["refuse-after"]})
+@pytest.mark.parametrize("tries", [["refuse-after"], ["undone", "refuse-after"]])
+async def test_a_source_that_runs_its_image_and_denies_it(world: World, tries: list[str]) -> None:
+    found = await ended(world, MOVE, NOT_THERE | {("a", "resume"): tries})
     assert found.status is Status.ROLLED_BACK
     assert world.home() == "a"
     assert not world.fenced()
