@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from shunter.act.store import Remembered, Store
+from shunter.app.degraded import Condition, condition
 from shunter.app.settings import load
 from shunter.audit.journal import Journal
 from shunter.model.canon import plain
@@ -25,7 +26,9 @@ RECENT = 3600.0
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` prints, as one object. Ages in seconds, None: never. `commit` is the newest in the audit, None: none yet."""
+    """What `--json` prints, as one object. Ages in seconds, None: never. `commit` is the newest in the audit, None: none yet. `degraded` is
+    what is wrong with the engine's disk, None: nothing.
+    """
 
     at: float
     epoch: Epoch
@@ -34,6 +37,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     fleet: Remembered | None
     active: tuple[OperationRecord, ...]
     ended: tuple[OperationRecord, ...]
+    degraded: Condition | None = None
 
 
 def status(
@@ -61,6 +65,7 @@ def status(
         epoch=found.epoch,
         commit=found.commit,
         notices=known.notices,
+        degraded=found.degraded.problem if found.degraded else None,
     )
 
 
@@ -76,7 +81,7 @@ def read(state: Path, now: float) -> Standing:
                 subject=str(state),
             )
         )
-    store = Store(path)
+    store = Store(path, read_only=True)
     try:
         fleet = store.load_fleet()
         active, ended, epoch = store.active(), store.recent(now - RECENT), store.epoch
@@ -90,7 +95,7 @@ def read(state: Path, now: float) -> Standing:
     }
     if ages["operations"] is not None:
         ages["operations"] = now - ages["operations"]
-    return Standing(at=now, epoch=epoch, commit=commit, ages=ages, fleet=fleet, active=active, ended=ended)
+    return Standing(at=now, epoch=epoch, commit=commit, ages=ages, fleet=fleet, active=active, ended=ended, degraded=condition(state, now))
 
 
 def _audit(path: Path) -> tuple[Commit | None, float | None]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
 
+from shunter.model.errors import Problem
 from shunter.model.ids import NodeId, WorkerId
 from shunter.model.operation import OperationRecord
 from shunter.model.snapshot import Fleet, Image, Node, Notice, Slot, Worker, WorkerState
@@ -22,13 +23,17 @@ def status_text(
     epoch: int = 0,
     commit: str | None = None,
     notices: Sequence[Notice] = (),
+    degraded: Problem | None = None,
 ) -> None:
     """Write it. `operations` are active and ended ones; `ages` says how many seconds ago each source was heard of, None: never.
 
-    `commit` is that of the policies in force (None: unknown). Lines on nodes that only pretend are marked.
+    `commit` is that of the policies in force (None: unknown), `degraded` what is wrong with the engine's disk (None: nothing). Lines on
+    nodes that only pretend are marked.
     """
     page, marks = Page(console), Marks(fleet)
     page.title(f"At {moment(now)}: epoch {epoch}, policies at {short(commit)}")
+    if degraded is not None:
+        page.line(f"degraded: {degraded.code} {degraded.what}. {degraded.remedy}", indent=2, hang=4, style="red")
     for source, age in ages.items():
         page.line(f"{source}: {'never' if age is None else f'{span(age)} ago'}", indent=2)
     page.blank()

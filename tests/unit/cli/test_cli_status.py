@@ -1,11 +1,14 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from shunter.act.store import Store
+from shunter.app.degraded import Condition, condition_path
 from shunter.audit.journal import Journal
 from shunter.cli import status as verb
 from shunter.cli.main import execute
+from shunter.model.errors import Problem
 from shunter.model.ids import Commit, Digest, Epoch, NodeId, NoticeId, OperationId, PolicyName, SlotId, WorkerId
 from shunter.model.operation import OperationRecord, Outcome, Status
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
@@ -99,3 +102,23 @@ def test_where_no_engine_has_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "SH930" in capsys.readouterr().err
     assert execute(["status", "--config", str(tmp_path / "x.toml")]) == 1
     assert "SH910" in capsys.readouterr().err
+
+
+def test_a_disk_that_is_full_is_shown(state: Path, capsys: pytest.CaptureFixture[str]):
+    problem = Problem(code="SH531", what="since then the engine's disk takes no more", remedy="Free some space", subject=str(state))
+    written = json.dumps(msgspec.to_builtins(Condition(since=NOW - 60, problem=problem, records=2)))
+    condition_path(state).write_text(written.ljust(4096, "\n"))
+    assert execute(["status", "--state", str(state)]) == 0
+    assert "degraded: SH531 since then the engine's disk takes no more. Free some space" in capsys.readouterr().out
+    assert execute(["status", "--state", str(state), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["degraded"]
+    assert (shown["problem"]["code"], shown["since"], shown["records"]) == ("SH531", NOW - 60, 2)
+    condition_path(state).write_text("\n" * 4096)
+    assert execute(["status", "--state", str(state)]) == 0
+    assert "degraded" not in capsys.readouterr().out
+
+
+def test_looking_changes_no_file(state: Path, capsys: pytest.CaptureFixture[str]):
+    before = {path.name: path.read_bytes() for path in state.iterdir()}
+    assert execute(["status", "--state", str(state)]) == 0
+    assert {path.name: path.read_bytes() for path in state.iterdir() if not path.name.endswith(("-shm", "-wal"))} == before
