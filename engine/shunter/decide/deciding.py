@@ -2,8 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
+from shunter.decide.budget import Budgets
 from shunter.decide.conflict import Ledger
 from shunter.decide.fit import Finder, Needs, needs_of_image, needs_of_worker, unfit_node
 from shunter.decide.gates import ask
@@ -47,6 +49,11 @@ class Deciding:
             if record.planned.lane == "involuntary":
                 why = f"{record.planned.kind.value} of {record.planned.worker} is under way because a node is going"
                 self._note(record.planned, why)
+
+    @cached_property
+    def budgets(self) -> Budgets:
+        """What is asked before anything voluntary is planned."""
+        return Budgets(self.policies.policies, self.worlds, self.history, self.covers, self.ranked, self.now)
 
     def find(
         self,
@@ -102,6 +109,7 @@ class Deciding:
             estimate=cost,
             deadline=patience(self.now, cost.total) if deadline is None and lane == "voluntary" else deadline,
             preview=policy.mode == "preview",
+            pool=worker.pool,
             **more,
         )
         self.ledger.take(operation)

@@ -42,6 +42,7 @@ def evaluate(
     for policy in in_force:
         if isinstance(policy.document, CheckpointPolicy):
             retain(d, policy)
+    d.budgets.report(d.find)
     findings = tuple(d.found[key] for key in sorted(d.found))
     plan = Plan(at=now, commit=policies.commit, policy_set=policies.digest, snapshot=snapshots[-1].id, operations=ordered(d.ranked))
     return Evaluation(findings=findings, plan=plan)

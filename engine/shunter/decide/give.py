@@ -1,6 +1,7 @@
 """Giving a slot to the other pool: a free one if there is one, else that of a worker which makes way with its sessions."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -16,6 +17,9 @@ from shunter.model.ids import OperationId, SlotId, WorkerId, pool_id
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
 from shunter.model.policy import Policy
 from shunter.model.snapshot import Image, Worker
+
+_KINDS: Final = {"move": OperationKind.MOVE, "park": OperationKind.PARK, "drain": OperationKind.DRAIN}
+"""How a worker leaves, by `sessions`."""
 
 
 class Shift(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,25 +107,41 @@ def _make_way(d: Deciding, shift: Shift, waiting: Sequence[tuple[Worker, Image]]
             reason = f"{serving} {spec.from_} workers are left: no fewer than {spec.limits.from_.min} may be"
             return Stop(verdict=Verdict.HOLD, reason=reason, gate="limits.from.min"), evidence
     able, undecided = candidates(d, shift.policy, shift.graph)
-    why = f"no {spec.from_} worker may be taken"
+    stop = Stop(verdict=Verdict.HOLD, reason=f"no {spec.from_} worker may be taken", gate="pick")
     for candidate in able:
-        pair = next((p for p in waiting if fits(d, d.needs(p[1]), candidate.worker)), None)
-        if pair is None:
-            why = f"no waiting {spec.to} worker fits into the slot of a {spec.from_} worker that may be taken"
-            continue
-        left, reason = _leave(d, shift, candidate.worker)
-        if left is None:
-            why = reason
-            continue
-        worker, image = pair
-        assert candidate.worker.slot is not None, "a candidate occupies a slot"
-        restore(d, shift, worker, image, candidate.worker.slot, f"{candidate.worker.id} makes way ({spec.sessions})", after=(left.id,))
-        d.find(shift.policy, candidate.worker.id, Verdict.ACT, f"it makes way for {worker.id}: {reason}", gate="pick.prefer")
-        return f"{candidate.worker.id} makes way for {worker.id} in {candidate.worker.slot}: {reason}", evidence
+        outcome = _swap(d, shift, candidate.worker, waiting)
+        if isinstance(outcome, str):
+            return outcome, evidence
+        stop, gates = outcome
+        evidence += gates
     if not able and undecided is not None:
         return Stop(verdict=Verdict.INCONCLUSIVE, reason=missing(undecided), gate="pick.where"), evidence
-    evidence.append(Evidence(gate="pick", result=False, detail=why))
-    return Stop(verdict=Verdict.HOLD, reason=why, gate="pick"), evidence
+    evidence.append(Evidence(gate=stop.gate, result=False, detail=stop.reason))
+    return stop, evidence
+
+
+def _swap(d: Deciding, shift: Shift, leaver: Worker, waiting: Sequence[tuple[Worker, Image]]) -> str | tuple[Stop, tuple[Evidence, ...]]:
+    """Have this worker make way for one of the waiting: what was planned in words, or why nothing was. The whole chain or none of it."""
+    spec = spec_of(shift.policy)
+    pair = next((p for p in waiting if fits(d, d.needs(p[1]), leaver)), None)
+    if pair is None:
+        why = f"no waiting {spec.to} worker fits into the slot of a {spec.from_} worker that may be taken"
+        return Stop(verdict=Verdict.HOLD, reason=why, gate="pick"), ()
+    kind = _KINDS[spec.sessions]
+    # the one that leaves is disrupted; the one that comes serves nobody yet
+    allowed = d.budgets.ask(shift.policy, kind, leaver)
+    if allowed.refusal is not None:
+        d.find(shift.policy, leaver.id, Verdict.HOLD, allowed.refusal, gate="budget", evidence=allowed.evidence)
+        return Stop(verdict=Verdict.HOLD, reason=f"{leaver.id}: {allowed.refusal}", gate="budget"), allowed.evidence
+    left, reason = _leave(d, shift, leaver)
+    if left is None:
+        return Stop(verdict=Verdict.HOLD, reason=reason, gate="pick"), ()
+    worker, image = pair
+    assert leaver.slot is not None, "a candidate occupies a slot"
+    restore(d, shift, worker, image, leaver.slot, f"{leaver.id} makes way ({spec.sessions})", after=(left.id,))
+    told = f"it makes way for {worker.id}: {reason}"
+    d.find(shift.policy, leaver.id, Verdict.ACT, told, gate="pick.prefer", evidence=allowed.evidence)
+    return f"{leaver.id} makes way for {worker.id} in {leaver.slot}: {reason}"
 
 
 def _leaving(d: Deciding, graph: str, role: str) -> int:
@@ -143,11 +163,10 @@ def _leave(d: Deciding, shift: Shift, worker: Worker) -> tuple[PlannedOperation 
         if slot is None:
             return None, f"there is no slot on another node to move a {worker.role} worker to ({found.why()})"
     phases = d.phases(worker)
-    kind = {"move": OperationKind.MOVE, "park": OperationKind.PARK, "drain": OperationKind.DRAIN}[sessions]
     estimate = {"move": phases.moving(), "park": phases.dumping(copies=False)}.get(sessions)
     operation = d.plan(
         shift.policy,
-        kind,
+        _KINDS[sessions],
         worker,
         Preconditions(incarnation=worker.incarnation, at=worker.slot, free=slot),
         cause=shift.cause,

@@ -27,6 +27,9 @@ def undo(d: Deciding, policy: Policy, graph: str, cause: str) -> tuple[Stop, tup
         return _stop(Verdict.HOLD, f"{brought.id} is the last {spec.to} worker", "revert")
     if (why := kept(d, brought)) is not None:
         return _stop(Verdict.HOLD, f"{brought.id}: {why}", "revert")
+    allowed = d.budgets.ask(policy, OperationKind.PARK, brought)
+    if allowed.refusal is not None:
+        return Stop(verdict=Verdict.HOLD, reason=f"{brought.id}: {allowed.refusal}", gate="budget"), allowed.evidence
     shift = Shift(policy=policy, graph=graph, cause=cause, why=f"`revert.when` has held: {spec.revert.when.text if spec.revert else ''}")
     assert brought.node is not None, "it was seen to run on a node that stays"
     park = d.plan(
@@ -45,7 +48,8 @@ def undo(d: Deciding, policy: Policy, graph: str, cause: str) -> tuple[Stop, tup
     if pair is not None and brought.slot is not None and fits(d, d.needs(pair[1]), brought):
         restore(d, shift, pair[0], pair[1], brought.slot, f"{pair[0].id} comes back", after=(park.id,))
         told = f"{told}, {pair[0].id} comes back into {brought.slot}"
-    return _stop(Verdict.ACT, told, "revert.when")
+    stop, evidence = _stop(Verdict.ACT, told, "revert.when")
+    return stop, (*allowed.evidence, *evidence)
 
 
 def _stop(verdict: Verdict, reason: str, gate: str) -> tuple[Stop, tuple[Evidence, ...]]:

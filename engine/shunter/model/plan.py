@@ -7,7 +7,7 @@ import msgspec
 
 from shunter.model.canon import digest
 from shunter.model.finding import Finding, Lane
-from shunter.model.ids import Commit, Digest, ImageId, Incarnation, NodeId, NoticeId, OperationId, PolicyName, SlotId, WorkerId
+from shunter.model.ids import Commit, Digest, ImageId, Incarnation, NodeId, NoticeId, OperationId, PolicyName, PoolId, SlotId, WorkerId
 
 
 class OperationKind(enum.StrEnum):
@@ -80,6 +80,8 @@ class PlannedOperation(msgspec.Struct, frozen=True, kw_only=True):
     estimate: Estimate = Estimate()
     preview: bool = False
     """The policy's mode is `preview`: shown and audited, never carried out."""
+    pool: PoolId | None = None
+    """The pool that its worker serves in, also once the worker is gone. None: not recorded."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
