@@ -10,6 +10,7 @@ from shunter.model.finding import Evidence, Verdict
 from shunter.model.plan import OperationKind, Preconditions
 from shunter.model.policy import CheckpointPolicy, Policy
 from shunter.model.snapshot import Image, Worker
+from shunter.model.units import Duration
 
 _RETRY = 60.0
 """Seconds after a discard that failed before it is tried again, doubled with each further failure."""
@@ -17,8 +18,9 @@ _RETRY = 60.0
 
 def retain(d: Deciding, policy: Policy) -> None:
     """Plan a discard for every covered worker that has images to spare and nothing else to do."""
-    for worker in d.world.workers.values():
-        if d.world.images.get(worker.id) and d.covers(policy, worker)[0] is True:
+    covered = d.covered(policy)
+    for worker in d.subjects(policy):
+        if covered[worker.id] is True and d.world.images.get(worker.id):
             _retain(d, policy, worker)
 
 
@@ -31,8 +33,9 @@ def _retain(d: Deciding, policy: Policy, worker: Worker) -> None:
     failed = d.history.failures(OperationKind.DISCARD, worker.id, cause)
     if failed and failed[-1].outcome and d.now < failed[-1].outcome.at + _RETRY * 2.0 ** min(len(failed) - 1, 6):
         return
-    last = _last(d, worker)
-    reason = f"{worker.id}: {spare.id} is older than the {count(last, 'image')} kept"
+    last, within = _kept(d, worker)
+    beyond = f" and than {Duration(within)}" if within else ""
+    reason = f"{worker.id}: {spare.id} is older than the {count(last, 'image')} kept{beyond}"
     d.plan(
         policy,
         OperationKind.DISCARD,
@@ -43,7 +46,8 @@ def _retain(d: Deciding, policy: Policy, worker: Worker) -> None:
         image=spare.id,
     )
     earlier = d.found.get((policy.name, worker.id))
-    evidence = Evidence(gate="keep.last", result=True, detail=f"{len(d.world.images[worker.id])} images, {last} kept")
+    detail = f"{len(d.world.images[worker.id])} images, {last} kept{f', and those younger than {Duration(within)}' if within else ''}"
+    evidence = Evidence(gate="keep.last", result=True, detail=detail)
     d.find(
         policy,
         worker.id,
@@ -60,7 +64,7 @@ def _spare(d: Deciding, worker: Worker) -> Image | None:
     Only images on nodes that stay count as kept: one on a node that is going may be gone before it is needed. An image is left alone
     while one of its holders doesn't answer (its copy there couldn't be deleted) or an operation refers to it.
     """
-    last = _last(d, worker)
+    last, within = _kept(d, worker)
     kept = [i for i in d.world.images[worker.id] if any(d.world.stays(n) for n in i.nodes)][:last]
     if len(kept) < last:
         return None
@@ -69,16 +73,19 @@ def _spare(d: Deciding, worker: Worker) -> Image | None:
     ready = [
         i
         for i in older
-        if i.id not in d.ledger.images and i.nodes and all((n := d.world.nodes.get(h)) is not None and n.reachable for h in i.nodes)
+        if d.now - i.taken_at > within
+        and i.id not in d.ledger.images and i.nodes and all((n := d.world.nodes.get(h)) is not None and n.reachable for h in i.nodes)
     ]
     return min(ready, key=lambda i: (i.incarnation, i.taken_at, i.id), default=None)
 
 
-def _last(d: Deciding, worker: Worker) -> int:
-    """How many images of the worker are kept: the most that any policy in force wants, also one that may or may not cover it."""
+def _kept(d: Deciding, worker: Worker) -> tuple[int, float]:
+    """How many images of the worker are kept, and for how long (seconds) any is: the most that any policy in force wants, also one that
+    may or may not cover it.
+    """
     wanted = [
-        p.document.spec.keep.last
-        for p in d.policies.policies
-        if isinstance(p.document, CheckpointPolicy) and p.mode != "off" and d.covers(p, worker)[0] is not False
+        p.document.spec.keep
+        for p in d.concerning(worker)
+        if isinstance(p.document, CheckpointPolicy) and d.covered(p)[worker.id] is not False
     ]
-    return max([1, *wanted])
+    return max([1, *(k.last for k in wanted)]), max([0.0, *(float(k.within) for k in wanted if k.within is not None)])

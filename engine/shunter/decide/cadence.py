@@ -1,0 +1,126 @@
+"""How often a worker's images are worth taking: from what one costs it, and from how often it is lost without warning.
+
+An image every `t` seconds costs the worker `C/t` of its time, where `C` is the time for which it stands still; being lost without an image
+of the last moments costs `t/2` of work on average, `1/M` times a second, where `M` is the mean time between losses. The sum `C/t + t/(2M)`
+is least at Young's interval, sqrt(2CM) (J. W. Young, "A first order approximation to the optimum checkpoint interval", Communications of
+the ACM 17(9), 1974). Daly's (J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation
+Computer Systems 22(3), 2006) takes into account that a loss can strike again before the work is made up for:
+
+    t = sqrt(2CM) (1 + sqrt(C/2M)/3 + (C/2M)/9) - C    for C < 2M, else t = M
+
+Young's is its first term. They differ by more than a few percent only where C/M is above about 1%.
+
+Only the losses that no notice announces count: on a notice the worker is moved, with all that it holds. How long a restore takes doesn't
+matter for the interval, as it is paid once for every loss whatever the interval is. Nor do the bytes that have changed since the image
+before: where images are incremental, as here, a session's new bytes are written once sooner or later, so that their share of the time,
+`g k / B` for `g` tokens a second of `k` bytes each at a rate of `B`, doesn't depend on `t`. So it is the fixed part of the pause that
+counts; a measured pause has the bytes of one interval in it, which makes the interval a little longer than it need be, and costs little,
+as the sum is flat around its least value.
+"""
+
+import math
+from statistics import median
+
+import msgspec
+
+from shunter.decide.deciding import Deciding
+from shunter.model.finding import Evidence
+from shunter.model.ids import WorkerId
+from shunter.model.operation import Status
+from shunter.model.plan import OperationKind
+from shunter.model.policy import CheckpointSpec, Optimal
+from shunter.model.snapshot import Worker
+from shunter.model.units import Duration
+
+
+class Pause(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the worker is expected to stand still for an image: seconds, None when that can be neither measured nor planned."""
+
+    seconds: float | None
+    basis: str
+
+    def __str__(self) -> str:
+        return f"a pause of {_said(self.seconds)} ({self.basis})" if self.seconds is not None else "a pause that isn't known"
+
+
+class Interval(msgspec.Struct, frozen=True, kw_only=True):
+    """How long after its newest image a worker's next one is due, in seconds, and what that was computed from."""
+
+    seconds: float
+    evidence: tuple[Evidence, ...] = ()
+
+
+def daly(pause: float, hazard: float) -> float:
+    """The interval in seconds by the formula above, for a `pause` in seconds and a `hazard` in losses per second (more than 0).
+
+    Valid for C < 2M; beyond that images cost more than they save, and Daly's own answer is M.
+    """
+    mean = 1 / hazard
+    if pause >= 2 * mean:
+        return mean
+    ratio = pause / (2 * mean)
+    return math.sqrt(2 * pause * mean) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - pause
+
+
+def pause_of(d: Deciding, spec: CheckpointSpec, worker: Worker) -> Pause:
+    """The median of what its images have cost the worker so far; without any, what one is planned to cost."""
+    if spec.cadence is None and spec.overhead is None and spec.pause.at_most is None:
+        return Pause(seconds=None, basis="nothing depends on it")
+    own = _measured(d, worker.id)
+    if own:
+        return Pause(seconds=median(own.values()), basis=f"measured in {len(own)} of its own images")
+    phases = d.phases(worker)
+    if phases.bytes is None:
+        return Pause(seconds=None, basis=phases.basis)
+    return Pause(seconds=phases.freeze, basis=phases.basis)
+
+
+def _measured(d: Deciding, worker: WorkerId) -> dict[str, float]:
+    """Seconds that the worker stood still for each image that is there or was taken within the hour; an image counts once."""
+    own: dict[str, float] = {i.id: i.pause for i in d.world.images.get(worker, ()) if i.pause is not None}
+    for record in d.history.of_worker(worker):
+        outcome = record.outcome if record.planned.kind is OperationKind.CHECKPOINT else None
+        if outcome is not None and outcome.status is Status.SUCCEEDED and outcome.measured.stopped is not None:
+            own.setdefault(outcome.image or record.id, outcome.measured.stopped)
+    return own
+
+
+def interval_of(spec: CheckpointSpec, pause: Pause) -> Interval:
+    """`every`, or the optimum within `min` and `max`; then lengthened until no more than `overhead` of the time is spent on images."""
+    if spec.every is not None:
+        chosen = Interval(seconds=float(spec.every))
+    else:
+        assert spec.cadence is not None, "one of the two is required"
+        chosen = _optimum(spec.cadence.optimal, pause)
+    if spec.overhead is None:
+        return chosen
+    return _lengthened(chosen, pause, spec.overhead.at_most)
+
+
+def _optimum(optimal: Optimal, pause: Pause) -> Interval:
+    gate, bounds = "cadence.optimal", f"at least {optimal.min}, at most {optimal.max}"
+    if pause.seconds is None:
+        detail = f"{pause}, so the longest interval: {optimal.max}"
+        return Interval(seconds=float(optimal.max), evidence=(Evidence(gate=gate, result=None, detail=detail),))
+    best = daly(pause.seconds, float(optimal.hazard))
+    seconds = min(float(optimal.max), max(float(optimal.min), best))
+    detail = (
+        f"every {_said(seconds)}: {_said(best)} by Daly's formula for {pause} and one loss in {_said(1 / optimal.hazard)} that no notice "
+        f"announces, taken to come at any time alike; {bounds}"
+    )
+    return Interval(seconds=seconds, evidence=(Evidence(gate=gate, result=True, detail=detail),))
+
+
+def _lengthened(chosen: Interval, pause: Pause, most: float) -> Interval:
+    gate = "overhead.atMost"
+    if pause.seconds is None:
+        return Interval(seconds=chosen.seconds, evidence=(*chosen.evidence, Evidence(gate=gate, result=None, detail=f"{pause}")))
+    least = pause.seconds / most if most > 0 else math.inf
+    detail = f"{pause} is at most {most * 100:g}% of {_said(least) if math.isfinite(least) else 'no interval'}"
+    longer = Evidence(gate=gate, result=chosen.seconds >= least, detail=detail)
+    return Interval(seconds=max(chosen.seconds, least), evidence=(*chosen.evidence, longer))
+
+
+def _said(seconds: float) -> str:
+    """To the millisecond below a minute, to the second above."""
+    return str(Duration(seconds if seconds < 60 else round(seconds)))
