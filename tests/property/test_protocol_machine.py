@@ -5,18 +5,20 @@ import contextlib
 import tempfile
 from pathlib import Path
 
-from fleet_in_memory import FAULTS, PLAN, Crash, CrashingStore, World
+from fleet_in_memory import FAULTS, PLAN, Copy, Crash, CrashingStore, World
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from next_engine import take_over
 from shunter.act.execute import Executor
 from shunter.act.run import Unresolved
-from shunter.model.operation import Status
-from shunter.model.plan import OperationKind
+from shunter.model.ids import NodeId, node_of
+from shunter.model.operation import Outcome, Status
+from shunter.model.plan import OperationKind, PlannedOperation
 
 faults = st.dictionaries(st.integers(1, 14), st.sampled_from(FAULTS), max_size=4)
-alive = st.sampled_from([OperationKind.MOVE, OperationKind.MOVE, OperationKind.PARK, OperationKind.CHECKPOINT])
+alive = st.sampled_from([OperationKind.MOVE, OperationKind.MOVE, OperationKind.PARK, OperationKind.CHECKPOINT, OperationKind.DRAIN])
+LEAVING = (OperationKind.MOVE, OperationKind.PARK, OperationKind.DRAIN)
 
 
 class Protocol(RuleBasedStateMachine):
@@ -31,6 +33,7 @@ class Protocol(RuleBasedStateMachine):
     def carry(self, kind: OperationKind, found: dict[int, str], crash: int, after: bool) -> None:
         world = self.world
         self.number += 1
+        world.healthy = True
         world.faults = {len(world.orders) + n: fault for n, fault in found.items()}
         world.store.crash_at = world.store.writes + crash if crash else 0
         world.store.after = after
@@ -38,6 +41,19 @@ class Protocol(RuleBasedStateMachine):
         with contextlib.suppress(Unresolved, Crash):
             self.loop.run_until_complete(Executor(world.parts(), world.epoch()).start(planned, PLAN))
         world.store.crash_at = 0
+        record = world.store.get(planned.id)
+        if record is not None and record.outcome is not None and kind in LEAVING:
+            self.told_the_truth(planned, record.outcome)
+
+    def told_the_truth(self, planned: PlannedOperation, outcome: Outcome) -> None:
+        """Nothing has happened since it ended."""
+        home, source, to = self.world.home(), planned.from_slot, planned.to_slot
+        if outcome.status is Status.ROLLED_BACK and not ("nothing had been asked" in outcome.reason and home is None):
+            assert source and home == node_of(source), outcome
+        if outcome.status is Status.FAILED:
+            assert home is None, outcome
+        if outcome.status is Status.SUCCEEDED:
+            assert home == (node_of(to) if to else None), outcome
 
     @precondition(lambda self: self.world.home() and not self.world.store.active())
     @rule(kind=alive, found=faults, crash=st.integers(0, 12), after=st.booleans())
@@ -62,6 +78,17 @@ class Protocol(RuleBasedStateMachine):
     def restart_agent(self, node: str) -> None:
         self.world.agents[node].restart()  # type: ignore[index]
 
+    @rule()
+    def worker_dies(self) -> None:
+        self.world.die()
+
+    @precondition(lambda self: all(a.copy is None for a in self.world.agents.values()) and not self.world.store.active())
+    @rule()
+    def start_anew(self) -> None:
+        """Natively, as somebody would whose worker can't be brought back."""
+        self.world.drained = False
+        self.world.agents[NodeId("a")].copy = Copy("running")
+
     @rule(seconds=st.sampled_from([1.0, 10.0, 40.0, 100.0]))
     def pass_time(self, seconds: float) -> None:
         self.loop.run_until_complete(self.world.sleep(seconds))
@@ -83,6 +110,7 @@ class Protocol(RuleBasedStateMachine):
 
     def come_to_rest(self) -> None:
         self.world.faults = {}
+        self.world.healthy = True
         for _ in range(4):
             self.loop.run_until_complete(self.world.sleep(100))
             self.loop.run_until_complete(take_over(self.world))
