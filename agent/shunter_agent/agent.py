@@ -54,7 +54,7 @@ async def serve(settings: Settings, *, clock: Callable[[], float] = time.time, s
         await start_missing(node)
         node.journal.forget_before(clock() - KEEP_S)
         _listen_for_images(node, stack)
-        _watch_notices(node, stack)
+        watch_notices(node, stack)
         server, port = make_server(service, _tls(settings), settings.listen)
         await server.start()
         holds = asyncio.create_task(Holds(orders, service.source, service.destination).run())
@@ -115,11 +115,13 @@ def _listen_for_images(node: Node, stack: contextlib.AsyncExitStack) -> None:
     stack.callback(server.close)
 
 
-def _watch_notices(node: Node, stack: contextlib.AsyncExitStack) -> None:
+def watch_notices(node: Node, stack: contextlib.AsyncExitStack) -> None:
+    """Listen to all sources in the settings until `stack` is closed. Call in the event loop that the node belongs to."""
     loop = asyncio.get_running_loop()
     sources = [cloud_source(node, settings, loop) for settings in node.settings.clouds]
     if node.settings.notices is not None:
         sources.append(FileNotices(node.settings.notices, clock=node.clock, log=lambda problem: node.log.problem(problem)))
+    node.sources = tuple(sources)
     source = Merged(sources, clock=node.clock)
 
     def changed(found: Mapping[str, Notice]) -> None:

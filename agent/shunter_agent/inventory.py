@@ -34,6 +34,8 @@ async def report(node: Node) -> pb.NodeReport:
         workers=[_worker(row, size) for row, size in zip(workers, memory, strict=True)],
         images=[image_message(image) for image in images],
         notices=[notice_message(node.notices[key]) for key in sorted(node.notices)],
+        sources=[source.name for source in node.sources],
+        problems=[pb.Refusal(code=p.code, what=p.what, remedy=p.remedy, subject=p.subject) for s in node.sources for p in s.health()],
     )
 
 

@@ -17,7 +17,7 @@ from shunter_agent.exits import Exits
 from shunter_agent.guard import Asked, Seen
 from shunter_agent.journal import Journal, WorkerRow
 from shunter_agent.log import Log
-from shunter_agent.notices.port import Notice
+from shunter_agent.notices.port import Notice, NoticeSource
 from shunter_agent.runtime.port import Frozen, Held, Network, Process, Runtime, WorkerSpec
 from shunter_agent.serving.port import Serving
 from shunter_agent.settings import Settings
@@ -84,6 +84,8 @@ class Node:
     held: dict[str, HeldCopy] = field(default_factory=dict)
     leaving: dict[str, Leaving] = field(default_factory=dict)
     notices: dict[str, Notice] = field(default_factory=dict)
+    sources: tuple[NoticeSource, ...] = ()
+    """Where notices come from, for their names and what is wrong with them."""
     facts: dict[str, str] = field(default_factory=dict)
     busy_images: dict[str, str] = field(default_factory=dict)
     """Images that an order in progress reads or writes, and its operation."""

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from shunter.model.canon import digest
+from shunter.model.errors import Problem
 from shunter.model.ids import Digest, ImageId, Incarnation, NodeId, NoticeId, PoolId, SlotId, WorkerId, pool_id
 from shunter.model.sample import Sample
 
@@ -52,6 +53,10 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """What checkpoints here: `criu`, or `pretend` (nothing really moves; every record says so)."""
     facts: dict[str, str] = {}
     """What restores must match: `kernel`, `arch`, `cpu`, `criu`, `driver`, `cuda`, as far as they exist here."""
+    sources: tuple[str, ...] = ()
+    """Where its agent looks for notices: `file`, `aws`, ... Empty: it would never hear that the node is going."""
+    problems: tuple[Problem, ...] = ()
+    """What is wrong with those sources now: one that is blind may miss a notice."""
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):

@@ -79,6 +79,8 @@ def node(report: pb.NodeReport) -> Node:
         seen_at=report.at,
         runtime=report.runtime,
         facts=dict(report.facts),
+        sources=tuple(sorted(report.sources)),
+        problems=tuple(Problem(code=p.code, what=p.what, remedy=p.remedy, subject=p.subject) for p in report.problems),
     )
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from shunter.model.errors import Problem
 from shunter.model.finding import Evidence, Finding, Input, Verdict
 from shunter.model.ids import Commit, Digest, Epoch, ImageId, NodeId, NoticeId, OperationId, PolicyName, SlotId, WorkerId, slot_id
 from shunter.model.operation import Measured, OperationRecord, Outcome, Status, Step
@@ -65,9 +66,12 @@ SHOWN = operation(
     OperationKind.RESTORE, "prefill-0", image=ImageId("img-1"), to_slot=SlotId("node-c/0"), preview=True, policy=PolicyName("trial")
 )
 
+BLIND = Problem(
+    code="SH645", what="aws is blind since 2027-01-15T07:59:00Z: the metadata service is away", remedy="Check it", subject="aws"
+)
 FLEET = Fleet(
     nodes=(
-        node("node-a", "decode-0", "decode-1"),
+        node("node-a", "decode-0", "decode-1", sources=("aws",), problems=(BLIND,)),
         node("node-b", "decode-2", None, reachable=False),
         node("node-c", None, runtime="pretend"),
     ),
