@@ -104,10 +104,8 @@ class Fleet:
 
     def __exit__(self, *_exc: object) -> None:
         """End everything, youngest first."""
-        for process in reversed(self._processes):
-            if process.poll() is None:
-                process.terminate()
-        for process in reversed(self._processes):
+        for process in reversed(self._processes):  # one after the other: nothing is to complain of what went before it
+            process.terminate()
             try:
                 process.wait(5)
             except subprocess.TimeoutExpired:
