@@ -101,7 +101,7 @@ def _listen_for_images(node: Node, stack: contextlib.AsyncExitStack) -> None:
 
     assert isinstance(depot, StoredDepot)
     try:
-        server = ImageServer(depot.store, _tls(node.settings), host.strip("[]"), int(port), received=received)
+        server = ImageServer(depot.store, _tls(node.settings), host.strip("[]"), int(port), received=received, tell=node.log.problem)
     except OSError as error:
         raise Stalled(
             Problem(

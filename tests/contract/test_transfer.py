@@ -10,17 +10,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from blake3 import blake3
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from shunter.model.errors import Rejected, Retry, Unknown
+from shunter.model.errors import Problem, Rejected, Retry, Unknown
 from shunter_agent.depot import ImageFacts
 from shunter_agent.images import frames, transfer
 from shunter_agent.images.manifest import ImageFile, ImageInfo, ImageManifest, manifest_of
-from shunter_agent.images.server import Allowance, ImageServer
+from shunter_agent.images.server import CROWD, Allowance, ImageServer
 from shunter_agent.images.store import ImageStore
 from shunter_agent.images.transfer import Growth, Limits, Peer, Sent, send_growing, send_whole
 from shunter_agent.refusals import Undone
@@ -94,6 +96,7 @@ class Pair:
         self.here = ImageStore(tmp_path / "n1")
         self.there = ImageStore(tmp_path / "n2")
         self.received: list[tuple[str, str]] = []
+        self.told: list[Problem] = []
         self.server = ImageServer(
             self.there,
             self.authority.agent("n2"),
@@ -101,6 +104,7 @@ class Pair:
             0,
             allow=allow or Allowance(idle_s=2, handshake_s=2),
             received=lambda manifest, node: self.received.append((manifest.id, node)),
+            tell=self.told.append,
         )
         self.server.start()
 
@@ -175,7 +179,7 @@ def test_an_image_is_sent_while_it_grows(pair: Pair) -> None:
         described.append(True)
         return info()
 
-    outcome: list[object] = []
+    outcome: list[Sent] = []
     sender = threading.Thread(
         target=lambda: outcome.append(
             send_growing(
@@ -276,7 +280,7 @@ def manifest(**changes: object) -> ImageManifest:
     return manifest_of(info(), (good,)) if not changes else manifest_of(info(), (ImageFile(**{**_plain(good), **changes}),))
 
 
-def _plain(file: ImageFile) -> dict[str, object]:
+def _plain(file: ImageFile) -> dict[str, Any]:
     return {"name": file.name, "size": file.size, "blake3": file.blake3}
 
 
@@ -373,6 +377,56 @@ def test_one_image_too_many_at_once_is_told_to_come_again(tmp_path: Path) -> Non
             link.from_receiver()
             with pytest.raises(Retry, match="SH812"):
                 send_whole(pair.here, "i1", pair.peer, pair.tls, limits=QUICK)
+
+
+def test_connections_that_say_nothing_keep_no_transfer_out(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, Allowance(at_once=2, handshake_s=60))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.closing(pair.server))
+        mute = [stack.enter_context(socket.create_connection(pair.server.address, 5)) for _ in range(2 * CROWD * 2)]
+        pair.image()
+        began = time.monotonic()
+        assert send_whole(pair.here, "i1", pair.peer, pair.tls, limits=QUICK).bytes > 0
+        assert time.monotonic() - began < QUICK.total_s
+        until(lambda: len(receivers()) <= 2 * CROWD, "no more threads than connections may be open")
+        assert mute[0].recv(1) == b"", "the oldest of them made room"
+        (told,) = pair.told
+        assert (told.code, told.subject) == ("SH813", "127.0.0.1")
+    until(lambda: not receivers(), "they end with the server")
+
+
+def receivers() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "image-receiver"]
+
+
+def test_agents_are_not_shown_out_for_strangers(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, Allowance(at_once=1, idle_s=20, handshake_s=60))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.closing(pair.server))
+        link = stack.enter_context(pair.raw())
+        link.send(frames.Hello(image="i1"))
+        assert link.from_receiver() == frames.Ready()
+        for _ in range(3 * CROWD):
+            stack.enter_context(socket.create_connection(pair.server.address, 5))
+        until(lambda: pair.told, "strangers make room for each other")
+        link.send(frames.Data(name="core-1.img", offset=0, size=4), b"core")
+        link.send(frames.Whole(manifest=manifest(blake3=blake3(b"core").hexdigest())))
+        assert link.from_receiver() == frames.Stored(bytes=4)
+
+
+def test_a_handshake_has_a_deadline_however_busy(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, Allowance(handshake_s=0.3))
+    with contextlib.closing(pair.server), socket.create_connection(pair.server.address, 5) as slow:
+        began = time.monotonic()
+        slow.settimeout(0.02)
+        with contextlib.suppress(ConnectionError):
+            slow.sendall(b"\x16\x03\x01\x02\x00\x01")  # a hello of 512 bytes, of which one comes now and then
+            while time.monotonic() - began < 10:
+                slow.sendall(b"\x00")
+                with contextlib.suppress(TimeoutError):
+                    if slow.recv(1) == b"":
+                        break
+        assert time.monotonic() - began < 5
 
 
 def test_a_damaged_image_is_not_sent_on(pair: Pair) -> None:

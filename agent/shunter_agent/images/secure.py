@@ -2,6 +2,7 @@
 
 import socket
 import ssl
+import time
 from typing import Final
 
 _READ: Final = 1 << 18
@@ -11,8 +12,9 @@ _READ: Final = 1 << 18
 class Secure:
     """A TLS connection, after its handshake. Has what `frames.Link` needs of a socket, and closes the plain one with itself."""
 
-    def __init__(self, plain: socket.socket, context: ssl.SSLContext, *, server_side: bool) -> None:
-        """Shake hands within the socket's timeout for each step. Raises OSError; the socket is then still the caller's to close."""
+    def __init__(self, plain: socket.socket, context: ssl.SSLContext, *, server_side: bool, within_s: float) -> None:
+        """Shake hands, all of it within `within_s` seconds. Raises OSError; the socket is then still the caller's to close."""
+        until = time.monotonic() + within_s
         self._plain = plain
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
@@ -22,6 +24,10 @@ class Secure:
             try:
                 self.tls.do_handshake()
             except ssl.SSLWantReadError:
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError("TLS wasn't agreed on in time") from None
+                plain.settimeout(left)
                 if not self._more():
                     raise ConnectionResetError("the connection ended before TLS was agreed on") from None
             except ssl.SSLError:

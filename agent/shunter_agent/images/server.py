@@ -15,6 +15,7 @@ from blake3 import blake3
 from shunter.model.errors import Problem, Rejected, Retry, ShunterError
 
 from shunter_agent.images.frames import CHUNK, VERSION, Broken, Data, FromReceiver, Hello, Link, Ready, Refused, Stored, Wait, Whole
+from shunter_agent.images.guests import Guests
 from shunter_agent.images.manifest import ImageFile, ImageManifest, check_id, check_name
 from shunter_agent.images.secure import Secure
 from shunter_agent.images.store import ImageStore
@@ -22,10 +23,15 @@ from shunter_agent.images.transfer import digests_of
 from shunter_agent.tls import TlsFiles, require_agent, server_context
 
 _DRAIN_S: Final = 2.0
+CROWD: Final = 4
+"""Connections for each image that may be received at once."""
 
 
 class Allowance(msgspec.Struct, frozen=True, kw_only=True):
-    """The most that is taken: bytes and files of an image, images at once; seconds for a handshake, silent, and in all."""
+    """The most that is taken: bytes and files of an image, images at once; seconds for a handshake, silent, and in all.
+
+    There may be `CROWD` times as many connections as images, most of which haven't said who they are.
+    """
 
     bytes: int = 4 << 40
     files: int = 100_000
@@ -48,10 +54,13 @@ class ImageServer:
         allow: Allowance = Allowance(),  # noqa: B008  (frozen)
         fsync: bool = False,
         received: Callable[[ImageManifest, str], None] = lambda _manifest, _node: None,
+        tell: Callable[[Problem], None] = lambda _problem: None,
     ) -> None:
-        """Bind (port 0: any that is free). `received` is called, from a thread, with each new image and the node that sent it.
+        """Bind (port 0: any that is free). `received` is called, from a thread, with each new image and the node that sent it; `tell` with
+        what somebody should look at (SH813).
 
-        Raises Stalled SH810, OSError. With `fsync` an image is on the disk before it is confirmed; else call `ImageStore.sync` in time.
+        Raises Stalled SH810, OSError. With `fsync` an image is on the disk before it is confirmed, if that takes no longer than its sender
+        waits; else call `ImageStore.sync` in time.
         """
         self._store = store
         self._allow = allow
@@ -59,9 +68,9 @@ class ImageServer:
         self._received = received
         self._context = server_context(tls)
         self._listener = socket.create_server((host, port), backlog=64)
-        self._lock = threading.Lock()
-        self._busy: dict[threading.Thread, socket.socket] = {}
-        self._closing = False
+        self._guests = Guests(CROWD * allow.at_once, tell)
+        self._places = threading.Semaphore(allow.at_once)
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="image-listener", daemon=True)
 
     @property
@@ -76,60 +85,56 @@ class ImageServer:
 
     def close(self) -> None:
         """Take no more, break off what is being received (nothing of it stays), and wait for that. Idempotent."""
-        with self._lock:
-            if self._closing:
-                return
-            self._closing = True
-            links = list(self._busy.items())
+        self._closing.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # what wakes accept
-        for _thread, link in links:
-            with contextlib.suppress(OSError):
-                link.shutdown(socket.SHUT_RDWR)
+        self._guests.close()
         if self._thread.is_alive():
             self._thread.join()
-        for thread, _link in links:
-            thread.join()
         self._listener.close()
 
     def _listen(self) -> None:
         while True:
             try:
-                plain, _address = self._listener.accept()
+                plain, address = self._listener.accept()
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED, errno.ENOMEM) and not self._closing:
-                    time.sleep(0.1)
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED, errno.ENOMEM) and not self._closing.wait(0.1):
                     continue
                 return
-            thread = threading.Thread(target=self._serve, args=(plain,), name="image-receiver", daemon=True)
-            with self._lock:
-                if self._closing:
-                    plain.close()
-                    return
-                self._busy[thread] = plain
-            thread.start()
+            if not self._guests.enter(plain, address[0]):
+                plain.close()
+                return
+            self._begin(plain)
+
+    def _begin(self, plain: socket.socket) -> None:
+        try:
+            threading.Thread(target=self._serve, args=(plain,), name="image-receiver", daemon=True).start()
+        except RuntimeError:  # no thread to be had: whoever it is comes again
+            plain.close()
+            self._guests.leave(plain)
 
     def _serve(self, plain: socket.socket) -> None:
         try:
-            plain.settimeout(self._allow.handshake_s)
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with Secure(plain, self._context, server_side=True) as secure:
+            with Secure(plain, self._context, server_side=True, within_s=self._allow.handshake_s) as secure:
+                self._guests.greet(plain)
                 self._talk(secure)
         except (OSError, Broken):
             pass  # the sender is told by the end of the connection, and nothing of it stays here
         finally:
             plain.close()
-            with self._lock:
-                self._busy.pop(threading.current_thread(), None)
+            self._guests.leave(plain)
 
     def _talk(self, secure: Secure) -> None:
         link = Link(secure, self._allow.idle_s, self._allow.total_s)
         try:
             node = require_agent(secure.tls)
-            with self._lock:
-                if len(self._busy) > self._allow.at_once:
-                    raise Retry(_problem("SH812", f"this node receives {self._allow.at_once} images already", "Try again in a while"))
-            self._receive(link, node)
+            if not self._places.acquire(blocking=False):
+                raise Retry(_problem("SH812", f"this node receives {self._allow.at_once} images already", "Try again in a while"))
+            try:
+                self._receive(link, node)
+            finally:
+                self._places.release()
         except ShunterError as error:
             _refuse(link, error.problem, again=isinstance(error, Retry))
         except OSError as error:

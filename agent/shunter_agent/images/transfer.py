@@ -310,7 +310,7 @@ def _link(peer: Peer, tls: TlsFiles, limits: Limits, connected: Callable[[socket
     try:
         connected(plain)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        secure = Secure(plain, context, server_side=False)
+        secure = Secure(plain, context, server_side=False, within_s=limits.connect_s)
     except (OSError, ssl.SSLError) as error:
         plain.close()
         raise Retry(_unsent(peer, str(error))) from error
