@@ -9,7 +9,7 @@ from shunter.decide.gates import ask, weigh
 from shunter.decide.history import FAILURES
 from shunter.decide.place import Job, Placement
 from shunter.decide.plan import round_of
-from shunter.decide.words import happens, holds
+from shunter.decide.words import clock, happens, holds
 from shunter.decide.world import STANDING
 from shunter.model.expression import Scope, Undecided
 from shunter.model.finding import Evidence, Verdict
@@ -27,8 +27,8 @@ _REFUSED = "SH7"
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that must leave its node. `against` says what was tried and why that is over; `limit` is the notice's deadline less the
-    reserve, or None.
+    """A worker that must leave its node. `limit` is the notice's deadline, or the one that a profile's `lead` lets expect, less the
+    reserve; None: there is none.
     """
 
     worker: Worker
@@ -80,13 +80,14 @@ def case_of(d: Deciding, policy: Policy, worker: Worker) -> Case | None:
         d.find(policy, worker.id, Verdict.HOLD, reason, gate="worker", evidence=(*evidence, seen), since=notice.seen_at)
         return None
     cause = round_of(f"notice:{notice.id}", notice.seen_at, d.now)
+    limit, assumed = _limit(d, spec, worker, notice)
     return Case(
         worker=worker,
         notice=notice,
         cause=cause,
         scope=d.scopes.worker(policy, worker, notice=notice, now=d.now),
-        limit=notice.deadline - spec.reserve if notice.deadline is not None else None,
-        evidence=(*evidence, seen),
+        limit=limit,
+        evidence=(*evidence, seen, *assumed),
         tried=tuple(r for r in d.history.of_worker(worker.id) if r.planned.cause == cause and r.status in FAILURES),
     )
 
@@ -94,6 +95,20 @@ def case_of(d: Deciding, policy: Policy, worker: Worker) -> Case | None:
 def _notice(d: Deciding, spec: PreemptionSpec, worker: Worker) -> Notice | None:
     open_for = d.world.notices.get(worker.node, ()) if worker.node else ()
     return next((n for n in open_for if n.kind in spec.notices), None)
+
+
+def _limit(d: Deciding, spec: PreemptionSpec, worker: Worker, notice: Notice) -> tuple[float | None, tuple[Evidence, ...]]:
+    """When a move must have ended. A lead is an expectation: what is begun isn't given up for it, and once it is over it was wrong."""
+    if notice.deadline is not None:
+        return notice.deadline - spec.reserve, ()
+    figures = d.figures(worker)
+    lead = figures.lead.get(notice.kind)
+    if lead is None:
+        return None, ()
+    expected = notice.seen_at + lead
+    over = expected - spec.reserve <= d.now
+    told = f"no deadline is given; {notice.kind.value} leaves {lead} by {', '.join(figures.names)}: until {clock(expected)}"
+    return (None if over else expected - spec.reserve), (Evidence(gate="lead", result=not over, detail=told),)
 
 
 def _unable(d: Deciding, worker: Worker) -> str | None:

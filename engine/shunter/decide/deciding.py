@@ -1,23 +1,24 @@
 """One evaluation in the making: what every rule reads, and where it puts what it found."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from shunter.decide.budget import Budgets
 from shunter.decide.conflict import Ledger
-from shunter.decide.fit import Finder, Needs, needs_of_image, needs_of_worker, unfit_node
+from shunter.decide.figures import AllFigures, Figures, model_of
+from shunter.decide.fit import Finder, Needs, needs_of_image, needs_of_worker
 from shunter.decide.gates import ask
 from shunter.decide.history import History
 from shunter.decide.hold import tolerance
+from shunter.decide.keep import Holding
 from shunter.decide.plan import Ranked, operation_id, patience
 from shunter.decide.profile import Costs, Phases, Profile
-from shunter.decide.scope import Scopes
+from shunter.decide.scope import Scopes, Workers
 from shunter.decide.world import World
-from shunter.model.expression import Rules, Undecided
+from shunter.model.expression import Expression, Rules, Scope, Undecided, in_bulk
 from shunter.model.finding import Evidence, Finding, Lane, Verdict
-from shunter.model.ids import NodeId, PolicyName
+from shunter.model.ids import NodeId, PolicyName, WorkerId
 from shunter.model.operation import EngineState
 from shunter.model.plan import Estimate, OperationKind, PlannedOperation, Preconditions
 from shunter.model.policy import Policy, PolicySet, PreemptionPolicy
@@ -33,15 +34,18 @@ class Deciding:
     def __init__(
         self, policies: PolicySet, snapshots: Sequence[Snapshot], state: EngineState, now: float, rules: Rules, profile: Profile
     ) -> None:
-        self.policies, self.now, self.rules = policies, now, rules
+        self.policies, self.now, self.rules = policies, now, in_bulk(rules)
         self.worlds = [World(s) for s in snapshots]
         self.world = self.worlds[-1]
         self._all_scopes = [Scopes(w) for w in self.worlds]
         self.scopes = self._all_scopes[-1]
         self.history = History(state)
         self.costs = Costs(profile, self.history.ended)
-        self.ledger = Ledger(self.history.active)
-        self.finder = Finder(self.world, self.scopes, rules, self.ledger.arriving)
+        self.ledger = Ledger(self.history.active, self.world.vacant)
+        self.finder = Finder(self.world, self.scopes, self.rules, self.ledger)
+        self._concerning: dict[tuple[str, str], list[Policy]] = {}
+        self._sheets: dict[tuple[str | None, str | None], Workers] = {}
+        self._covered: dict[PolicyName, Mapping[WorkerId, bool | None]] = {}
         self.found: dict[tuple[PolicyName, str], Finding] = {}
         self.ranked: list[Ranked] = []
         self._involuntary: dict[tuple[str, bool], str] = {}
@@ -123,6 +127,42 @@ class Deciding:
         if worker is not None:
             self._involuntary.setdefault((worker.graph, operation.preview), why)
 
+    def subjects(self, policy: Policy) -> tuple[Worker, ...]:
+        """The workers that the policy's selector covers by role and graph, in the order of their ids: `where` may exclude some of them."""
+        select = policy.selector
+        return self.world.among(select.graph, select.role) if select is not None else ()
+
+    def concerning(self, worker: Worker) -> Sequence[Policy]:
+        """Policies that aren't off and cover the worker by role and graph, in the order of the set."""
+        key = (worker.graph, worker.role)
+        if key not in self._concerning:
+            self._concerning[key] = [
+                p
+                for p in self.policies.policies
+                if p.mode != "off" and (s := p.selector) is not None and s.graph in (None, worker.graph) and s.role in (None, worker.role)
+            ]
+        return self._concerning[key]
+
+    def test_all(self, policy: Policy, expression: Expression) -> Sequence[bool | None]:
+        """The truth of a condition for each of the policy's subjects, in their order; None: it has no answer."""
+        if any(name.startswith("metrics.") for name in self.rules.inputs(expression)):
+            return self.rules.test_all(expression, Workers(self.scopes, self.subjects(policy), policy))
+        select = policy.selector
+        key = (select.graph, select.role) if select is not None else ("", "")
+        if key not in self._sheets:
+            self._sheets[key] = Workers(self.scopes, self.subjects(policy), None)
+        return self.rules.test_all(expression, self._sheets[key])
+
+    def covered(self, policy: Policy) -> Mapping[WorkerId, bool | None]:
+        """Whether the policy's selector covers each of its subjects: all at once, without evidence. None: it can't be said."""
+        found = self._covered.get(policy.name)
+        if found is None:
+            subjects, select = self.subjects(policy), policy.selector
+            where = select.where if select is not None else None
+            answers = self.test_all(policy, where) if where is not None else [True] * len(subjects)
+            found = self._covered[policy.name] = {w.id: answer for w, answer in zip(subjects, answers, strict=True)}
+        return found
+
     def covers(self, policy: Policy, worker: Worker) -> tuple[bool | Undecided, tuple[Evidence, ...]]:
         """Whether the policy's selector covers the worker. No evidence: role or graph alone decided."""
         select = policy.selector
@@ -146,21 +186,32 @@ class Deciding:
         allowed = max(_RECENT, tolerance([w.at for w in self.worlds]))
         return f"the newest snapshot is more than {allowed:g} s old" if self.now - self.world.at > allowed else None
 
-    def free_slots(self) -> dict[NodeId, list[Slot]]:
-        """Slots that nobody has or is promised, by node, in order."""
-        free: dict[NodeId, list[Slot]] = defaultdict(list)
-        for node in self.world.nodes.values():
-            free[node.id] = [s for s in sorted(node.slots, key=lambda s: s.id) if self.ledger.free(s)]
-        return free
+    def free_slots(self) -> Mapping[NodeId, Sequence[Slot]]:
+        """Slots that nobody has or is promised now, by node, in order; nodes without one aren't in it."""
+        return self.ledger.vacant()
 
     def needs(self, subject: Worker | Image) -> Needs:
         """What a destination of this worker or image must offer."""
         return needs_of_worker(self.world, subject) if isinstance(subject, Worker) else needs_of_image(self.world, subject)
 
+    @cached_property
+    def _figures(self) -> AllFigures:
+        return AllFigures(self.policies.policies, self.costs.profile)
+
+    def figures(self, worker: Worker) -> Figures:
+        """What is planned with for the worker, by the GPU model of its slot."""
+        return self._figures.of(model_of(self.world, worker))
+
+    def worker_series(self, policy: Policy, worker: WorkerId) -> list[tuple[float, Scope | None]]:
+        """Each snapshot's time and the worker's scope in it, oldest first. None: it wasn't there."""
+        both = zip(self.worlds, self._all_scopes, strict=True)
+        return [(w.at, s.worker(policy, w.workers[worker]) if worker in w.workers else None) for w, s in both]
+
     def phases(self, worker: Worker, size: int | None = None) -> Phases:
         """What dumping and restoring the worker costs; `size` is an image's, None the worker's own."""
         own, source = (size, "") if size is not None else self.world.size(worker)
-        phases = self.costs.phases(own, gpu=self.world.has_gpus(worker))
+        figures = self.figures(worker)
+        phases = self.costs.phases(own, gpu=self.world.has_gpus(worker), rates=figures.rates, names=figures.names)
         if not source or own is None:
             return phases
         return Phases(freeze=phases.freeze, restore=phases.restore, basis=f"{phases.basis}; {source}", bytes=own)
@@ -172,21 +223,24 @@ class Deciding:
         """
         return self._involuntary.get((graph, False)) or (self._involuntary.get((graph, True)) if preview else None)
 
-    def keepers(self, worker: Worker, number: int, used: Mapping[NodeId, int]) -> tuple[NodeId, ...]:
+    def holding(self) -> Holding:
+        """What nodes hold in images, to count along in while more are planned."""
+        return self._holding.copy()
+
+    @cached_property
+    def _holding(self) -> Holding:
+        return Holding(self.world, self.ledger, self.world.holding)
+
+    @cached_property
+    def _not_holding(self) -> Holding:
+        return Holding(self.world, self.ledger, {})
+
+    def keepers(self, worker: Worker, number: int, holding: Holding | None = None) -> tuple[NodeId, ...]:
         """Up to `number` nodes that stay and can hold the worker's image, its own not among them: those on which it could be restored
-        first, then those that hold the least, then those with the most free slots.
+        first, then those that hold the least (None: whatever they hold), then those with the most free slots.
         """
-        needs = self.needs(worker)
-
-        def key(node: NodeId) -> tuple[bool, int, int, NodeId]:
-            return unfit(node), used.get(node, 0), -sum(self.ledger.free(s) for s in self.world.nodes[node].slots), node
-
-        def unfit(node: NodeId) -> bool:
-            other = self.world.nodes[node]
-            return unfit_node(self.world, needs, other) is not None
-
-        others = [n for n in self.world.nodes if n != worker.node and self.world.stays(n)]
-        return tuple(sorted(others, key=key)[:number])
+        order = holding or self._not_holding
+        return order.first(number, self.finder.fits(self.needs(worker)), worker.node)
 
 
 def lane_of(policy: Policy) -> Lane:

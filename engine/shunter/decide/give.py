@@ -12,9 +12,10 @@ from shunter.decide.place import Job, place
 from shunter.decide.shift import Condition, Stop, spec_of
 from shunter.decide.words import holds
 from shunter.decide.world import AWAY, STANDING
+from shunter.decide.worth import weigh_move
 from shunter.model.finding import Evidence, Verdict
 from shunter.model.ids import OperationId, SlotId, WorkerId, pool_id
-from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
+from shunter.model.plan import Estimate, OperationKind, PlannedOperation, Preconditions
 from shunter.model.policy import Policy
 from shunter.model.snapshot import Image, Worker
 
@@ -133,14 +134,19 @@ def _swap(d: Deciding, shift: Shift, leaver: Worker, waiting: Sequence[tuple[Wor
     if allowed.refusal is not None:
         d.find(shift.policy, leaver.id, Verdict.HOLD, allowed.refusal, gate="budget", evidence=allowed.evidence)
         return Stop(verdict=Verdict.HOLD, reason=f"{leaver.id}: {allowed.refusal}", gate="budget"), allowed.evidence
-    left, reason = _leave(d, shift, leaver)
+    worth = weigh_move(d, leaver, d.phases(leaver).moving()) if kind is OperationKind.MOVE else None
+    gates = (*allowed.evidence, *([worth.evidence] if worth else []))
+    if worth is not None and worth.refusal is not None:
+        d.find(shift.policy, leaver.id, Verdict.HOLD, worth.refusal, gate="cost", evidence=gates)
+        return Stop(verdict=Verdict.HOLD, reason=f"{leaver.id}: {worth.refusal}", gate="cost"), gates
+    left, reason = _leave(d, shift, leaver, worth.estimate if worth else None)
     if left is None:
         return Stop(verdict=Verdict.HOLD, reason=reason, gate="pick"), ()
     worker, image = pair
     assert leaver.slot is not None, "a candidate occupies a slot"
     restore(d, shift, worker, image, leaver.slot, f"{leaver.id} makes way ({spec.sessions})", after=(left.id,))
     told = f"it makes way for {worker.id}: {reason}"
-    d.find(shift.policy, leaver.id, Verdict.ACT, told, gate="pick.prefer", evidence=allowed.evidence)
+    d.find(shift.policy, leaver.id, Verdict.ACT, told, gate="pick.prefer", evidence=gates)
     return f"{leaver.id} makes way for {worker.id} in {leaver.slot}: {reason}"
 
 
@@ -151,8 +157,8 @@ def _leaving(d: Deciding, graph: str, role: str) -> int:
     return sum(w.id in gone and w.state in STANDING for w in d.world.pools.get(pool_id(graph, role), ()))
 
 
-def _leave(d: Deciding, shift: Shift, worker: Worker) -> tuple[PlannedOperation | None, str]:
-    """Plan how the worker leaves its slot, and say it; or say why it can't."""
+def _leave(d: Deciding, shift: Shift, worker: Worker, estimate: Estimate | None) -> tuple[PlannedOperation | None, str]:
+    """Plan how the worker leaves its slot, and say it; or say why it can't. `estimate` is that of a move."""
     sessions = spec_of(shift.policy).sessions
     told = holds(worker, d.scopes.worker(shift.policy, worker))
     slot: SlotId | None = None
@@ -162,8 +168,8 @@ def _leave(d: Deciding, shift: Shift, worker: Worker) -> tuple[PlannedOperation 
         slot = place([Job(worker=worker.id)], {worker.id: found.options}, {}, d.now).slots.get(worker.id)
         if slot is None:
             return None, f"there is no slot on another node to move a {worker.role} worker to ({found.why()})"
-    phases = d.phases(worker)
-    estimate = {"move": phases.moving(), "park": phases.dumping(copies=False)}.get(sessions)
+    if sessions == "park":
+        estimate = d.phases(worker).dumping(copies=False)
     operation = d.plan(
         shift.policy,
         _KINDS[sessions],

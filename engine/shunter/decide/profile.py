@@ -67,14 +67,18 @@ class Costs:
     """Estimates from a profile and the measurements of ended operations."""
 
     def __init__(self, profile: Profile, records: Iterable[OperationRecord]) -> None:
-        self._profile = profile
+        self.profile = profile
         self._measured = [
             r.outcome.measured for r in records if r.outcome and r.outcome.status is Status.SUCCEEDED and r.outcome.measured.bytes
         ]
 
-    def phases(self, size: int | None, *, gpu: bool) -> Phases:
-        """What `size` bytes cost. None: the size isn't known, only the fixed costs count and the estimate says so."""
-        p = self._profile
+    def phases(self, size: int | None, *, gpu: bool, rates: Profile | None = None, names: Sequence[str] = ()) -> Phases:
+        """What `size` bytes cost. None: the size isn't known, only the fixed costs count and the estimate says so.
+
+        `rates` come in the place of the built-in profile, `names` are the policies that they are from. What was measured wins over both.
+        """
+        p = self.profile if rates is None else rates
+        planned = "planning profile" + (f" with {', '.join(names)}" if names else "")
         floor = p.gpu_restore_floor_s if gpu else 0.0
         if size is None:
             return Phases(
@@ -88,9 +92,9 @@ class Costs:
         send_s = size / send if send else size / p.network_bytes_per_s
         restore_s = size / back if back else max(floor, p.fixed_restore_s + size / p.restore_bytes_per_s)
         most = max(measured_dumps, measured_sends, measured_restores)
-        basis = f"measured in {most} like operation{'s' if most > 1 else ''}" if dump and back else "planning profile"
-        if most and basis == "planning profile":
-            basis = f"planning profile, in part measured in {most} like operation{'s' if most > 1 else ''}"
+        basis = f"measured in {most} like operation{'s' if most > 1 else ''}" if dump and back else planned
+        if most and basis == planned:
+            basis = f"{planned}, in part measured in {most} like operation{'s' if most > 1 else ''}"
         return Phases(freeze=max(dump_s, send_s), restore=restore_s, basis=basis, bytes=size)
 
 
