@@ -5,6 +5,8 @@ from pathlib import Path
 
 from shunter.app.policies import Source
 from shunter.app.settings import PoliciesSettings
+from shunter.lang.load import load
+from shunter.model.policy import PolicySet
 from shunter.model.source import Revision
 from shunter.source.directory import DirectorySource
 from shunter.source.git import GitSource
@@ -37,3 +39,8 @@ def source_of(settings: PoliciesSettings, cache: Path) -> Source:
         return _Directory(DirectorySource(settings.directory))
     assert settings.git is not None  # settings.load saw to it
     return GitSource(settings.git, settings.branch, settings.folder, cache, allow_rewind=settings.allow_rewind)
+
+
+def read_directory(folder: Path) -> PolicySet:
+    """The policies of a directory, read once. Raises what `DirectorySource.read` does."""
+    return load(DirectorySource(folder.resolve()).read(), None)

@@ -1,4 +1,4 @@
-"""Points in time on the command line."""
+"""Points and stretches of time on the command line."""
 
 import datetime
 import time
@@ -30,3 +30,16 @@ def moment(option: str, text: str | None, now: float | None = None) -> float | N
             )
         ) from None
     return (at if at.tzinfo else at.replace(tzinfo=datetime.UTC)).timestamp()
+
+
+def stretch(option: str, text: str) -> float:
+    """A length of time, such as `10m`, in seconds; more than none. Raises Rejected SH909."""
+    try:
+        found = Duration.parse(text)
+    except UnitError as error:
+        raise Rejected(Problem(code="SH909", what=str(error), remedy="Write a length of time, such as 10m", subject=option)) from None
+    if found <= 0:
+        raise Rejected(
+            Problem(code="SH909", what="it must be more than none", remedy="Write a length of time, such as 10m", subject=option)
+        )
+    return float(found)

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from shunter.app.preview import preview
+from shunter.app.recording import Recording, save
 from shunter.app.settings import load
 from shunter.model.canon import encode
-from shunter.observe.recorded import save
 from shunter.report.words import count
 
 
@@ -19,20 +19,23 @@ def snapshot(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it (JSON, mode 0600); - for standard output.")],
     config: Annotated[Path, typer.Option("--config", "-c", help="The engine's settings file (TOML).")] = Path("engine.toml"),
 ) -> None:
-    """Record the fleet, its notices and the samples that the policies need, as they are now.
+    """Record the fleet, its notices and the samples that the policies need, as they are now, with the history behind every `for` and what
+    the engine has done.
 
-    Nodes that don't answer are named on standard error, and stand in it as last known. `shunter validate --fleet` reads it.
+    Nodes that don't answer are named on standard error, and stand in it as last known. `shunter plan --snapshot`, `shunter diff --snapshot`
+    and `shunter validate --fleet` read it; with the same policies they decide the same on it, byte for byte.
     """
     settings = load(config)
     with tempfile.TemporaryDirectory(prefix="shunter-snapshot-") as folder:
         seen = asyncio.run(preview(settings, Path(folder) / "policies.git"))
     for problem in seen.unreachable:
         typer.echo(f"warning: {problem}", err=True)
+    recording = seen.recording or Recording.of(seen.snapshot)
     if str(file) == "-":
-        sys.stdout.buffer.write(encode(seen.snapshot) + b"\n")
+        sys.stdout.buffer.write(encode(recording) + b"\n")
         sys.stdout.buffer.flush()
         return
-    save(seen.snapshot, file)
+    save(recording, file)
     fleet = seen.snapshot.fleet
     parts = (count(len(found), noun) for found, noun in ((fleet.nodes, "node"), (fleet.workers, "worker"), (fleet.images, "image")))
     typer.echo(f"{file}: {', '.join(parts)}, {seen.snapshot.id[:19]}")

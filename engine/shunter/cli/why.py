@@ -11,7 +11,8 @@ import msgspec
 import typer
 from rich.console import Console
 
-from shunter.app.preview import Preview, assumed, preview
+from shunter.app.assumed import assumed
+from shunter.app.preview import Preview, preview
 from shunter.app.settings import load
 from shunter.decide.explain import Explanation, explain
 from shunter.lang.diagnostics import nearest

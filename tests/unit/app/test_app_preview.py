@@ -1,7 +1,8 @@
 """What a preview assumes and how far it looks back."""
 
 import pytest
-from shunter.app.preview import STEPS, Assumed, assumed, past
+from shunter.app.assumed import Assumed, assumed
+from shunter.app.looking import STEPS, past
 from shunter.model.errors import Rejected
 from shunter.model.ids import NodeId
 from shunter.model.snapshot import NoticeKind

@@ -1,0 +1,160 @@
+"""Looking for a preview: at the live fleet, at a past instant of Prometheus, or at what was recorded.
+
+What a running engine has seen tick by tick is read from Prometheus' history instead; what it did is read from its store.
+"""
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from shunter.act.agents import AgentClient, TlsFiles
+from shunter.act.store import Store
+from shunter.app.assumed import Assumed, with_assumed
+from shunter.app.gone import SOURCE, declared
+from shunter.app.inputs import Asked, asked, fitted
+from shunter.app.recording import Past, Recording
+from shunter.app.settings import Settings
+from shunter.app.world import HOLD_MARGIN_S, VIEW_TIMEOUT_S, Memory, World
+from shunter.decide.hold import horizon
+from shunter.model.errors import Problem
+from shunter.model.ids import NodeId, WorkerId
+from shunter.model.operation import EngineState, OperationRecord
+from shunter.model.policy import PolicySet
+from shunter.model.snapshot import Fleet, Notice, Samples, Snapshot
+from shunter.observe.catalog import Catalog
+from shunter.observe.inventory import Inventory
+from shunter.observe.prometheus import Prometheus
+
+STEPS = 60
+"""Past snapshots are taken at most at so many instants."""
+_HOUR = 3600.0
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is to decide on. `unreachable` says why nodes didn't answer, `remarks` what else a reader must know, in sentences."""
+
+    recording: Recording
+    unreachable: tuple[Problem, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+async def look(
+    settings: Settings, sets: Sequence[PolicySet], notices: Sequence[Assumed] = (), *, now: float, at: float | None = None
+) -> tuple[Seen, ...]:
+    """Look once, for each of the sets; what is seen differs only where two of them ask different queries under one name.
+
+    `now` and `at` are seconds since the epoch. With `at`, a past instant, samples are as they were then, and the fleet is the one of now
+    without what wasn't there yet. Raises Rejected SH912 for a notice about a node that isn't in the settings. Agents and a Prometheus that
+    don't answer are part of what is seen.
+    """
+    tls = TlsFiles(ca=settings.tls.ca, cert=settings.tls.cert, key=settings.tls.key)
+    agents = {NodeId(a.node): AgentClient(NodeId(a.node), a.address, tls) for a in settings.agents}
+    moment = now if at is None else at
+    state, memory = _remembered(settings.state / "engine.db", now, moment)
+    memory = msgspec.structs.replace(memory, gone_after=float(settings.hold) + HOLD_MARGIN_S)
+    try:
+        async with Prometheus(settings.prometheus.url, deadline_s=float(settings.prometheus.deadline)) as prometheus:
+            world = World(agents, prometheus, Catalog(label=settings.prometheus.label))
+            fleet, open_notices = _at(await world.look(memory, now), at)
+            times = past(moment, max((horizon(s) for s in sets), default=0.0), float(settings.tick))
+            sampled = await _sampled(world, fleet, asked(sets), (*times, moment), float(settings.prometheus.deadline))
+    finally:
+        for agent in agents.values():
+            await agent.close()
+    told = with_assumed(open_notices, notices, moment, {node.id for node in fleet.nodes})
+    unreachable = tuple(world.unreachable.values())
+    remarks = (
+        () if at is None else ("Samples are as they were then; the fleet is the one of now, since nothing remembers where workers were",)
+    )
+    return tuple(
+        Seen(
+            recording=Recording.of(
+                Snapshot(at=moment, fleet=fleet, samples=samples[-1], notices=told),
+                tuple(Past(at=t, samples=s) for t, s in zip(times, samples[:-1], strict=True)),
+                state,
+                settings.rates(),
+            ),
+            unreachable=unreachable,
+            remarks=remarks,
+        )
+        for samples in sampled
+    )
+
+
+def look_again(recording: Recording, sets: Sequence[PolicySet], notices: Sequence[Assumed] = ()) -> tuple[Seen, ...]:
+    """What a recording shows to each of the sets: a sample counts only for the query that it was taken with.
+
+    Raises Rejected SH912 for a notice about a node that isn't in it.
+    """
+    told = with_assumed(recording.notices, notices, recording.at, {node.id for node in recording.fleet.nodes})
+    shown = msgspec.structs.replace(recording, notices=told) if notices else recording
+    found = []
+    for policies in sets:
+        current, remarks = fitted(shown.samples, policies, shown.at)
+        history = tuple(Past(at=p.at, samples=fitted(p.samples, policies, p.at)[0]) for p in shown.history)
+        found.append(Seen(recording=msgspec.structs.replace(shown, samples=current, history=history), remarks=remarks))
+    return tuple(found)
+
+
+def past(now: float, reach: float, tick: float) -> list[float]:
+    """Instants before `now` that go back `reach` seconds, oldest first: one a tick, or further apart so that there are at most STEPS."""
+    if reach <= 0:
+        return []
+    step = max(tick, reach / (STEPS - 1))  # the first instant lies at or beyond `reach`: one more than the steps in between
+    count = int(reach / step + 1e-9) + 1
+    return [now - step * k for k in range(count, 0, -1)]
+
+
+async def _sampled(world: World, fleet: Fleet, ask: Asked, times: Sequence[float], within_s: float) -> list[list[Samples]]:
+    """For each set the samples at each time. The catalog is asked once, so that all sets see the same."""
+    found: list[list[Samples]] = [[] for _ in ask.own]
+    for at in times:
+        within = within_s if at == times[-1] else VIEW_TIMEOUT_S
+        common = await world.measure(fleet, ask.common, at, within_s=within)
+        for index, own in enumerate(ask.own):
+            if own is None:
+                found[index].append(common)
+            else:
+                other = await world.measure(fleet, own, at, within_s=within)
+                found[index].append(msgspec.structs.replace(common, policies={**common.policies, **other.policies}))
+    return found
+
+
+def _at(inventory: Inventory, at: float | None) -> tuple[Fleet, tuple[Notice, ...]]:
+    """The fleet and its notices, without what came after `at`; None: as they are."""
+    fleet, notices = inventory.fleet, inventory.notices
+    if at is not None:
+        fleet = msgspec.structs.replace(fleet, images=tuple(i for i in fleet.images if i.taken_at <= at))
+        notices = tuple(n for n in notices if n.seen_at <= at)
+    return fleet, tuple(sorted(notices, key=lambda n: (n.node, n.id)))
+
+
+def _remembered(path: Path, now: float, at: float) -> tuple[EngineState, Memory]:
+    """What the engine on this state directory had done by `at`, and remembers now; nothing if there never was one."""
+    if not path.exists():
+        return EngineState(), Memory()
+    with closing(Store(path, read_only=True)) as store:
+        last = store.load_fleet()
+        busy = frozenset(WorkerId(r.planned.worker) for r in store.active() if not r.waits)
+        said = declared(path.parent)
+        before = tuple(n for n in last.notices if n.source != SOURCE) if last else ()
+        memory = Memory(fleet=last.fleet if last else None, notices=(*before, *said), ended=store.ended(), busy=busy)
+        state = store.state(now) if at >= now else state_at(store.active(), store.recent(at - _HOUR), at)
+        return state, memory
+
+
+def state_at(active: Sequence[OperationRecord], ended: Sequence[OperationRecord], at: float) -> EngineState:
+    """What the engine's state was at `at`, from its operations since: what ended later was under way, what began later wasn't there."""
+    then = [r for r in (*active, *ended) if r.created_at <= at]
+    over = [r for r in then if r.outcome is not None and r.outcome.at <= at]
+    return EngineState(
+        active=tuple(_as_it_was(r, at) for r in then if r.outcome is None or r.outcome.at > at),
+        recent=tuple(r for r in over if r.outcome is not None and r.outcome.at >= at - _HOUR),
+    )
+
+
+def _as_it_was(record: OperationRecord, at: float) -> OperationRecord:
+    history = tuple(step for step in record.history if step[1] <= at)
+    return msgspec.structs.replace(record, outcome=None, problem=None, history=history, step=history[-1][0] if history else record.step)

@@ -1,0 +1,56 @@
+"""What was previewed is what any other command decides: the same snapshot and policies give the same plan, byte for byte."""
+
+import tempfile
+from pathlib import Path
+from random import Random
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shunter.app.looking import look_again
+from shunter.app.preview import decided
+from shunter.app.recording import Past, Recording, load, save
+from shunter.decide.evaluate import evaluate
+from shunter.model.canon import decode, encode
+from shunter.model.policy import PolicySet
+from shunter.model.snapshot import Snapshot
+from test_decide import PROFILE, SITUATIONS, Threshold
+
+
+def as_looked(series: list[Snapshot]) -> list[Snapshot]:
+    """As a preview looks: floats that are floats, and the past with the fleet of now and without notices."""
+    real = [decode(encode(s), Snapshot) for s in series]
+    return [*(Snapshot(at=s.at, fleet=real[-1].fleet, samples=s.samples) for s in real[:-1]), real[-1]]
+
+
+def recorded(series: list[Snapshot], state) -> Recording:
+    return Recording.of(series[-1], tuple(Past(at=s.at, samples=s.samples) for s in series[:-1]), state, PROFILE)
+
+
+@given(SITUATIONS)
+@settings(max_examples=150, deadline=None)
+def test_a_recording_gives_the_plan_that_was_made_when_it_was_recorded(situation):
+    given_, series, state = situation[0], as_looked(situation[1]), situation[2]
+    policies = PolicySet(commit="c", digest="sha256:p", policies=tuple(given_))
+    live = evaluate(policies, series, state, series[-1].at, Threshold(), PROFILE)
+    with tempfile.TemporaryDirectory() as folder:
+        save(recorded(series, state), Path(folder) / "r.json")
+        again = load(Path(folder) / "r.json")
+    for _ in range(2):
+        (seen,) = look_again(again, [policies])
+        shown = decided(policies, seen, rules=Threshold())
+        assert shown.snapshot.id == series[-1].id
+        assert encode(shown.evaluation) == encode(live)
+
+
+@given(SITUATIONS, st.integers(0, 2**32 - 1))
+@settings(max_examples=150, deadline=None)
+def test_two_recordings_of_one_snapshot_are_one_file(situation, seed):
+    """Equal worlds make equal files, whatever order their samples were put together in."""
+    _, series, state = situation
+    made = recorded(series, state)
+    dice = Random(seed)
+    mixed = dict(dice.sample(list(made.samples.workers.items()), len(made.samples.workers)))
+    other = msgspec.structs.replace(made, samples=msgspec.structs.replace(made.samples, workers=mixed))
+    assert encode(other) == encode(made)
+    assert other.snapshots()[-1].id == made.snapshots()[-1].id
