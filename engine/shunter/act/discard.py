@@ -1,5 +1,6 @@
 """A discard: an image is deleted on every node that holds it, or on those that answer: an order that is heard late does no harm."""
 
+from shunter.act.back import joined
 from shunter.act.copies import has_image
 from shunter.act.drive import Machine
 from shunter.act.run import Run, Unresolved, problem
@@ -8,18 +9,24 @@ from shunter.model.ids import NodeId
 from shunter.model.operation import Status, Step
 
 
+def _holders(run: Run) -> list[NodeId]:
+    known = {node for image in run.parts.fleet().images if image.id == run.image for node in image.nodes}
+    return sorted(node for node in known if not run.parts.gone(node))
+
+
 async def _discard(run: Run) -> None:
-    holders = sorted({node for image in run.parts.fleet().images if image.id == run.image for node in image.nodes})
     kept: list[str] = []
-    for node in holders:
-        if run.parts.gone(node):
-            continue
+    for node in _holders(run):
         refused = await _delete(run, node)
         if refused is not None:
             kept.append(f"{node} ({refused.code} {refused.what})")
     if kept:
-        raise Rejected(problem("SH521", f"it is or may be kept on {', '.join(kept)}", "It is tried again later", run.image))
+        raise Rejected(_kept(run, kept))
     run.finish(Status.SUCCEEDED, image=run.image)
+
+
+def _kept(run: Run, nodes: list[str]) -> Problem:
+    return problem("SH521", f"it is or may be kept on {', '.join(nodes)}", "It is tried again later", run.image)
 
 
 async def _delete(run: Run, node: NodeId) -> Problem | None:
@@ -33,8 +40,13 @@ async def _delete(run: Run, node: NodeId) -> Problem | None:
 
 
 async def _roll_back(run: Run) -> None:
-    """Nothing is to be taken back: what is deleted was to be deleted, and the worker has no part in it."""
-    run.finish(Status.ROLLED_BACK, run.record.problem, run.image)
+    """Nothing is to be taken back: what is deleted was to be deleted, and the worker has no part in it. But what is left is told."""
+    left: list[str] = [node for node in _holders(run) if await has_image(run, node) is not False]
+    why = run.record.problem
+    if not left:
+        run.finish(Status.SUCCEEDED, image=run.image)
+        return
+    run.finish(Status.ROLLED_BACK, why if why and why.code == "SH521" else joined(why, _kept(run, left)), run.image)
 
 
 async def _refused(run: Run, why: Problem) -> None:
