@@ -49,7 +49,8 @@ class Protocol(RuleBasedStateMachine):
         """Nothing has happened since it ended."""
         home, source, to = self.world.home(), planned.from_slot, planned.to_slot
         if outcome.status is Status.ROLLED_BACK and not ("nothing had been asked" in outcome.reason and home is None):
-            assert source and home == node_of(source), outcome
+            assert source is not None
+            assert home == node_of(source), outcome
         if outcome.status is Status.FAILED:
             assert home is None, outcome
         if outcome.status is Status.SUCCEEDED:

@@ -18,6 +18,7 @@ def _others(run: Run) -> tuple[NodeId, ...]:
 async def _dump(run: Run) -> None:
     slot = source_of(run)
     await run.preflight(slot, destination=False, facts={}, size=0)
+    run.may_go_on()
     reply = await run.ask(run.at(slot).checkpoint(run.order, run.image, run.bulk))
     stopped = max(0.0, reply.thawed_at - reply.frozen_at) if reply.thawed_at and reply.frozen_at else None
     run.step(Step.DUMPED, measured=run.measure(stopped=stopped, dump=reply.dump_s, bytes=reply.image.bytes))

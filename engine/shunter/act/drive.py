@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping
 
 from shunter.act.resolve import Action, resolve
-from shunter.act.run import Run, Unresolved, late_problem
+from shunter.act.run import Run, Unresolved
 from shunter.model.errors import Problem, Rejected, Retry, Unknown
 from shunter.model.ids import SlotId
 from shunter.model.operation import Step
@@ -54,11 +54,15 @@ class Machine:
 
     async def _once(self, run: Run) -> None:
         try:
-            if run.late and run.record.step not in self._committed and run.record.step is not Step.ROLLING_BACK:
-                raise Rejected(late_problem(run.record.id))
+            if self.revocable(run.record.step) and run.record.step is not Step.ROLLING_BACK:
+                run.may_go_on()
             await self._steps[run.record.step](run)
         except (Rejected, Retry) as no:
             await self._on_refusal(run, no.problem)
+
+    def revocable(self, step: Step) -> bool:
+        """From this step it still can go back to where it was."""
+        return step not in self._committed
 
     async def settle(self, run: Run, why: Problem) -> None:
         """Find out from the journals what happened, and make it durable. Raises Unresolved when that takes longer than `settle`."""

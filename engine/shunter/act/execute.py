@@ -14,7 +14,7 @@ from shunter.act.expect import unmet
 from shunter.act.move import MOVE
 from shunter.act.park import PARK
 from shunter.act.restore import RESTORE
-from shunter.act.run import Parts, Run, late_problem, problem
+from shunter.act.run import Parts, Run, problem
 from shunter.model.errors import Problem, Rejected, Stalled
 from shunter.model.ids import Digest, Epoch
 from shunter.model.operation import OperationRecord, Status, Step
@@ -108,6 +108,24 @@ class Executor:
         await machine.drive(run)
         return run.record
 
+    def cancel(self, record: OperationRecord, because: str) -> bool:
+        """Make durable that an active operation is to be given up (SH528), also by the next engine. Whether it still can be.
+
+        One that waits for its turn ends at once. Otherwise the order under way is seen through; then it goes back to where it was, unless
+        it is committed by that: then it is finished.
+        """
+        why = problem("SH528", f"it was given up: {because}", "Nothing to do: it is planned again if there is still a need", record.id)
+        if record.waits:
+            self.drop(record, why)
+            return True
+        machine = MACHINES.get(record.planned.kind)
+        if machine is not None and not machine.revocable(record.step):
+            return False
+        if record.cancelled is None:
+            marked = self.parts.store.advance(record.id, record.step, self.parts.clock(), cancelled=why)
+            Run(self.parts, marked).tell(RecordKind.STEP, f"{record.planned.kind.value}: to be given up after {record.step.value}")
+        return True
+
     def drop(self, record: OperationRecord, why: Problem) -> OperationRecord:
         """End an operation that waits for its turn as SUPERSEDED: nothing was done."""
         run = Run(self.parts, record)
@@ -136,8 +154,8 @@ class Executor:
             why = problem(
                 "SH525", f"{planned.kind.value} in place isn't supported", "Use a method that moves or parks the worker", planned.id
             )
-        elif run.late:
-            why = late_problem(planned.id)
+        elif given_up := run.given_up:
+            why = given_up
         elif said := unmet(planned, self.parts.fleet(), freed(planned, self.parts.store.get)):
             why = problem(
                 "SH510", f"a precondition doesn't hold any more: {said}", "Nothing to do: what is planned next knows it", planned.id

@@ -17,6 +17,7 @@ async def _prepare(run: Run) -> None:
     report = await run.agent(holder).report(run.times.quick)
     info = next(i for i in report.images if i.id == run.image)
     await run.preflight(slot, destination=True, facts=dict(info.facts), size=info.bytes)
+    run.may_go_on()
     if holder != node:
         await send(run, holder, node)
     await run.ask(run.at(slot).prepare(run.order, slot, spec_of(report, run), run.times.quick))

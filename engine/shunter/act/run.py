@@ -195,6 +195,19 @@ class Run:
         deadline = self.planned.deadline
         return self.planned.lane == "voluntary" and deadline is not None and self.parts.clock() >= deadline
 
+    @property
+    def given_up(self) -> Problem | None:
+        """Why an operation that isn't committed is to go back: it is late, or was cancelled. None while it may go on."""
+        if self.late:
+            return late_problem(self.record.id)
+        stored = self.parts.store.get(self.record.id)  # cancelled by somebody else than this run
+        return stored.cancelled if stored else None
+
+    def may_go_on(self) -> None:
+        """Before an order that costs much, in the middle of a step that isn't committed. Raises Rejected when it is to go back."""
+        if (why := self.given_up) is not None:
+            raise Rejected(why)
+
     def agent(self, node: NodeId) -> Agent:
         """The agent of `node`. Raises Rejected SH511."""
         found = self.parts.agents.get(node)

@@ -95,6 +95,29 @@ class Scheduler:
         for waiting in sorted((*chained, *self._waiting.values()), key=lambda w: w.planned.lane != "involuntary"):
             self._consider(self._as_it_is(waiting), promised)
 
+    def cancel(self, operation: OperationId, because: str) -> bool:
+        """Give an operation up, and with it all of its chain, as that is one decision. Whether anything of it still can be given up.
+
+        What wasn't begun ends as superseded. What is under way goes back after the order that it is at, unless it is committed by then; a
+        drain is at one order until the worker is idle. False for one that has ended or that nobody knows. Raises Stalled SH501.
+        """
+        self._raise_crash()
+        active = {record.id: record for record in self._store.active()}
+        if operation not in active and operation not in self._waiting:
+            return False
+        known = [*(w.planned for w in self._waiting.values()), *(record.planned for record in active.values())]
+        (chain,) = [chain for chain in linked(known) if operation in chain]
+        can = False
+        for waiting in [w for name, w in self._waiting.items() if name in chain]:
+            why = problem("SH528", f"it was given up: {because}", "Nothing to do", waiting.planned.id)
+            self._supersede(waiting, why)
+            can = True
+        for record in active.values():
+            if record.id in chain:
+                can = self._executor.cancel(record, because) or can
+        self.pump()
+        return can
+
     async def idle(self) -> None:
         """Return once nothing runs. What waits for a place or an answer doesn't count."""
         while self._running:

@@ -84,7 +84,8 @@ class OperationRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     `problem` is why it is being rolled back, or which answer is outstanding; None while all goes well. `measured` is what is known so far,
     `frozen_at` when its worker was stopped by the source agent's clock, None before that. `waits` is True while it waits for its turn in
-    a chain: it is decided, its worker and slots are taken, and no agent was asked for anything yet.
+    a chain: it is decided, its worker and slots are taken, and no agent was asked for anything yet. `cancelled` is why it is to be given up
+    as far as that still can be done, None while it isn't.
     """
 
     planned: PlannedOperation
@@ -98,6 +99,7 @@ class OperationRecord(msgspec.Struct, frozen=True, kw_only=True):
     measured: Measured = Measured()
     frozen_at: float | None = None
     waits: bool = False
+    cancelled: Problem | None = None
 
     @property
     def id(self) -> OperationId:
