@@ -1,6 +1,7 @@
 """One operation for each worker and each slot: what is under way comes first, then what an earlier (higher) policy took."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from shunter.model.ids import ImageId, NodeId, PolicyName, SlotId, WorkerId, node_of
 from shunter.model.operation import OperationRecord
@@ -11,12 +12,20 @@ from shunter.model.snapshot import Slot
 class Ledger:
     """Who has what, while a plan is being made. Policies come to it in the order of precedence, so that the first one wins."""
 
-    def __init__(self, active: Sequence[OperationRecord]) -> None:
+    def __init__(self, active: Sequence[OperationRecord], vacant: Mapping[NodeId, tuple[Slot, ...]] | None = None) -> None:
+        """`active` is under way; `vacant` are each node's slots that are empty as far as the fleet is known, in order."""
         self._busy: dict[WorkerId, OperationRecord] = {r.planned.worker: r for r in active}
         self._busy_slots: set[SlotId] = {s for r in active for s in (r.planned.from_slot, r.planned.to_slot, r.planned.expect.free) if s}
         self._workers: dict[WorkerId, PolicyName] = {}
         self._leaving: dict[SlotId, PlannedOperation] = {}
         self._arriving: dict[SlotId, PlannedOperation] = {}
+        self._load: Counter[NodeId] = Counter()
+        self._vacant = dict(vacant or {})
+        self.changes: list[NodeId] = []
+        """Nodes of which a vacant slot was taken since the beginning, in that order."""
+        for slot in self._busy_slots:
+            self._occupy(slot)
+        self.changes.clear()
         self.images: set[ImageId] = {i for r in active for i in (r.planned.image, r.planned.expect.image) if i}
         """Images that an operation, under way or planned, refers to."""
 
@@ -37,6 +46,14 @@ class Ledger:
         taken = slot.id in self._busy_slots or slot.id in self._arriving or slot.id in self._leaving
         return slot.worker is None and slot.reserved_by is None and not taken
 
+    def vacant(self) -> Mapping[NodeId, tuple[Slot, ...]]:
+        """The slots for which `free` is true now, by node, in order. Nodes without one aren't in it. It stays as it is."""
+        return dict(self._vacant)
+
+    def vacancies(self, node: NodeId) -> int:
+        """How many slots of the node are free now."""
+        return len(self._vacant.get(node, ()))
+
     def claimed(self, slot: SlotId) -> str | None:
         """Why a slot that is occupied now can't be given to another worker in this plan, in words, or None."""
         if slot in self._busy_slots:
@@ -47,7 +64,12 @@ class Ledger:
 
     def arriving(self, node: NodeId) -> int:
         """Workers that this plan brings to the node."""
-        return sum(node_of(slot) == node for slot in self._arriving)
+        return self._load[node]
+
+    @property
+    def arrivals(self) -> int:
+        """Workers that this plan brings anywhere."""
+        return len(self._arriving)
 
     def take(self, operation: PlannedOperation) -> None:
         """Enter a planned operation. Raises ValueError if its worker or a slot is taken: a policy must ask before it plans."""
@@ -58,10 +80,26 @@ class Ledger:
                 raise ValueError(f"{slot} is taken")
         if operation.to_slot is not None:
             self._arriving[operation.to_slot] = operation
+            self._load[node_of(operation.to_slot)] += 1
+            self._occupy(operation.to_slot)
         if operation.from_slot is not None:
             self._leaving[operation.from_slot] = operation
+            self._occupy(operation.from_slot)
         self._workers[operation.worker] = operation.policy
         self.images |= {i for i in (operation.image, operation.expect.image) if i}
+
+    def _occupy(self, slot: SlotId) -> None:
+        """The slot is no longer vacant, if it was."""
+        node = node_of(slot)
+        before = self._vacant.get(node, ())
+        left = tuple(s for s in before if s.id != slot)
+        if len(left) == len(before):
+            return
+        self.changes.append(node)
+        if left:
+            self._vacant[node] = left
+        else:
+            del self._vacant[node]
 
     def _may(self, slot: SlotId, operation: PlannedOperation) -> bool:
         if slot == operation.to_slot:

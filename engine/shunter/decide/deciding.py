@@ -6,7 +6,6 @@ from typing import Any
 
 from shunter.decide.budget import Budgets
 from shunter.decide.conflict import Ledger
-from shunter.decide.figures import AllFigures, Figures, model_of
 from shunter.decide.fit import Finder, Needs, needs_of_image, needs_of_worker
 from shunter.decide.gates import ask
 from shunter.decide.history import History
@@ -16,7 +15,7 @@ from shunter.decide.plan import Ranked, operation_id, patience
 from shunter.decide.profile import Costs, Phases, Profile
 from shunter.decide.scope import Scopes, Workers
 from shunter.decide.world import World
-from shunter.model.expression import Expression, Rules, Scope, Undecided, in_bulk
+from shunter.model.expression import Expression, Rules, Undecided, in_bulk
 from shunter.model.finding import Evidence, Finding, Lane, Verdict
 from shunter.model.ids import NodeId, PolicyName, WorkerId
 from shunter.model.operation import EngineState
@@ -194,24 +193,10 @@ class Deciding:
         """What a destination of this worker or image must offer."""
         return needs_of_worker(self.world, subject) if isinstance(subject, Worker) else needs_of_image(self.world, subject)
 
-    @cached_property
-    def _figures(self) -> AllFigures:
-        return AllFigures(self.policies.policies, self.costs.profile)
-
-    def figures(self, worker: Worker) -> Figures:
-        """What is planned with for the worker, by the GPU model of its slot."""
-        return self._figures.of(model_of(self.world, worker))
-
-    def worker_series(self, policy: Policy, worker: WorkerId) -> list[tuple[float, Scope | None]]:
-        """Each snapshot's time and the worker's scope in it, oldest first. None: it wasn't there."""
-        both = zip(self.worlds, self._all_scopes, strict=True)
-        return [(w.at, s.worker(policy, w.workers[worker]) if worker in w.workers else None) for w, s in both]
-
     def phases(self, worker: Worker, size: int | None = None) -> Phases:
         """What dumping and restoring the worker costs; `size` is an image's, None the worker's own."""
         own, source = (size, "") if size is not None else self.world.size(worker)
-        figures = self.figures(worker)
-        phases = self.costs.phases(own, gpu=self.world.has_gpus(worker), rates=figures.rates, names=figures.names)
+        phases = self.costs.phases(own, gpu=self.world.has_gpus(worker))
         if not source or own is None:
             return phases
         return Phases(freeze=phases.freeze, restore=phases.restore, basis=f"{phases.basis}; {source}", bytes=own)

@@ -1,22 +1,25 @@
 """Where a worker or an image can go: hard limits first, then the policy's own words."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Final, NamedTuple
 
 import msgspec
 
+from shunter.decide.conflict import Ledger
 from shunter.decide.place import Option
-from shunter.decide.scope import Scopes
+from shunter.decide.scope import Destinations, Scopes, alike
 from shunter.decide.world import STANDING, World
-from shunter.model.expression import Rules, Scope, Undecided
-from shunter.model.ids import NodeId, SlotId
+from shunter.model.expression import BulkRules, Scope
+from shunter.model.ids import NodeId, SlotId, node_of
 from shunter.model.policy import Destination
 from shunter.model.snapshot import Image, Node, Role, Slot, Worker
 
 FACTS: Final = ("arch", "cpu", "criu", "cuda", "driver", "kernel")
 """Node facts that must be equal where both sides have them."""
 _SAID = 3
+_OF_NODE: Final = "node."
 
 
 class Needs(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +29,8 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True):
     gpu_model: str = ""
     gpus: int | None = None
     runtime: str = ""
-    facts: dict[str, str] = {}
+    facts: tuple[tuple[str, str], ...] = ()
+    """Those of `FACTS` that are known, in that order."""
 
 
 def needs_of_worker(world: World, worker: Worker) -> Needs:
@@ -38,14 +42,18 @@ def needs_of_worker(world: World, worker: Worker) -> Needs:
         gpu_model=slot.gpu_model if slot else "",
         gpus=slot.gpus if slot else None,
         runtime=node.runtime if node else "",
-        facts=node.facts if node else {},
+        facts=_known(node.facts) if node else (),
     )
 
 
 def needs_of_image(world: World, image: Image) -> Needs:
     """What an image needs: the facts of where it was taken, and the runtime if all its holders have the same one."""
     runtimes = {world.nodes[n].runtime for n in image.nodes if n in world.nodes}
-    return Needs(role=image.role, runtime=runtimes.pop() if len(runtimes) == 1 else "", facts=image.facts)
+    return Needs(role=image.role, runtime=runtimes.pop() if len(runtimes) == 1 else "", facts=_known(image.facts))
+
+
+def _known(facts: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple((fact, value) for fact in FACTS if (value := facts.get(fact)))
 
 
 def unfit_node(world: World, needs: Needs, node: Node) -> str | None:
@@ -56,11 +64,30 @@ def unfit_node(world: World, needs: Needs, node: Node) -> str | None:
         return "a notice is open for it"
     if needs.runtime and node.runtime != needs.runtime:
         return f"its runtime is {node.runtime}, not {needs.runtime}"
-    for fact in FACTS:
-        here, there = needs.facts.get(fact), node.facts.get(fact)
-        if here and there and here != there:
+    for fact, here in needs.facts:
+        there = node.facts.get(fact)
+        if there and here != there:
             return f"its {fact} is {there}, not {here}"
     return None
+
+
+class Fitness:
+    """`unfit_node`, asked once for what is alike: it depends on the node, the runtime and the facts alone."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._known: dict[tuple[str, tuple[tuple[str, str], ...]], dict[NodeId, str | None]] = defaultdict(dict)
+
+    def of(self, needs: Needs) -> Callable[[NodeId], str | None]:
+        """Why things with these needs can't go to a node of the fleet, in words, or None."""
+        known, world = self._known[needs.runtime, needs.facts], self._world
+
+        def unfit(node: NodeId) -> str | None:
+            if node not in known:
+                known[node] = unfit_node(world, needs, world.nodes[node])
+            return known[node]
+
+        return unfit
 
 
 def unfit_slot(needs: Needs, slot: Slot) -> str | None:
@@ -74,30 +101,65 @@ def unfit_slot(needs: Needs, slot: Slot) -> str | None:
     return None
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """Slots that will do, and, for each node without one, why."""
+class Found:
+    """Slots that will do, and, for each node without one, why. Both are shared by all that look for the same: don't change them."""
 
-    options: dict[SlotId, Option]
-    refused: dict[NodeId, str]
+    def __init__(self, options: Mapping[SlotId, Option], refused: Mapping[NodeId, str], leaving: NodeId | None) -> None:
+        self.options, self._refused, self._leaving = options, refused, leaving
 
     def why(self) -> str:
         """The reasons in one line: the first few by name, the rest by number."""
-        told = [f"{node}: {why}" for node, why in list(self.refused.items())[:_SAID]]
-        rest = Counter(list(self.refused.values())[_SAID:])
+        return self._why
+
+    @cached_property
+    def _why(self) -> str:
+        refused = [(node, why) for node, why in self._refused.items() if node != self._leaving]
+        told = [f"{node}: {why}" for node, why in refused[:_SAID]]
+        rest = Counter(why for _, why in refused[_SAID:])
         return "; ".join([*told, *(f"{n} more: {why}" for why, n in rest.most_common(_SAID))]) or "there is no node"
 
 
-class Finder:
-    """Looks for slots in one world. `free` says which slots count as empty; `load` how many workers a node is getting already."""
+class Wish(NamedTuple):
+    """What a policy says of a node as a destination: why not, or how doubtful and how preferred it is."""
 
-    def __init__(self, world: World, scopes: Scopes, rules: Rules, load: Callable[[NodeId], int]) -> None:
-        self._world, self._scopes, self._rules, self._load = world, scopes, rules, load
-        self._standing = Counter(w.node for w in world.workers.values() if w.slot and w.state in STANDING)
+    against: str | None = None
+    doubtful: int = 0
+    prefer: float | None = None
+
+
+Fitting = list[tuple[Node, list[Slot]]]
+_NO_WISH: Final = Wish()
+
+
+class Finder:
+    """Looks for slots in one world. `ledger` says how many workers a node is getting already.
+
+    Whoever needs the same, and whose policy reads the same values of it, gets the same answer: it is worked out once, for as long as the
+    slots are those of the same mapping and nothing was planned.
+    """
+
+    def __init__(self, world: World, scopes: Scopes, rules: BulkRules, ledger: Ledger) -> None:
+        self._world, self._scopes, self._rules, self._ledger = world, scopes, rules, ledger
+        self._fitness = Fitness(world)
+        self._free: Mapping[NodeId, Sequence[Slot]] = {}
+        self._arrivals = 0
+        self._fitting: dict[Needs, tuple[Fitting, dict[NodeId, str]]] = {}
+        self._offers: dict[Hashable, tuple[dict[SlotId, Option], dict[NodeId, str]]] = {}
+        self._found: dict[Hashable, Found] = {}
+
+    @cached_property
+    def _standing(self) -> Counter[NodeId | None]:
+        return Counter(w.node for w in self._world.workers.values() if w.slot and w.state in STANDING)
+
+    def fits(self, needs: Needs) -> Callable[[NodeId], bool]:
+        """Whether things with these needs could be restored on a node of the fleet, if it had a slot."""
+        unfit = self._fitness.of(needs)
+        return lambda node: unfit(node) is None
 
     def find(
         self,
         needs: Needs,
-        free: Mapping[NodeId, Iterable[Slot]],
+        free: Mapping[NodeId, Sequence[Slot]],
         *,
         scope: Scope,
         to: Destination | None = None,
@@ -108,43 +170,73 @@ class Finder:
 
         A destination's condition without an answer excludes nothing, but is sorted last: an involuntary move doesn't wait for a metric.
         """
+        if self._free is not free or self._arrivals != self._ledger.arrivals:
+            self._free, self._arrivals = free, self._ledger.arrivals
+            self._fitting, self._offers, self._found = {}, {}, {}
+        key = (needs, avoid, *self._asked(to, scope))
+        found = self._found.get((key, leaving))
+        if found is None:
+            options, refused = self._offer(key, needs, to, scope, avoid)
+            if leaving is not None and leaving not in refused:
+                options = {slot: option for slot, option in options.items() if node_of(slot) != leaving}
+            found = self._found[key, leaving] = Found(options, refused, leaving)
+        return found
+
+    def _asked(self, to: Destination | None, scope: Scope) -> Iterator[Hashable]:
+        """What of the policy and of the scope a destination is chosen by, but for the destination's own variables."""
+        for expression in (to.where, to.prefer) if to else ():
+            yield expression.text if expression else None
+            for name in self._rules.inputs(expression) if expression else ():
+                if not name.startswith(_OF_NODE):
+                    yield alike(scope.get(name))
+
+    def _offer(
+        self, key: Hashable, needs: Needs, to: Destination | None, scope: Scope, avoid: frozenset[NodeId]
+    ) -> tuple[dict[SlotId, Option], dict[NodeId, str]]:
+        """The options, and why the other nodes have none."""
+        if key in self._offers:
+            return self._offers[key]
+        fitting, unfit = self._fit(needs)
         options: dict[SlotId, Option] = {}
+        unwanted: dict[NodeId, str] = {}
+        for (node, slots), wish in zip(fitting, self._wishes(to, scope, [node for node, _ in fitting]), strict=True):
+            if wish.against is not None:
+                unwanted[node.id] = wish.against
+                continue
+            base = self._standing[node.id] + self._ledger.arriving(node.id)
+            doubt = 2 if node.id in avoid else wish.doubtful
+            options.update({s.id: Option(doubtful=doubt, prefer=wish.prefer, load=base + rank) for rank, s in enumerate(slots)})
+        refused = {node: why for node in self._world.nodes if (why := unfit.get(node) or unwanted.get(node))} if unwanted else unfit
+        self._offers[key] = options, refused
+        return options, refused
+
+    def _fit(self, needs: Needs) -> tuple[Fitting, dict[NodeId, str]]:
+        """The nodes with free slots that fit, with those; and why the other nodes have none."""
+        if needs in self._fitting:
+            return self._fitting[needs]
+        fitting: Fitting = []
         refused: dict[NodeId, str] = {}
+        unfit = self._fitness.of(needs)
         for node in self._world.nodes.values():
-            if node.id == leaving:
-                continue
-            why, slots = self._slots(needs, node, free.get(node.id, ()))
-            doubtful, prefer = 0, None
-            if why is None:
-                why, doubtful, prefer = self._wish(to, scope, node)
-            if why is not None:
-                refused[node.id] = why
-                continue
-            base = self._standing[node.id] + self._load(node.id)
-            doubt = 2 if node.id in avoid else doubtful
-            options.update({s.id: Option(doubtful=doubt, prefer=prefer, load=base + rank) for rank, s in enumerate(slots)})
-        return Found(options=options, refused=refused)
+            there = self._free.get(node.id, ())
+            slots = [] if (why := unfit(node.id)) else [s for s in there if unfit_slot(needs, s) is None]
+            if slots:
+                fitting.append((node, slots))
+            else:
+                refused[node.id] = why or (unfit_slot(needs, there[0]) if there else None) or "no free slot"
+        self._fitting[needs] = fitting, refused
+        return fitting, refused
 
-    def _slots(self, needs: Needs, node: Node, free: Iterable[Slot]) -> tuple[str | None, list[Slot]]:
-        if (why := unfit_node(self._world, needs, node)) is not None:
-            return why, []
-        there = list(free)
-        fitting = [s for s in there if unfit_slot(needs, s) is None]
-        if fitting:
-            return None, fitting
-        return (unfit_slot(needs, there[0]) if there else "no free slot"), []
-
-    def _wish(self, to: Destination | None, scope: Scope, node: Node) -> tuple[str | None, int, float | None]:
+    def _wishes(self, to: Destination | None, scope: Scope, nodes: Sequence[Node]) -> Iterable[Wish]:
         if to is None or (to.where is None and to.prefer is None):
-            return None, 0, None
-        there = self._scopes.at(scope, node)
-        doubtful, prefer = 0, None
-        if to.where is not None:
-            answer = self._rules.test(to.where, there)
-            if answer is False:
-                return f"`move.to.where` is false there: {to.where.text}", 0, None
-            doubtful = 1 if isinstance(answer, Undecided) else 0
-        if to.prefer is not None:
-            value = self._rules.measure(to.prefer, there)
-            doubtful, prefer = (1, None) if isinstance(value, Undecided) else (doubtful, value)
-        return None, doubtful, prefer
+            return [_NO_WISH] * len(nodes)
+        sheet = Destinations(self._scopes, scope, nodes)
+        where = self._rules.test_all(to.where, sheet) if to.where else [True] * len(nodes)
+        prefer: Sequence[float | None] = self._rules.measure_all(to.prefer, sheet) if to.prefer else [None] * len(nodes)
+        against = f"`move.to.where` is false there: {to.where.text}" if to.where else ""
+        return (
+            Wish(against=against)
+            if answer is False
+            else Wish(doubtful=1 if answer is None or (to.prefer and value is None) else 0, prefer=value)
+            for answer, value in zip(where, prefer, strict=True)
+        )

@@ -17,7 +17,7 @@ from shunter.model.policy import Policy
 
 def preempt(d: Deciding, policy: Policy) -> None:
     """Find and plan for every covered worker on a node with a notice that the policy answers to."""
-    cases = [case for worker in d.world.workers.values() if (case := case_of(d, policy, worker)) is not None]
+    cases = [case for worker in d.subjects(policy) if (case := case_of(d, policy, worker)) is not None]
     decode, against = _move(d, policy, [c for c in cases if c.worker.role == "decode"])
     decode = make_room(d, policy, decode)
     recover(d, policy, "decode")
@@ -73,7 +73,7 @@ def _park(d: Deciding, policy: Policy, case: Case, against: str) -> str | None:
     worker = case.worker
     if failed := case.failed(OperationKind.PARK):
         return said(failed[-1])
-    keepers = d.keepers(worker, 1, {})
+    keepers = d.keepers(worker, 1)
     if not keepers:
         return "no other node stays that could hold the image"
     assert worker.node is not None, "a case stands on a node"

@@ -32,7 +32,7 @@ class Away(msgspec.Struct, frozen=True, kw_only=True):
 
 def recover(d: Deciding, policy: Policy, role: Role) -> None:
     """Restore workers of the role: lost ones if the policy answers to `gone`, and those that it parked itself when there was no room."""
-    away = [a for w in d.world.workers.values() if w.role == role and w.state in AWAY and (a := _away(d, policy, w)) is not None]
+    away = [a for w in d.subjects(policy) if w.role == role and w.state in AWAY and (a := _away(d, policy, w)) is not None]
     ready = [a for a in away if _ready(d, policy, a)]
     free = d.free_slots()
     founds = {

@@ -1,7 +1,7 @@
 """Making room: a prefill worker elsewhere holds nothing that is lost with it, so it can give its slot to a decode worker."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from shunter.decide.cases import Case, job_of, lanes, plan_move, spec_of, values_of
 from shunter.decide.deciding import Deciding
@@ -24,7 +24,7 @@ def make_room(d: Deciding, policy: Policy, cases: Sequence[Case]) -> list[Case]:
     if spec_of(policy).move.make_room != "prefill" or not able:
         return list(cases)
     givers = _givers(d, {c.worker.graph for c in able})
-    options: dict[WorkerId, dict[SlotId, Option]] = {}
+    options: dict[WorkerId, Mapping[SlotId, Option]] = {}
     for case in able:
         options[case.worker.id] = d.finder.find(
             d.needs(case.worker),

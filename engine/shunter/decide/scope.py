@@ -1,20 +1,49 @@
 """Scopes: the variables of `model.vocabulary`, bound to what a snapshot says."""
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
-from shunter.decide.world import AWAY, STANDING, World
+from shunter.decide.world import AWAY, STANDING, World, in_order
 from shunter.model.expression import Scope, Value
 from shunter.model.ids import pool_id
 from shunter.model.policy import MetricInput, Policy
 from shunter.model.sample import Known, Missing, Sample, Stale, say
 from shunter.model.snapshot import Node, Notice, Worker, WorkerState
-from shunter.model.vocabulary import WORKER_METRICS
+from shunter.model.vocabulary import POOL_METRICS, WORKER_METRICS
 
 _MEANS: Final = frozenset({"kvUsage"})
 """Shares can't be added up; everything else can."""
+_NO_METRICS: Final[dict[str, Value]] = {}
+_NOTHING: Final[dict[str, Sample]] = {}
 _NAMED = 3
 """At most so many members are named in a pool's reason for having no value."""
+
+
+class Bound(Mapping[str, Value]):
+    """A scope put together from parts, by the first word of a name: making one copies nothing."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: dict[str, Mapping[str, Value]]) -> None:
+        self._parts = parts
+
+    def __getitem__(self, name: str) -> Value:
+        return self._parts[name.partition(".")[0]][name]
+
+    def get(self, name: str, default: Any = None) -> Any:  # noqa: ANN401  (Mapping's own signature)
+        """The variable's value, or the default."""
+        part = self._parts.get(name.partition(".")[0])
+        return default if part is None else part.get(name, default)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for part in self._parts.values() for name in part)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts.values()))
+
+    def having(self, root: str, part: Mapping[str, Value]) -> "Bound":
+        """The same scope with other variables below `root`."""
+        return Bound({**self._parts, root: part})
 
 
 class Scopes:
@@ -22,78 +51,99 @@ class Scopes:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._pools: dict[tuple[str, str], dict[str, Value]] = {}
+        self._figures: dict[tuple[str, str], dict[str, Value]] = {}
+        self._prefixed: dict[tuple[str, str], dict[str, Value]] = {}
+        self._pools: dict[str, dict[str, Value]] = {}
         self._workers: dict[str, dict[str, Value]] = {}
         self._nodes: dict[str, dict[str, Value]] = {}
+        self.now: Final = world.at
+        self._now: dict[str, Value] = {"now": world.at}
 
-    def graph(self, policy: Policy, graph: str) -> Scope:
+    def graph(self, policy: Policy, graph: str) -> Bound:
         """`pools`, `metrics` and `now`: what a condition on a graph reads."""
-        return {
-            **self._figures(graph, "prefill", "pools.prefill"),
-            **self._figures(graph, "decode", "pools.decode"),
-            **self._metrics(policy, None),
-            "now": self._world.at,
-        }
+        return Bound({"pools": self.of_graph(graph), "metrics": self.metrics(policy, None), "now": self._now})
 
-    def worker(self, policy: Policy, worker: Worker, *, notice: Notice | None = None, now: float | None = None) -> Scope:
+    def worker(self, policy: Policy, worker: Worker, *, notice: Notice | None = None, now: float | None = None) -> Bound:
         """Everything about a worker: itself, the node it is on, its pool, its graph's pools, the policy's metrics, the notice at hand."""
-        node = self._world.nodes.get(worker.node) if worker.node else None
-        return {
-            **self.graph(policy, worker.graph),
-            **self._figures(worker.graph, worker.role, "pool"),
-            **self._worker(worker),
-            **(self._node(node) if node else {}),
-            **self._metrics(policy, worker),
-            **(_notice(notice, self._world.at if now is None else now) if notice else {}),
+        parts: dict[str, Mapping[str, Value]] = {
+            "worker": self.of_worker(worker),
+            "pool": self.of_pool(worker),
+            "pools": self.of_graph(worker.graph),
+            "metrics": self.metrics(policy, worker),
+            "now": self._now,
         }
+        if (node := self.node_of(worker)) is not None:
+            parts["node"] = self.of_node(node)
+        if notice is not None:
+            parts["notice"] = _notice(notice, self._world.at if now is None else now)
+        return Bound(parts)
 
-    def at(self, scope: Scope, node: Node) -> Scope:
+    def at(self, scope: Scope, node: Node) -> Bound:
         """The same scope with `node` bound to a candidate destination."""
-        return {**scope, **self._node(node)}
+        return (scope if isinstance(scope, Bound) else _parted(scope)).having("node", self.of_node(node))
 
-    def _worker(self, worker: Worker) -> dict[str, Value]:
-        if worker.id not in self._workers:
-            images = self._world.images.get(worker.id, ())
-            age: Value = self._world.at - max(i.taken_at for i in images) if images else Missing(reason="it has no image")
-            self._workers[worker.id] = {
-                "worker.id": worker.id,
-                "worker.role": worker.role,
-                "worker.graph": worker.graph,
-                "worker.engine": worker.engine,
-                "worker.node": (worker.node or "") if worker.slot else "",
-                "worker.slot": worker.slot or "",
-                "worker.state": worker.state.value,
-                "worker.incarnation": int(worker.incarnation),
-                "worker.labels": worker.labels,
-                "worker.imageAge": age,
-                "worker.images": len(images),
-                **{f"worker.{name}": s for name, s in self._world.snapshot.samples.workers.get(worker.id, {}).items()},
-            }
-        return self._workers[worker.id]
+    def node_of(self, worker: Worker) -> Node | None:
+        """The node that the worker is on, if it is known."""
+        return self._world.nodes.get(worker.node) if worker.node else None
 
-    def _node(self, node: Node) -> dict[str, Value]:
-        if node.id not in self._nodes:
-            self._nodes[node.id] = {
+    def of_worker(self, worker: Worker) -> dict[str, Value]:
+        """`worker`, its metrics included."""
+        found = self._workers.get(worker.id)
+        if found is None:
+            found = {name: read(self._world, worker) for name, read in _WORKER.items()}
+            found |= {f"worker.{name}": s for name, s in self._world.snapshot.samples.workers.get(worker.id, {}).items()}
+            self._workers[worker.id] = found
+        return found
+
+    def of_workers(self, workers: Sequence[Worker], name: str) -> list[Value | None]:
+        """One variable of `worker` for many, as `of_worker` has it."""
+        taken, field = self._world.snapshot.samples.workers, name.removeprefix("worker.")
+        samples: list[Value | None] = [taken.get(w.id, _NOTHING).get(field) for w in workers]
+        read = _WORKER.get(name)
+        return samples if read is None else [read(self._world, w) if s is None else s for w, s in zip(workers, samples, strict=True)]
+
+    def of_node(self, node: Node) -> dict[str, Value]:
+        """`node`."""
+        found = self._nodes.get(node.id)
+        if found is None:
+            found = self._nodes[node.id] = {
                 "node.id": node.id,
                 "node.labels": node.labels,
-                "node.gpuModel": next((s.gpu_model for s in sorted(node.slots, key=lambda s: s.id) if s.gpu_model), ""),
-                "node.freeSlots": sum(s.worker is None and s.reserved_by is None for s in node.slots),
+                "node.gpuModel": next((s.gpu_model for s in in_order(node.slots) if s.gpu_model), ""),
+                "node.freeSlots": len(self._world.vacant.get(node.id, ())),
                 "node.noticed": bool(self._world.notices.get(node.id)),
             }
-        return self._nodes[node.id]
+        return found
 
-    def _figures(self, graph: str, role: str, prefix: str) -> dict[str, Value]:
-        if (graph, role) not in self._pools:
-            self._pools[graph, role] = self._pool(graph, role)
-        return {f"{prefix}.{name}": value for name, value in self._pools[graph, role].items()}
+    def of_pool(self, worker: Worker) -> dict[str, Value]:
+        """`pool`: the worker's own."""
+        key = (worker.graph, worker.role)
+        if key not in self._prefixed:
+            self._prefixed[key] = {f"pool.{name}": value for name, value in self._pool(*key).items()}
+        return self._prefixed[key]
+
+    def of_graph(self, graph: str) -> dict[str, Value]:
+        """`pools`."""
+        if graph not in self._pools:
+            self._pools[graph] = {
+                f"pools.{role}.{name}": value for role in ("prefill", "decode") for name, value in self._pool(graph, role).items()
+            }
+        return self._pools[graph]
 
     def _pool(self, graph: str, role: str) -> dict[str, Value]:
+        if (graph, role) not in self._figures:
+            self._figures[graph, role] = self._measure(graph, role)
+        return self._figures[graph, role]
+
+    def _measure(self, graph: str, role: str) -> dict[str, Value]:
         members = self._world.pools.get(pool_id(graph, role), ())
+        own = self._world.snapshot.samples.pools.get(pool_id(graph, role), {})
         running = [w for w in members if w.state is WorkerState.RUNNING]
         return {
             "workers": sum(w.state in STANDING for w in members),
             "parked": sum(w.state in AWAY and bool(self._world.images.get(w.id)) for w in members),
             **{v.name: self._figure(running, v.name, v.unit) for v in WORKER_METRICS},
+            **{v.name: own.get(v.name, Missing(reason="not collected")) for v in POOL_METRICS},
         }
 
     def _figure(self, running: Sequence[Worker], field: str, unit: str) -> Sample:
@@ -120,8 +170,11 @@ class Scopes:
             query=f"{word} of {field} over {len(known)} running worker{'' if len(known) == 1 else 's'}",
         )
 
-    def _metrics(self, policy: Policy, worker: Worker | None) -> dict[str, Value]:
+    def metrics(self, policy: Policy, worker: Worker | None) -> dict[str, Value]:
+        """`metrics`: the worker's own values, or, without a worker, those that are one for all."""
         declared = policy.metrics
+        if not declared:
+            return _NO_METRICS
         given = self._world.snapshot.samples.policies.get(policy.name, {})
         return {f"metrics.{name}": self._metric(d, given.get(name, {}), worker) for name, d in declared.items()}
 
@@ -140,3 +193,90 @@ class Scopes:
 def _notice(notice: Notice, now: float) -> dict[str, Value]:
     lead: Value = notice.deadline - now if notice.deadline is not None else Missing(reason="the notice has no deadline")
     return {"notice.kind": notice.kind.value, "notice.lead": lead}
+
+
+_WORKER: Final[dict[str, Callable[[World, Worker], Value]]] = {
+    "worker.id": lambda _, w: w.id,
+    "worker.role": lambda _, w: w.role,
+    "worker.graph": lambda _, w: w.graph,
+    "worker.engine": lambda _, w: w.engine,
+    "worker.node": lambda _, w: (w.node or "") if w.slot else "",
+    "worker.slot": lambda _, w: w.slot or "",
+    "worker.state": lambda _, w: w.state.value,
+    "worker.incarnation": lambda _, w: int(w.incarnation),
+    "worker.labels": lambda _, w: w.labels,
+    "worker.imageAge": lambda world, w: _image_age(world, w),
+    "worker.images": lambda world, w: len(world.images.get(w.id, ())),
+}
+
+
+def _image_age(world: World, worker: Worker) -> Value:
+    images = world.images.get(worker.id, ())
+    return world.at - max(i.taken_at for i in images) if images else Missing(reason="it has no image")
+
+
+def _parted(scope: Scope) -> Bound:
+    parts: dict[str, dict[str, Value]] = {}
+    for name, value in scope.items():
+        parts.setdefault(name.partition(".")[0], {})[name] = value
+    return Bound(dict(parts))
+
+
+class Workers:
+    """A sheet of workers, as `Scopes.worker` sees each. `policy` is None where no `metrics` are read."""
+
+    def __init__(self, scopes: Scopes, workers: Sequence[Worker], policy: Policy | None) -> None:
+        self._scopes, self._workers, self._policy = scopes, workers, policy
+        self.graphs = {w.graph for w in workers}
+
+    @property
+    def size(self) -> int:
+        """How many workers."""
+        return len(self._workers)
+
+    def values(self, name: str) -> Sequence[Value | None]:
+        """The variable's value for each worker, or one for all."""
+        scopes, workers = self._scopes, self._workers
+        match name.partition(".")[0]:
+            case "worker":
+                return scopes.of_workers(workers, name)
+            case "node":
+                nodes = [scopes.node_of(w) for w in workers]
+                return [scopes.of_node(n).get(name) if n else None for n in nodes]
+            case "pool":
+                return [scopes.of_pool(w).get(name) for w in workers]
+            case "pools":
+                graphs = [w.graph for w in workers] if len(self.graphs) > 1 else self.graphs
+                return [scopes.of_graph(g).get(name) for g in graphs]
+            case "metrics" if self._policy is not None:
+                return [scopes.metrics(self._policy, w).get(name) for w in workers]
+            case "now":
+                return [scopes.now]
+        return [None]
+
+
+class Destinations:
+    """A sheet of candidate destinations, as `Scopes.at` sees each from one scope."""
+
+    def __init__(self, scopes: Scopes, scope: Scope, nodes: Sequence[Node]) -> None:
+        self._scopes, self._scope, self._nodes = scopes, scope, nodes
+
+    @property
+    def size(self) -> int:
+        """How many nodes."""
+        return len(self._nodes)
+
+    def values(self, name: str) -> Sequence[Value | None]:
+        """The variable's value at each node, or one for all."""
+        if name.startswith("node."):
+            return [self._scopes.of_node(n).get(name) for n in self._nodes]
+        return [self._scope.get(name)]
+
+
+def alike(value: Value | None) -> Hashable:
+    """What is the same for two values between which no answer of an expression can tell; reasons for having none don't count."""
+    if isinstance(value, Known):
+        return "known", value.value
+    if value is None or isinstance(value, Missing | Stale):
+        return None
+    return tuple(sorted(value.items())) if isinstance(value, Mapping) else (type(value).__name__, value)

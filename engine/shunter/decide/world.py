@@ -1,13 +1,17 @@
 """One snapshot, indexed: what is where, in an order that doesn't depend on how the snapshot was put together."""
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from operator import attrgetter
 
-from shunter.model.ids import NodeId, PoolId, SlotId, WorkerId, node_of
-from shunter.model.snapshot import Image, Node, Notice, Slot, Snapshot, Worker, WorkerState
+from shunter.model.ids import NodeId, PoolId, SlotId, WorkerId, node_of, pool_id
+from shunter.model.snapshot import Image, Node, Notice, Role, Slot, Snapshot, Worker, WorkerState
 
 STANDING = (WorkerState.RUNNING, WorkerState.FENCED)
 AWAY = (WorkerState.PARKED, WorkerState.LOST)
+
+_by_id = attrgetter("id")
 
 
 class World:
@@ -16,24 +20,40 @@ class World:
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self.at = snapshot.at
+        self._among: dict[tuple[str | None, Role | None], tuple[Worker, ...]] = {}
 
     @cached_property
     def nodes(self) -> dict[NodeId, Node]:
         """By id, in the order of ids."""
-        return {n.id: n for n in sorted(self.snapshot.fleet.nodes, key=lambda n: n.id)}
+        return {n.id: n for n in sorted(self.snapshot.fleet.nodes, key=_by_id)}
 
     @cached_property
     def workers(self) -> dict[WorkerId, Worker]:
         """By id, in the order of ids."""
-        return {w.id: w for w in sorted(self.snapshot.fleet.workers, key=lambda w: w.id)}
+        return {w.id: w for w in sorted(self.snapshot.fleet.workers, key=_by_id)}
 
     @cached_property
     def pools(self) -> dict[PoolId, tuple[Worker, ...]]:
         """All workers of each pool, whatever their state."""
-        pools: dict[PoolId, list[Worker]] = defaultdict(list)
+        pools: dict[tuple[str, Role], list[Worker]] = defaultdict(list)
         for worker in self.workers.values():
-            pools[worker.pool].append(worker)
-        return {pool: tuple(members) for pool, members in pools.items()}
+            pools[worker.graph, worker.role].append(worker)
+        return {pool_id(graph, role): tuple(members) for (graph, role), members in pools.items()}
+
+    def among(self, graph: str | None, role: Role | None) -> tuple[Worker, ...]:
+        """Workers of the graph and the role, in the order of their ids; None: of all."""
+        found = self._among.get((graph, role))
+        if found is None:
+            found = self._among[graph, role] = tuple(self._choose(graph, role))
+        return found
+
+    def _choose(self, graph: str | None, role: Role | None) -> Sequence[Worker] | Iterator[Worker]:
+        if graph is not None and role is not None:
+            return self.pools.get(pool_id(graph, role), ())
+        if graph is not None:
+            both = [w for name in ("decode", "prefill") for w in self.pools.get(pool_id(graph, name), ())]
+            return sorted(both, key=_by_id)
+        return (w for w in self.workers.values() if role is None or w.role == role)
 
     @cached_property
     def graphs(self) -> tuple[str, ...]:
@@ -43,7 +63,13 @@ class World:
     @cached_property
     def slots(self) -> dict[SlotId, Slot]:
         """All slots, in the order of nodes and then of slots."""
-        return {s.id: s for node in self.nodes.values() for s in sorted(node.slots, key=lambda s: s.id)}
+        return {s.id: s for node in self.nodes.values() for s in in_order(node.slots)}
+
+    @cached_property
+    def vacant(self) -> dict[NodeId, tuple[Slot, ...]]:
+        """Each node's slots that no worker has and none is reserved for, in order; nodes without one aren't in it."""
+        found = {node.id: [s for s in node.slots if s.worker is None and s.reserved_by is None] for node in self.nodes.values()}
+        return {node: tuple(in_order(slots)) for node, slots in found.items() if slots}
 
     @cached_property
     def images(self) -> dict[WorkerId, tuple[Image, ...]]:
@@ -51,7 +77,16 @@ class World:
         images: dict[WorkerId, list[Image]] = defaultdict(list)
         for image in self.snapshot.fleet.images:
             images[image.worker].append(image)
-        return {w: tuple(sorted(own, key=lambda i: (-i.incarnation, -i.taken_at, i.id))) for w, own in images.items()}
+        return {w: tuple(sorted(own, key=_newest)) if len(own) > 1 else (own[0],) for w, own in images.items()}
+
+    @cached_property
+    def holding(self) -> dict[NodeId, int]:
+        """Bytes of images that each node holds; nodes without one aren't in it."""
+        holding: dict[NodeId, int] = defaultdict(int)
+        for image in self.snapshot.fleet.images:
+            for node in image.nodes:
+                holding[node] += image.bytes
+        return dict(holding)
 
     @cached_property
     def notices(self) -> dict[NodeId, tuple[Notice, ...]]:
@@ -92,6 +127,15 @@ class World:
         if slot is not None:
             return slot.gpus > 0
         return any((s := self.slots.get(w.slot)) is not None and s.gpus > 0 for w in self.pools[worker.pool] if w.slot)
+
+
+def in_order(slots: Sequence[Slot]) -> Sequence[Slot]:
+    """Slots by their ids."""
+    return sorted(slots, key=_by_id) if len(slots) > 1 else slots
+
+
+def _newest(image: Image) -> tuple[int, float, str]:
+    return (-image.incarnation, -image.taken_at, image.id)
 
 
 def _urgency(notice: Notice) -> tuple[bool, float, str]:

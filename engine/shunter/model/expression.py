@@ -4,8 +4,8 @@ The language (CEL) is known to `lang` alone. `decide` holds expressions, asks a 
 """
 
 import math
-from collections.abc import Mapping
-from typing import Protocol, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -58,6 +58,62 @@ class Rules(Protocol):
     def inputs(self, expression: Expression) -> tuple[str, ...]:
         """Qualified names of the variables that it reads, sorted: what evidence must show."""
         ...
+
+
+class Sheet(Protocol):
+    """The scopes of many subjects, by variable: what bulk questions are asked about. It doesn't change."""
+
+    @property
+    def size(self) -> int:
+        """How many subjects."""
+        ...
+
+    def values(self, name: str) -> "Sequence[Value | None]":
+        """The variable's value for each subject, in order, or a single one that holds for all. None: it isn't in the scope."""
+        ...
+
+
+@runtime_checkable
+class BulkRules(Rules, Protocol):
+    """Answers a question about many subjects at once, each as `test` and `measure` would; None where those are Undecided."""
+
+    def test_all(self, expression: Expression, sheet: Sheet) -> "Sequence[bool | None]":
+        """The truth of a boolean expression for each subject."""
+        ...
+
+    def measure_all(self, expression: Expression, sheet: Sheet) -> "Sequence[float | None]":
+        """The value of a number expression for each subject."""
+        ...
+
+
+class OneByOne:
+    """The plain way to answer in bulk: any `Rules`, asked about one subject after the other."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self.test, self.measure, self.inputs = rules.test, rules.measure, rules.inputs
+
+    def test_all(self, expression: Expression, sheet: Sheet) -> "Sequence[bool | None]":
+        """The truth for each subject."""
+        answers = [self._rules.test(expression, scope) for scope in scopes_of(sheet, self._rules.inputs(expression))]
+        return [None if isinstance(answer, Undecided) else answer for answer in answers]
+
+    def measure_all(self, expression: Expression, sheet: Sheet) -> "Sequence[float | None]":
+        """The value for each subject."""
+        answers = [self._rules.measure(expression, scope) for scope in scopes_of(sheet, self._rules.inputs(expression))]
+        return [None if isinstance(answer, Undecided) else answer for answer in answers]
+
+
+def in_bulk(rules: Rules) -> BulkRules:
+    """The same rules, able to answer about many subjects at once."""
+    return rules if isinstance(rules, BulkRules) else OneByOne(rules)
+
+
+def scopes_of(sheet: Sheet, names: Sequence[str]) -> list[dict[str, Value]]:
+    """Each subject's scope, with the named variables only."""
+    columns = [(name, sheet.values(name)) for name in names]
+    whole = [(name, held if len(held) == sheet.size else [held[0]] * sheet.size) for name, held in columns]
+    return [{name: value for name, held in whole if (value := held[row]) is not None} for row in range(sheet.size)]
 
 
 def scalar(value: Value) -> Scalar | None:
