@@ -9,11 +9,12 @@ from shunter.decide.plan import ordered
 from shunter.decide.preempt import preempt
 from shunter.decide.profile import Profile
 from shunter.decide.reassign import reassign
+from shunter.decide.rebalance import rebalance
 from shunter.decide.retention import retain
 from shunter.model.expression import Rules
 from shunter.model.operation import EngineState
 from shunter.model.plan import Evaluation, Plan
-from shunter.model.policy import CheckpointPolicy, Policy, PolicySet, PreemptionPolicy
+from shunter.model.policy import CheckpointPolicy, Policy, PolicySet, PreemptionPolicy, RebalancePolicy
 from shunter.model.snapshot import Snapshot
 
 _DEFAULT = Profile()
@@ -55,4 +56,6 @@ def _precedence(policy: Policy) -> tuple[bool, bool, int, str]:
 def _rule(policy: Policy) -> Callable[[Deciding, Policy], None]:
     if isinstance(policy.document, PreemptionPolicy):
         return preempt
-    return checkpoint if isinstance(policy.document, CheckpointPolicy) else reassign
+    if isinstance(policy.document, CheckpointPolicy):
+        return checkpoint
+    return rebalance if isinstance(policy.document, RebalancePolicy) else reassign

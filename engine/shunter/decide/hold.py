@@ -6,7 +6,7 @@ from statistics import median
 
 import msgspec
 
-from shunter.model.policy import PolicySet, ReassignmentPolicy
+from shunter.model.policy import PolicySet, ReassignmentPolicy, RebalancePolicy
 
 MIN_TOLERANCE = 5.0
 """Seconds between two snapshots that are never a gap."""
@@ -68,4 +68,6 @@ def horizon(policies: PolicySet) -> float:
         if isinstance(document, ReassignmentPolicy):
             revert = document.spec.revert
             longest = max(longest, float(document.spec.for_), float(revert.for_) if revert else 0.0)
+        elif isinstance(document, RebalancePolicy):
+            longest = max(longest, float(document.spec.for_))
     return longest

@@ -1,0 +1,219 @@
+"""Workers whose best place has changed: moved to a better slot, or off a node that is to be emptied, and not back and forth."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeAlias
+
+import msgspec
+
+from shunter.decide.deciding import Deciding
+from shunter.decide.gates import ask, missing, weigh
+from shunter.decide.history import FAILURES, HOUR, failed_nodes, said
+from shunter.decide.hold import Held, held
+from shunter.decide.place import Job, place
+from shunter.decide.stay import Leaving, places, spec_of
+from shunter.decide.words import clock
+from shunter.decide.worth import Worth, weigh_move
+from shunter.model.expression import Scope, Undecided
+from shunter.model.finding import Evidence, Verdict
+from shunter.model.ids import NodeId, SlotId
+from shunter.model.operation import OperationRecord, Status
+from shunter.model.plan import OperationKind, Preconditions
+from shunter.model.policy import Policy
+from shunter.model.snapshot import Slot, Worker, WorkerState
+
+MOST_PER_HOUR = 3
+"""Voluntary moves of a worker within an hour, done or failed, by whatever policies; after that a person is asked what they are good for."""
+
+Refusal: TypeAlias = tuple[Verdict, str, str]
+"""A verdict other than `act`, its reason and its gate."""
+
+
+class Leaver(msgspec.Struct, frozen=True, kw_only=True):
+    """A covered worker on its way through the gates. `here` is what `to.prefer` says of its own node, None where no gain is asked for."""
+
+    worker: Worker
+    scope: Scope
+    gates: list[Evidence]
+    since: float | None = None
+    named: str = ""
+    here: float | None = None
+
+
+def rebalance(d: Deciding, policy: Policy) -> None:
+    """Find for every covered worker, and plan up to `step` moves: of those that have wanted to go for the longest, as far as is seen."""
+    leavers = [one for worker in d.subjects(policy) if (one := _leaver(d, policy, worker)) is not None]
+    free, done = d.free_slots(), 0
+    for one in sorted(leavers, key=lambda o: (o.since or 0.0, o.worker.id)):
+        if done >= max(1, spec_of(policy).step):
+            _say(d, policy, one, (Verdict.HOLD, f"{done} in one plan, as many as may be, go before it", "step"))
+        elif (refused := _go(d, policy, one, free)) is not None:
+            _say(d, policy, one, refused)
+        else:
+            free, done = d.free_slots(), done + 1
+
+
+def _say(d: Deciding, policy: Policy, one: Leaver, refused: Refusal) -> None:
+    d.find(policy, one.worker.id, refused[0], refused[1], gate=refused[2], evidence=one.gates, since=one.since)
+
+
+def _leaver(d: Deciding, policy: Policy, worker: Worker) -> Leaver | None:
+    """The worker if it ought to be elsewhere and nothing is against its moving now; otherwise None, with the finding that says why."""
+    covered, evidence = d.covers(policy, worker)
+    if covered is False and not evidence:
+        return None
+    one = Leaver(worker=worker, scope=d.scopes.worker(policy, worker), gates=[*evidence])
+    refused = _subject(covered, worker)
+    if refused is None:
+        refused, stretch = _when(d, policy, one)
+        if stretch is not None:
+            one = msgspec.structs.replace(one, since=stretch.since, named=_named(stretch, d.now))
+    refused = refused or _held(d, policy, one)
+    if refused is None:
+        refused, here = _here(d, policy, one)
+        one = msgspec.structs.replace(one, here=here)
+    if refused is None:
+        return one
+    _say(d, policy, one, refused)
+    return None
+
+
+def _subject(covered: bool | Undecided, worker: Worker) -> Refusal | None:
+    if isinstance(covered, Undecided):
+        return Verdict.INCONCLUSIVE, missing(covered), "workers.where"
+    if not covered:
+        return Verdict.PASS, "the policy doesn't cover it", "workers.where"
+    if worker.state is not WorkerState.RUNNING or worker.slot is None or worker.node is None:
+        return Verdict.PASS, f"it is {worker.state.value}", "worker.state"
+    return None
+
+
+def _when(d: Deciding, policy: Policy, one: Leaver) -> tuple[Refusal | None, Held | None]:
+    """Whether it ought to be elsewhere, and has for long enough."""
+    spec = spec_of(policy)
+    answer, evidence = ask(d.rules, "when", spec.when, one.scope)
+    one.gates.append(evidence)
+    if isinstance(answer, Undecided):
+        return (Verdict.INCONCLUSIVE, missing(answer), "when"), None
+    if not answer:
+        return (Verdict.PASS, "`when` is false", "when"), None
+    answers: list[tuple[float, bool | None]] = []
+    for at, scope in d.worker_series(policy, one.worker.id)[:-1]:
+        earlier = d.rules.test(spec.when, scope) if scope is not None else None
+        answers.append((at, earlier if isinstance(earlier, bool) else None))
+    stretch = held([*answers, (d.world.at, True)], d.now, float(spec.for_))
+    since = f"since {clock(stretch.since)}" if stretch.since is not None else "not at all"
+    detail = f"{since}, {float(spec.for_):g} s wanted{'; ' if stretch.why else ''}{stretch.why}"
+    one.gates.append(Evidence(gate="for", result=stretch.remaining <= 0, detail=detail))
+    if stretch.remaining <= 0:
+        return None, stretch
+    told = f"`when` has held {since}" if stretch.since is not None else f"`when` is true, but {stretch.why}"
+    return (Verdict.HOLD, f"{told}: not long enough", "for"), stretch
+
+
+def _named(stretch: Held, now: float) -> str:
+    return f"{stretch.since:.3f}" if stretch.begun and stretch.since is not None else f"h{int(now // HOUR)}"
+
+
+def _held(d: Deciding, policy: Policy, one: Leaver) -> Refusal | None:
+    """The first thing that keeps it from being moved now, wherever to."""
+    worker, node, slot = one.worker, one.worker.node, one.worker.slot
+    assert node is not None, "it was seen to occupy a slot"
+    assert slot is not None, "it was seen to occupy a slot"
+    moves = [r for r in d.history.of_worker(worker.id) if r.planned.kind is OperationKind.MOVE and r.status is not Status.SUPERSEDED]
+    reasons: tuple[tuple[str, Callable[[], str | None]], ...] = (
+        ("node.noticed", lambda: None if d.world.stays(node) else f"{node} is going, or doesn't answer"),
+        ("snapshot", d.outdated),
+        ("lane", lambda: d.involuntary(worker.graph, preview=policy.mode == "preview")),
+        ("worker", lambda: d.ledger.blocked(worker.id) or d.ledger.claimed(slot)),
+        ("cooldown", partial(_cooling, d, policy, moves)),
+        ("repeats", partial(_repeats, [r for r in moves if r.created_at > d.now - HOUR])),
+    )
+    for gate, reason in reasons:
+        why = reason()
+        one.gates.append(Evidence(gate=gate, result=why is None, detail=why or ""))
+        if why is not None:
+            return Verdict.HOLD, why, gate
+    return None
+
+
+def _cooling(d: Deciding, policy: Policy, moves: Sequence[OperationRecord]) -> str | None:
+    """It was moved of late, by whomever; where moves of it fail, each further one waits twice as long."""
+    if not moves:
+        return None
+    failed = len(d.history.failed_in_a_row(OperationKind.MOVE, moves[-1].planned.worker))
+    over = moves[-1].created_at + spec_of(policy).cooldown * 2.0 ** max(0, min(failed, 10) - 1)
+    if d.now >= over:
+        return None
+    told = f"{failed} moves of it failed in a row ({said(moves[-1])})" if failed else f"it was moved at {clock(moves[-1].created_at)}"
+    return f"{told}; it may be again at {clock(over)}"
+
+
+def _repeats(moves: Sequence[OperationRecord]) -> str | None:
+    chosen = [r for r in moves if r.planned.lane == "voluntary"]
+    if len(chosen) < MOST_PER_HOUR:
+        return None
+    failed = sum(r.status in FAILURES for r in chosen)
+    return f"{len(chosen)} moves of it within the hour{f', {failed} of them in vain' if failed else ''}: it needs a person"
+
+
+def _here(d: Deciding, policy: Policy, one: Leaver) -> tuple[Refusal | None, float | None]:
+    """What its own place is worth, where a gain over it is asked for."""
+    spec = spec_of(policy)
+    if spec.gain is None:
+        return None, None
+    if spec.to.prefer is None:
+        return (Verdict.INCONCLUSIVE, "`gain` needs `to.prefer`, and there is none", "gain"), None
+    here, evidence = weigh(d.rules, "gain", spec.to.prefer, one.scope)
+    one.gates.append(evidence)
+    if isinstance(here, Undecided):
+        return (Verdict.INCONCLUSIVE, f"what its own place is worth can't be said: {missing(here)}", "gain"), None
+    return None, here
+
+
+def _go(d: Deciding, policy: Policy, one: Leaver, free: Mapping[NodeId, Sequence[Slot]]) -> Refusal | None:
+    """Plan its move to the best place that it would stay at, or say why not."""
+    worker, spec = one.worker, spec_of(policy)
+    allowed = d.budgets.ask(policy, OperationKind.MOVE, worker)
+    one.gates.extend(allowed.evidence)
+    if allowed.refusal is not None:
+        return Verdict.HOLD, allowed.refusal, "budget"
+    worth = weigh_move(d, worker, d.phases(worker).moving())
+    one.gates.append(worth.evidence)
+    if worth.refusal is not None:
+        return Verdict.HOLD, worth.refusal, "cost"
+    avoid = failed_nodes(r for r in d.history.of_worker(worker.id) if r.planned.kind is OperationKind.MOVE and r.status in FAILURES)
+    found = d.finder.find(d.needs(worker), free, scope=one.scope, to=spec.to, avoid=avoid, leaving=worker.node)
+    options, against = places(d, policy, Leaving(worker=worker, scope=one.scope, here=one.here), found)
+    slot = place([Job(worker=worker.id)], {worker.id: options}, {}, d.now).slots.get(worker.id)
+    if slot is None:
+        one.gates.append(Evidence(gate=against[1], result=False, detail=against[0]))
+        return Verdict.HOLD, against[0], against[1]
+    _plan(d, policy, one, slot, worth)
+    return None
+
+
+def _plan(d: Deciding, policy: Policy, one: Leaver, slot: SlotId, worth: Worth) -> None:
+    worker, spec, node = one.worker, spec_of(policy), d.world.node_of_slot(slot)
+    assert node is not None, "the slot is one of its"
+    there = d.scopes.at(one.scope, node)
+    if spec.to.where is not None:
+        one.gates.append(ask(d.rules, "to.where", spec.to.where, there)[1])
+    better = ""
+    if spec.to.prefer is not None:
+        value, evidence = weigh(d.rules, "to.prefer", spec.to.prefer, there)
+        one.gates.append(evidence)
+        if one.here is not None and not isinstance(value, Undecided):
+            better = f", better by {value - one.here:g}"
+    d.plan(
+        policy,
+        OperationKind.MOVE,
+        worker,
+        Preconditions(incarnation=worker.incarnation, at=worker.slot, free=slot),
+        cause=f"rebalance:{policy.name}:{one.named}",
+        reason=f"{worker.id} ought to be elsewhere: {spec.when.text}; {node.id} will do{better}",
+        estimate=worth.estimate,
+        from_slot=worker.slot,
+        to_slot=slot,
+    )
+    _say(d, policy, one, (Verdict.ACT, f"it moves to {slot}{better}", "when"))
