@@ -86,7 +86,7 @@ def settled(world: World, kind: OperationKind) -> Status:
     holders = {node for node, agent in world.agents.items() if image_of(record) in agent.images}
     if kind is OperationKind.DISCARD:
         assert not holders or status is not Status.SUCCEEDED, "deleted, and said so"
-        assert holders or status is Status.SUCCEEDED or "may be kept" in outcome.reason
+        assert holders or status is Status.SUCCEEDED or any(f"may be kept on {node}" in outcome.reason for node in world.agents)
     elif outcome.image is None:
         assert status is Status.ROLLED_BACK or kind is OperationKind.DRAIN or not holders, f"{outcome} doesn't name the image that is left"
     else:
