@@ -11,11 +11,10 @@ import typer
 
 from shunter.cli import files as sources
 from shunter.cli.main import complain
-from shunter.lang.cel import CelRules
 from shunter.lang.diagnostics import CODES
 from shunter.lang.extent import end_columns
 from shunter.lang.load import check_text, duplicates
-from shunter.lang.whole import Covers, Texts, check_fleet, check_set
+from shunter.lang.whole import Engine, Texts, check_fleet, check_set
 from shunter.model.errors import Problem, Severity, ShunterError
 from shunter.model.policy import Policy
 from shunter.model.snapshot import Snapshot
@@ -168,27 +167,14 @@ def _together(policies: list[Policy], texts: dict[str, str], snapshot: Snapshot 
     where = Texts(texts)
     found = [*check_set(first, where)]
     if snapshot is not None:
-        found += check_fleet(first, where, snapshot, _covers(snapshot))
+        found += check_fleet(first, where, snapshot, _engine(snapshot))
     return found
 
 
-def _covers(snapshot: Snapshot) -> Covers:
-    """The engine's own answer to whether a policy covers a worker."""
-    from shunter.decide.deciding import Deciding
-    from shunter.decide.profile import Profile
-    from shunter.model.ids import Commit, Digest
-    from shunter.model.operation import EngineState
-    from shunter.model.policy import PolicySet
-    from shunter.model.snapshot import Worker
+def _engine(snapshot: Snapshot) -> Engine:
+    from shunter.cli.fitting import Answers
 
-    none = PolicySet(commit=Commit("unsaved"), digest=Digest(""))
-    deciding = Deciding(none, [snapshot], EngineState(), snapshot.at, CelRules(), Profile())
-
-    def covers(policy: Policy, worker: Worker) -> bool | None:
-        answer, _ = deciding.covers(policy, worker)
-        return answer if isinstance(answer, bool) else None
-
-    return covers
+    return Answers(snapshot)
 
 
 def _with_excerpt(problem: Problem, texts: dict[str, str]) -> Problem:

@@ -104,7 +104,7 @@ def test_selectors_that_do_not_overlap_or_of_which_it_is_not_sure(first, second)
 def test_rank_mode_and_notices_keep_rivals_apart():
     assert codes(preempt("a"), with_priority(preempt("b"), 100)) == ["SH140"]
     assert codes(preempt("a"), with_priority(preempt("b"), 200)) == []
-    assert codes(preempt("a"), preempt("b").replace("spec:\n", "spec:\n  mode: preview\n")) == []
+    assert codes(preempt("a"), preempt("b").replace("spec:\n", "spec:\n  mode: off\n")) == []
     assert codes(preempt("a"), preempt("b").replace("[preemption, gone]", "[maintenance]")) == []
     assert codes(preempt("a"), preempt("b").replace("[preemption, gone]", "[maintenance, gone]")) == ["SH140"]
 

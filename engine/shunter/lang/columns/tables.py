@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
+from weakref import ref
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shunter.lang.cel import bound
 from shunter.lang.columns.vectors import Bools, Codes, Dictionary, Figures, Mask, Numbers, Words
-from shunter.model.expression import Scope, Value
+from shunter.model.expression import Scope, Sheet, Value
 from shunter.model.sample import Known, Missing
 from shunter.model.vocabulary import VARIABLES, Kind
 
@@ -202,6 +203,17 @@ class Table:
     def of_scopes(cls, scopes: Sequence[Scope]) -> "Table":
         """From a scope for each subject. A variable's column is made when an expression first reads it."""
         return cls(len(scopes), lambda name: Column.of(kind_of(name), [scope.get(name) for scope in scopes]))
+
+    @classmethod
+    def of_sheet(cls, sheet: Sheet) -> "Table":
+        """From the values of a sheet, for as long as there is one: the table doesn't keep it. A column is made when it is first read."""
+        kept = ref(sheet)
+
+        def find(name: str) -> Column | None:
+            held = kept()
+            return None if held is None else Column.of(kind_of(name), held.values(name))
+
+        return cls(sheet.size, find)
 
     def column(self, name: str) -> Column:
         """A variable's column; one without values when the table has none."""
