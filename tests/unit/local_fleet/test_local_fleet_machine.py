@@ -40,9 +40,9 @@ def test_a_name_keeps_its_port_until_the_block_is_used_up(two: tuple[Ports, Port
 def test_a_block_with_a_port_in_use_is_left_alone(two: tuple[Ports, Ports]) -> None:
     ports, other = two
     port = ports.of("engine")
-    ports.give_back()
     with socket.socket() as taken:
         taken.bind((LOOPBACK, port + 7))
+        ports.give_back()
         assert abs(other.of("engine") - port) >= Ports.SIZE
 
 
