@@ -30,11 +30,17 @@ class Shift(msgspec.Struct, frozen=True, kw_only=True):
     graph: str
     cause: str
     why: str
+    make_way: bool = True
 
 
-def give(d: Deciding, policy: Policy, graph: str, cause: str, trigger: Condition) -> tuple[Stop, tuple[Evidence, ...]]:
-    """Plan up to `limits.step` shifts. The answer says what was planned, or why nothing was."""
-    shift = Shift(policy=policy, graph=graph, cause=cause, why=trigger.evidence[0].detail)
+def give(
+    d: Deciding, policy: Policy, graph: str, cause: str, trigger: Condition, *, make_way: bool = True
+) -> tuple[Stop, tuple[Evidence, ...]]:
+    """Plan up to `limits.step` shifts. The answer says what was planned, or why nothing was.
+
+    Without `make_way` only free slots are given: nobody leaves his.
+    """
+    shift = Shift(policy=policy, graph=graph, cause=cause, why=trigger.evidence[0].detail, make_way=make_way)
     done: list[str] = []
     evidence: list[Evidence] = []
     last: Stop | None = None
@@ -65,6 +71,9 @@ def _one(d: Deciding, shift: Shift, done: int) -> tuple[Stop | str, list[Evidenc
         return Stop(verdict=Verdict.HOLD, reason=reason, gate="to"), [Evidence(gate="to", result=False, detail=reason)]
     if (direct := _into_free(d, shift, waiting)) is not None:
         return direct, [Evidence(gate="to", result=True, detail=direct)]
+    if not shift.make_way:
+        reason = f"there is no free slot for a {to} worker, and no pool has a worker too many"
+        return Stop(verdict=Verdict.HOLD, reason=reason, gate="to"), [Evidence(gate="to", result=False, detail=reason)]
     return _make_way(d, shift, waiting)
 
 

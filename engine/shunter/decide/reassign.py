@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 from shunter.decide.deciding import Deciding
+from shunter.decide.follow import follow
 from shunter.decide.gates import missing
 from shunter.decide.give import give
 from shunter.decide.revert import undo
-from shunter.decide.shift import Condition, Stop, condition, opposed, restraints, spec_of
+from shunter.decide.shift import Condition, Stop, condition, flipping, opposed, restraints, spec_of
 from shunter.decide.words import clock
 from shunter.model.expression import Undecided
 from shunter.model.finding import Evidence, Verdict
@@ -23,8 +24,10 @@ def reassign(d: Deciding, policy: Policy) -> None:
 
 def _graph(d: Deciding, policy: Policy, graph: str) -> None:
     spec = spec_of(policy)
-    if spec.when is None:
+    if spec.follow == "planner":
+        follow(d, policy, graph)
         return
+    assert spec.when is not None, "it is required where the planner isn't followed"
     shift = condition(d, policy, graph, spec.when, spec.for_)
     back = condition(d, policy, graph, spec.revert.when, spec.revert.for_, "revert.") if spec.revert else None
     if shift.answer is False and back is not None and back.answer is not False:
@@ -64,7 +67,7 @@ def _act(
     stop, evidence = _timed(trigger, prefix), [*before, *trigger.evidence]
     if stop is None:
         evidence += after
-        stop = against or (opposed(d, policy, graph) if not back else None)
+        stop = against or flipping(policy) or (opposed(d, policy, graph) if not back else None)
     if stop is None:
         stop, gates = restraints(d, policy, graph)
         evidence += gates

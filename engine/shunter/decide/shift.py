@@ -101,6 +101,14 @@ def _repeats(own: Sequence[OperationRecord]) -> str | None:
     return f"{len(shifts)} changes within the hour, back and forth or in vain: it needs a person"
 
 
+def flipping(policy: Policy) -> Stop | None:
+    """Why hardware can't change its role the way that the policy asks for, or None."""
+    if spec_of(policy).method != "in-place":
+        return None
+    reason = "no agent reports an engine that can change its role where it stands; `method: auto` does it by checkpoint"
+    return Stop(verdict=Verdict.HOLD, reason=reason, gate="method")
+
+
 def opposed(d: Deciding, policy: Policy, graph: str) -> Stop | None:
     """Who would undo a shift at once: another policy of the other direction whose condition is true now, or None."""
     spec = spec_of(policy)
