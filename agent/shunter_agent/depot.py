@@ -73,8 +73,10 @@ class Depot(Protocol):
         """Delete a whole image. False when there is none. Idempotent."""
         ...
 
-    def sending(self, folder: Path, image: str, node: str, address: str, progress: Callable[[int], None]) -> Sending:
-        """Begin to send a growing image. `progress` gets total bytes sent, from any thread."""
+    def sending(self, folder: Path, image: str, node: str, address: str, progress: Callable[[int], None], expected: int = 0) -> Sending:
+        """Begin to send a growing image, for about `expected` bytes of which the other side keeps room (0: nobody knows).
+
+        `progress` gets total bytes sent, from any thread."""
         ...
 
     def send(self, image: str, node: str, address: str, progress: Callable[[int], None]) -> int:

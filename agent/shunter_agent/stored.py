@@ -81,9 +81,11 @@ class StoredDepot:
             raise _disk(image, error) from error
         return existed
 
-    def sending(self, folder: Path, image: str, node: str, address: str, progress: Callable[[int], None]) -> "GrowingImage":
+    def sending(
+        self, folder: Path, image: str, node: str, address: str, progress: Callable[[int], None], expected: int = 0
+    ) -> "GrowingImage":
         """See `depot.Depot`. Raises Rejected SH805 for an address that is none."""
-        return GrowingImage(folder, image, Peer.at(node, address), self._tls, progress, self._remember)
+        return GrowingImage(folder, image, Peer.at(node, address), self._tls, progress, self._remember, expected)
 
     def send(self, image: str, node: str, address: str, progress: Callable[[int], None]) -> int:
         """See `depot.Depot`."""
@@ -97,7 +99,14 @@ class GrowingImage:
     """Implements `depot.Sending`: a thread that follows the dump."""
 
     def __init__(
-        self, folder: Path, image: str, peer: Peer, tls: TlsFiles, progress: Callable[[int], None], sent: Callable[[str, Sent], None]
+        self,
+        folder: Path,
+        image: str,
+        peer: Peer,
+        tls: TlsFiles,
+        progress: Callable[[int], None],
+        sent: Callable[[str, Sent], None],
+        expected: int,
     ) -> None:
         self._growth = Growth()
         self._facts: ImageFacts | None = None
@@ -106,7 +115,7 @@ class GrowingImage:
 
         def run() -> None:
             try:
-                self._result = send_growing(folder, image, self._describe, self._growth, peer, tls, progress=progress)
+                self._result = send_growing(folder, image, self._describe, self._growth, peer, tls, expected=expected, progress=progress)
             except BaseException as error:
                 self._result = error
 

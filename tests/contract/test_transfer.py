@@ -20,8 +20,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from shunter.model.errors import Problem, Rejected, Retry, Unknown
 from shunter_agent.depot import ImageFacts
-from shunter_agent.images import frames, transfer
+from shunter_agent.images import frames, room, store, transfer
 from shunter_agent.images.manifest import ImageFile, ImageInfo, ImageManifest, manifest_of
+from shunter_agent.images.room import KEEP
 from shunter_agent.images.server import CROWD, Allowance, ImageServer
 from shunter_agent.images.store import ImageStore
 from shunter_agent.images.transfer import Growth, Limits, Peer, Sent, send_growing, send_whole
@@ -357,6 +358,45 @@ def test_too_much_is_refused_while_it_comes(tmp_path: Path) -> None:
         with pytest.raises(Rejected, match="SH808"):
             send_whole(pair.here, "i1", pair.peer, pair.tls, limits=QUICK)
         pair.nothing_there()
+
+
+def test_images_on_their_way_share_the_disk(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_free", lambda _root: KEEP + 8_000_000)
+    pair.image()
+    with pair.raw() as link:
+        link.send(frames.Hello(image="other", bytes=6_000_000))
+        assert link.from_receiver() == frames.Ready()
+        with pytest.raises(Retry, match=r"SH814 .*3MB .*2MB are left"):
+            send_whole(pair.here, "i1", pair.peer, pair.tls, limits=QUICK)
+    pair.nothing_there()
+    assert send_whole(pair.here, "i1", pair.peer, pair.tls, limits=QUICK).bytes == 3_000_004
+
+
+def test_a_growing_image_has_room_kept_for_what_its_worker_has(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_free", lambda _root: KEEP + 8_000_000)
+    depot = StoredDepot(pair.here, pair.tls)
+    address = f"{pair.peer.host}:{pair.peer.port}"
+    facts = ImageFacts(id="i1", spec=SPEC, incarnation=1, taken_at=100.0)
+    sending = depot.sending(depot.begin("i1"), "i1", "n2", address, lambda _bytes: None, 9_000_000)
+    with pytest.raises(Retry, match=r"SH814 .*9MB .*8MB are left"):
+        sending.finish(facts)
+    depot.abandon("i1")
+    depot.sending(depot.begin("i1"), "i1", "n2", address, lambda _bytes: None, 8_000_000).finish(facts)
+    assert pair.received == [("i1", "n1")]
+
+
+def test_an_image_that_outgrows_the_disk_is_refused_on_the_way(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "STEP", frames.CHUNK)
+    monkeypatch.setattr(store, "_free", lambda root: KEEP + frames.CHUNK - sum(path.stat().st_size for path in root.rglob("*.img")))
+    with pair.raw() as link:
+        link.send(frames.Hello(image="i1"))
+        assert link.from_receiver() == frames.Ready()
+        for number in range(2):
+            link.send(frames.Data(name="pages-1.img", offset=number * frames.CHUNK, size=frames.CHUNK), bytes(frames.CHUNK))
+        refused = link.from_receiver()
+    assert isinstance(refused, frames.Refused)
+    assert (refused.code, refused.again) == ("SH814", True)
+    pair.nothing_there()
 
 
 def test_too_many_files_are_refused(tmp_path: Path) -> None:

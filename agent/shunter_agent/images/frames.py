@@ -19,11 +19,13 @@ _LENGTH: Final = struct.Struct(">I")
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """Sender: an image follows. `digests` is a digest of what its manifest will say of its files; empty while it is still being written."""
+    """Sender: an image follows, of about `bytes` bytes (0: not known). `digests` is a digest of what its manifest will say of its files;
+    empty while it is still being written."""
 
     image: str
     version: int = VERSION
     digests: str = ""
+    bytes: int = 0
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):

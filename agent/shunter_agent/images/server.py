@@ -2,8 +2,6 @@
 
 import contextlib
 import errno
-import io
-import os
 import socket
 import threading
 import time
@@ -11,12 +9,13 @@ from collections.abc import Callable
 from typing import Final
 
 import msgspec
-from blake3 import blake3
 from shunter.model.errors import Problem, Rejected, Retry, ShunterError
 
-from shunter_agent.images.frames import CHUNK, VERSION, Broken, Data, FromReceiver, Hello, Link, Ready, Refused, Stored, Wait, Whole
+from shunter_agent.images.frames import CHUNK, VERSION, Broken, FromReceiver, Hello, Link, Ready, Refused, Stored
 from shunter_agent.images.guests import Guests
-from shunter_agent.images.manifest import ImageFile, ImageManifest, check_id, check_name
+from shunter_agent.images.incoming import Incoming, problem, too_large
+from shunter_agent.images.manifest import ImageManifest, check_id
+from shunter_agent.images.room import KEEP, Room
 from shunter_agent.images.secure import Secure
 from shunter_agent.images.store import ImageStore
 from shunter_agent.images.transfer import digests_of
@@ -28,13 +27,15 @@ CROWD: Final = 4
 
 
 class Allowance(msgspec.Struct, frozen=True, kw_only=True):
-    """The most that is taken: bytes and files of an image, images at once; seconds for a handshake, silent, and in all.
+    """The most that is taken: bytes and files of an image, images at once; seconds for a handshake, silent, and in all. `keep` bytes of the
+    disk are left alone.
 
     There may be `CROWD` times as many connections as images, most of which haven't said who they are.
     """
 
     bytes: int = 4 << 40
     files: int = 100_000
+    keep: int = KEEP
     at_once: int = 8
     handshake_s: float = 5.0
     idle_s: float = 20.0
@@ -68,6 +69,7 @@ class ImageServer:
         self._received = received
         self._context = server_context(tls)
         self._listener = socket.create_server((host, port), backlog=64)
+        self._room = Room(store.free_bytes, allow.keep)
         self._guests = Guests(CROWD * allow.at_once, tell)
         self._places = threading.Semaphore(allow.at_once)
         self._closing = threading.Event()
@@ -130,7 +132,7 @@ class ImageServer:
         try:
             node = require_agent(secure.tls)
             if not self._places.acquire(blocking=False):
-                raise Retry(_problem("SH812", f"this node receives {self._allow.at_once} images already", "Try again in a while"))
+                raise Retry(problem("SH812", f"this node receives {self._allow.at_once} images already", "Try again in a while"))
             try:
                 self._receive(link, node)
             finally:
@@ -141,21 +143,25 @@ class ImageServer:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             what = "the disk is full" if full else f"it can't be written: {error.strerror}"
             _refuse(
-                link, _problem("SH809", f"no image can be stored here: {what}", "Discard old images, or check the node's disk"), again=True
+                link, problem("SH809", f"no image can be stored here: {what}", "Discard old images, or check the node's disk"), again=True
             )
 
     def _receive(self, link: Link, node: str) -> None:
         hello = link.from_sender()
         if not isinstance(hello, Hello) or hello.version != VERSION:
-            raise Rejected(_problem("SH805", "the sender speaks another version of this protocol", "Run the same version on all nodes"))
+            raise Rejected(problem("SH805", "the sender speaks another version of this protocol", "Run the same version on all nodes"))
         check_id(hello.image)
         if hello.digests and self._has(hello):
             link.send(Ready(have=True))
             return
-        with _Incoming(self._store, hello.image, self._allow) as incoming:
-            link.send(Ready())
-            manifest = incoming.take(link)
-            self._store.commit_received(manifest, fsync=self._fsync)
+        if hello.bytes > self._allow.bytes:
+            raise Rejected(too_large(hello.bytes, self._allow.bytes))
+        with self._room.share(hello.image) as share:
+            share.announce(hello.bytes)
+            with Incoming(self._store, hello.image, share, bytes=self._allow.bytes, files=self._allow.files) as incoming:
+                link.send(Ready())
+                manifest = incoming.take(link)
+                self._store.commit_received(manifest, fsync=self._fsync)
         self._received(manifest, node)
         link.send(Stored(bytes=manifest.bytes))
 
@@ -164,70 +170,6 @@ class ImageServer:
             return digests_of(self._store.get(hello.image)) == hello.digests
         except Rejected:
             return False
-
-
-class _Incoming:
-    """An image in the making. Leaves nothing behind unless it became whole."""
-
-    def __init__(self, store: ImageStore, image: str, allow: Allowance) -> None:
-        self._store = store
-        self._image = image
-        self._allow = allow
-        self._folder = store.begin(image)
-        self._room = min(allow.bytes, store.free_bytes())
-        self._files: dict[str, tuple[io.FileIO, blake3]] = {}
-        self._sizes: dict[str, int] = {}
-        self._buffer = memoryview(bytearray(CHUNK))
-
-    def __enter__(self) -> "_Incoming":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
-        for file, _hash in self._files.values():
-            file.close()
-        self._store.abandon(self._image)  # does nothing to one that has become whole
-
-    def take(self, link: Link) -> ImageManifest:
-        """Receive all files, compare with the manifest at the end. Raises Rejected SH801, SH804, SH805, SH808; Broken; OSError."""
-        while not isinstance(header := link.from_sender(), Whole):
-            if isinstance(header, Data):
-                self._write(header, link)
-            elif not isinstance(header, Wait):
-                raise Broken("the sender spoke out of turn")
-        for file, _hash in self._files.values():
-            file.close()
-        manifest = header.manifest
-        found = tuple(
-            ImageFile(name=name, size=size, blake3=self._files[name][1].hexdigest()) for name, size in sorted(self._sizes.items())
-        )
-        if manifest.id != self._image or manifest.files != found or manifest.bytes != sum(self._sizes.values()):
-            raise Rejected(
-                _problem("SH804", "what arrived is not what the manifest says", "Send it again; if it happens again, check the link")
-            )
-        return manifest
-
-    def _write(self, header: Data, link: Link) -> None:
-        file, digest = self._file(check_name(header.name))
-        if not 0 <= header.size <= CHUNK or header.offset != self._sizes[header.name]:
-            raise Broken("the sender's bytes are out of order")
-        self._room -= header.size
-        if self._room < 0:
-            raise Rejected(_problem("SH808", "the image is larger than what this node takes", "Choose a node with more room"))
-        body = self._buffer[: header.size]
-        link.read(body)
-        digest.update(body)
-        self._sizes[header.name] += header.size
-        while body:
-            body = body[file.write(body) :]
-
-    def _file(self, name: str) -> tuple[io.FileIO, blake3]:
-        if name not in self._files:
-            if len(self._files) >= self._allow.files:
-                raise Rejected(_problem("SH808", f"the image has more than {self._allow.files} files", "Find out what made it"))
-            descriptor = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            self._files[name] = (io.FileIO(descriptor, "w"), blake3())
-            self._sizes[name] = 0
-        return self._files[name]
 
 
 def _refuse(link: Link, problem: Problem, *, again: bool) -> None:
@@ -239,7 +181,3 @@ def _refuse(link: Link, problem: Problem, *, again: bool) -> None:
         link.socket.settimeout(_DRAIN_S)
         while time.monotonic() < until and link.socket.recv(CHUNK):
             pass
-
-
-def _problem(code: str, what: str, remedy: str) -> Problem:
-    return Problem(code=code, what=what, remedy=remedy)

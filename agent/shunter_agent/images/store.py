@@ -145,13 +145,17 @@ class ImageStore:
 
     def free_bytes(self) -> int:
         """Bytes that can still be written to its file system."""
-        return shutil.disk_usage(self.root).free
+        return _free(self.root)
 
     def _whole(self, image: str) -> Path:
         return self.root / check_id(image)
 
     def _partial(self, image: str) -> Path:
         return self.root / f"{check_id(image)}{PARTIAL}"
+
+
+def _free(root: Path) -> int:
+    return shutil.disk_usage(root).free
 
 
 def _files(folder: Path, image: str) -> Iterable[Path]:

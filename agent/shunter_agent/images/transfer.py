@@ -124,20 +124,21 @@ def send_growing(
     peer: Peer,
     tls: TlsFiles,
     *,
+    expected: int = 0,
     limits: Limits = Limits(),  # noqa: B008  (frozen)
     progress: Callable[[int], None] = lambda _bytes: None,
 ) -> Sent:
     """Send the image that is being written into `folder`, and return when it is whole and visible at the peer.
 
-    `describe` is called once `growth` has finished. `progress` gets the bytes sent so far. Raises Retry SH806 (nothing is left there),
-    Rejected SH801, SH805 and what the peer refuses with, SH807 when somebody else is there; Unknown SH811 when the link broke after the
-    last byte: the image may be whole there.
+    The peer keeps room for `expected` bytes (0: nobody knows); it may become larger or smaller. `describe` is called once `growth` has
+    finished. `progress` gets the bytes sent so far. Raises Retry SH806 (nothing is left there), Rejected SH801, SH805 and what the peer
+    refuses with, SH807 when somebody else is there; Unknown SH811 when the link broke after the last byte: the image may be whole there.
     """
     check_id(image)
     with _link(peer, tls, limits, growth.goes_over) as link:
         sender = _Sender(link, folder, progress)
         with _explained(peer):
-            sender.open(Hello(image=image))
+            sender.open(Hello(image=image, bytes=expected))
             sender.follow(growth)
             complete = time.monotonic()
             sender.rest()
@@ -163,7 +164,7 @@ def send_whole(
     with _link(peer, tls, limits) as link:
         sender = _Sender(link, folder, progress)
         with _explained(peer):
-            if sender.open(Hello(image=image, digests=digests_of(manifest))):
+            if sender.open(Hello(image=image, digests=digests_of(manifest), bytes=manifest.bytes)):
                 return Sent(manifest=manifest, bytes=0, seconds=time.monotonic() - began, after_s=0.0)
             sender.rest()
         if sender.files() != manifest.files:

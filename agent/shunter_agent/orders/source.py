@@ -91,7 +91,10 @@ class Source:
         try:
             if message.to.address:
                 progress = node.progress(head.operation, "freeze")
-                sending = await node.in_thread(node.depot.sending, folder, message.image, message.to.node, message.to.address, progress)
+                expected = await node.in_thread(node.runtime.memory, row.process) or 0
+                sending = await node.in_thread(
+                    node.depot.sending, folder, message.image, message.to.node, message.to.address, progress, expected
+                )
             frozen = await self._stop(row, folder)
         except BaseException:
             node.busy_images.pop(message.image, None)

@@ -55,8 +55,8 @@ class Session:
     """A running CRIU and its socket. Use `ask` once, then `answer` if it stopped; `close` always."""
 
     def __init__(self, criu: Path, netns: int | None, silent_s: float) -> None:
-        """Start CRIU in the network namespace `netns` (None: the agent's own). It is killed, and counts as dead, once it has said nothing for
-        `silent_s` seconds where it must. Raises Retry SH703."""
+        """Start CRIU in the network namespace `netns` (None: the agent's own). It is killed, and counts as dead, once it has said nothing
+        for `silent_s` seconds where it must. Raises Retry SH703."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
         def spawn() -> subprocess.Popen[bytes]:

@@ -178,6 +178,7 @@ class FakeDepot:
         self.whole: dict[str, ImageFacts] = {}
         self.partial: set[str] = set()
         self.peers: dict[str, list[str]] = {}
+        self.expected = 0
 
     def begin(self, image: str) -> Path:
         self.faults.point("begin")
@@ -212,8 +213,11 @@ class FakeDepot:
         self.faults.point("discard")
         return self.whole.pop(image, None) is not None
 
-    def sending(self, folder: Path, image: str, node: str, address: str, progress: Callable[[int], None]) -> "FakeSending":
+    def sending(
+        self, folder: Path, image: str, node: str, address: str, progress: Callable[[int], None], expected: int = 0
+    ) -> "FakeSending":
         self.faults.point("sending")
+        self.expected = expected
         return FakeSending(self, node)
 
     def send(self, image: str, node: str, address: str, progress: Callable[[int], None]) -> int:

@@ -47,6 +47,7 @@ class TestSource:
         reply = await bench.source.freeze(bench.freeze())
         assert (bench.state(), PROCESS in bench.runtime.running) == ("frozen", False)
         assert (reply.image.bytes, reply.frozen_at, bench.depot.peers) == (100, 1000.0, {"m": ["image-op"]})
+        assert bench.depot.expected == 100, "the destination keeps room for what the worker has"
         network = bench.network
         await bench.source.release(bench.step())
         await bench.node.finish_background()

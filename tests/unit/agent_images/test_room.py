@@ -1,0 +1,74 @@
+"""The disk of the images is shared: what is promised to one isn't to another, and the journal's part to none."""
+
+from collections.abc import Callable
+
+import pytest
+from shunter.model.errors import Retry
+from shunter_agent.images import room
+from shunter_agent.images.room import KEEP, STEP, Room
+
+MB = 10**6
+
+
+def of(free: int) -> Callable[[], int]:
+    return lambda: KEEP + free
+
+
+def test_what_is_promised_to_one_image_is_not_left_for_another() -> None:
+    shared = Room(of(100 * MB))
+    with shared.share("i1") as first:
+        first.announce(70 * MB)
+        with pytest.raises(Retry, match=r"i2: SH814 .*needs 40MB .* 30MB are left") as refused, shared.share("i2") as second:
+            second.announce(40 * MB)
+        assert "Discard" in refused.value.problem.remedy
+        with shared.share("i3") as third:
+            third.announce(30 * MB)
+    with shared.share("i2") as second:
+        second.announce(100 * MB)
+
+
+def test_what_is_written_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "STEP", MB)
+    written = 0
+    shared = Room(lambda: KEEP + 100 * MB - written)
+    with shared.share("i1") as first, shared.share("i2") as second:
+        first.announce(60 * MB)
+        for _ in range(60):
+            first.need(MB)
+            written += MB
+            first.wrote(MB)
+        second.announce(40 * MB)
+        with pytest.raises(Retry, match="SH814"):
+            first.need(1)
+
+
+def test_the_journals_part_is_no_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Room(of(0)).share("i1") as share, pytest.raises(Retry, match="0B are left"):
+        share.announce(1)
+    with Room(lambda: 0).share("i1") as share, pytest.raises(Retry, match="0B are left"):
+        share.announce(1)
+
+
+@pytest.mark.parametrize("announced", [0, -1, 10])
+def test_an_image_larger_than_announced_asks_for_more_in_steps(announced: int) -> None:
+    written = 0
+    shared = Room(lambda: KEEP + 2 * STEP - written)
+    with shared.share("i1") as share:
+        share.announce(announced)
+        for _ in range(STEP // MB + 1):
+            share.need(MB)
+            written += MB
+            share.wrote(MB)
+        with pytest.raises(Retry), shared.share("i2") as other:
+            other.announce(STEP)
+
+
+def test_a_disk_that_somebody_else_fills_is_noticed_in_spite_of_a_promise() -> None:
+    free = KEEP + 10 * STEP
+    shared = Room(lambda: free)
+    with shared.share("i1") as share:
+        share.announce(10 * STEP)
+        share.need(MB)
+        free = KEEP - 1
+        with pytest.raises(Retry, match="SH814"):
+            share.need(STEP)
