@@ -47,7 +47,7 @@ class DirectorySource:
         self._limits = limits or Limits()
 
     def read(self) -> Revision:
-        """All files as they are now; `commit` is `directory:<sha256 over paths and contents>`.
+        """All files as they are now; `commit` is `directory:<sha256 over paths and contents, and over what was refused>`.
 
         Raises Retry SH220 when the directory can't be read, SH221 when it doesn't stand still long enough to be read as one, and Rejected
         SH213 when it holds more than it may.
@@ -94,12 +94,15 @@ class DirectorySource:
                 )
             ) from error
         files.sort(key=lambda f: f.path)
-        name = digest([(f.path, f.blob) for f in files]).removeprefix("sha256:")
+        problems.sort(key=lambda p: p.subject)
+        # what is refused belongs to what is there: a link that was added is a change, and must be told
+        named = [*((f.path, f.blob) for f in files), *((p.subject, p.code, p.what) for p in problems)]
+        name = digest(named).removeprefix("sha256:")
         return Revision(
             commit=Commit(f"directory:{name}"),
             committed_at=None,
             files=tuple(files),
-            problems=tuple(sorted(problems, key=lambda p: p.subject)),
+            problems=tuple(problems),
         )
 
     def _walk(self, root: Path) -> Iterator[str | Problem]:

@@ -153,6 +153,19 @@ async def test_a_directory_is_a_source(tmp_path: Path) -> None:
     assert names(feed) == ["a", "b"]
 
 
+async def test_a_link_that_is_added_to_a_directory_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "policies"
+    folder.mkdir()
+    (folder / "a.yaml").write_bytes(GOOD.replace(b"NAME", b"a"))
+    feed = PolicyFeed(source_of(PoliciesSettings(directory=folder), tmp_path / "cache"), lambda: 100.0)
+    await feed.refresh()
+    (folder / "b.yaml").symlink_to(folder / "a.yaml")
+    assert await feed.refresh()
+    assert feed.current is not None
+    assert names(feed) == ["a"]
+    assert ["b.yaml" in str(problem) for problem in feed.current.problems] == [True]
+
+
 def test_a_directory_that_changes_between_fetch_and_read_is_seen_as_it_was_fetched(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_bytes(GOOD)
     source = source_of(PoliciesSettings(directory=tmp_path), tmp_path)

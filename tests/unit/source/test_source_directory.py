@@ -48,6 +48,21 @@ def test_the_commit_names_the_contents_and_nothing_else(folder: Path, tmp_path: 
     assert DirectorySource(copy).read().commit == renamed
 
 
+def test_what_is_refused_is_a_change_too(folder: Path, tmp_path: Path) -> None:
+    plain = DirectorySource(folder).read().commit
+    (folder / "link.yaml").symlink_to(tmp_path / "secret.yaml")
+    linked = DirectorySource(folder).read()
+    assert linked.commit != plain
+    assert DirectorySource(folder).read().commit == linked.commit
+    (folder / "link.yaml").rename(folder / "other.yaml")
+    assert DirectorySource(folder).read().commit not in {plain, linked.commit}
+    (folder / "other.yaml").unlink()
+    os.mkfifo(folder / "link.yaml")
+    assert DirectorySource(folder).read().commit not in {plain, linked.commit}, "another reason"
+    (folder / "link.yaml").unlink()
+    assert DirectorySource(folder).read().commit == plain
+
+
 def test_links_pipes_and_large_files_are_told_and_not_read(folder: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret.yaml"
     secret.write_text("hunter2")
