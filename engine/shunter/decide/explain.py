@@ -2,11 +2,12 @@
 
 import msgspec
 
+from shunter.decide.usage import subject as group_of
 from shunter.model.finding import Evidence, Finding, Verdict
 from shunter.model.ids import PolicyName, WorkerId
 from shunter.model.plan import Evaluation, PlannedOperation
-from shunter.model.policy import Policy, PolicySet
-from shunter.model.snapshot import Snapshot, Worker
+from shunter.model.policy import BudgetSpec, Policy, PolicySet
+from shunter.model.snapshot import Node, Snapshot, Worker
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -14,7 +15,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     `gate` is the first that stood in the way, or that decided to act; `expression`, `value` and `since` (seconds since the epoch) are
     its own, empty or None where it has none. `finding` is None when role, graph or mode alone keep the policy from it. `subject` is the
-    worker, or its graph when the policy decides on pools.
+    worker, its graph when the policy decides on pools, or its group of a budget (`pool:<graph>/<role>`, `node:<id>`, `zone:<name>`, `all`).
     """
 
     policy: PolicyName
@@ -35,13 +36,15 @@ def explain(evaluation: Evaluation, policies: PolicySet, snapshot: Snapshot, wor
     known = next((w for w in snapshot.fleet.workers if w.id == worker), None)
     if known is None:
         raise KeyError(worker)
-    return tuple(_one(evaluation, policy, known) for policy in sorted(policies.policies, key=lambda p: p.name))
+    node = next((n for n in snapshot.fleet.nodes if n.id == known.node), None)
+    return tuple(_one(evaluation, policy, known, node) for policy in sorted(policies.policies, key=lambda p: p.name))
 
 
-def _one(evaluation: Evaluation, policy: Policy, worker: Worker) -> Explanation:
+def _one(evaluation: Evaluation, policy: Policy, worker: Worker, node: Node | None) -> Explanation:
     static = _static(policy, worker)
-    own = {f.subject: f for f in evaluation.findings if f.policy == policy.name and f.subject in (worker.id, worker.graph)}
-    finding = own.get(worker.id) or own.get(worker.graph)
+    subjects = _subjects(policy, worker, node)
+    own = {f.subject: f for f in evaluation.findings if f.policy == policy.name and f.subject in subjects}
+    finding = next((own[s] for s in subjects if s in own), None)
     if static is not None or finding is None:
         gate, reason = static or ("workers", "the policy has nothing to say of it")
         return Explanation(policy=policy.name, kind=policy.kind, subject=worker.id, verdict=Verdict.PASS, gate=gate, reason=reason)
@@ -59,6 +62,15 @@ def _one(evaluation: Evaluation, policy: Policy, worker: Worker) -> Explanation:
         finding=finding,
         operations=tuple(o for o in evaluation.plan.operations if o.policy == policy.name and o.worker == worker.id),
     )
+
+
+def _subjects(policy: Policy, worker: Worker, node: Node | None) -> tuple[str, ...]:
+    """What a finding of the policy that is about the worker can have as its subject, the closest first."""
+    spec = policy.document.spec
+    if not isinstance(spec, BudgetSpec):
+        return worker.id, worker.graph
+    group = group_of(spec, worker.pool, worker.node, node)
+    return () if group is None else (group,)
 
 
 def _static(policy: Policy, worker: Worker) -> tuple[str, str] | None:

@@ -20,7 +20,7 @@ from shunter.model.policy import Policy, ReassignmentPolicy
 from shunter.model.sample import Known, Missing, Sample
 from shunter.model.snapshot import Role, WorkerState
 
-ROLES: Final[tuple[Role, Role]] = ("prefill", "decode")
+ROLES: Final[tuple[Role, ...]] = ("prefill", "decode")
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):

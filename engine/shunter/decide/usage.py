@@ -61,18 +61,7 @@ class Usage:
         return self._group(worker.pool, worker.node)
 
     def _group(self, pool: PoolId | None, node: NodeId | None) -> str | None:
-        if self._spec.per == "all":
-            return "all"
-        if self._spec.per == "pool":
-            return None if pool is None else f"pool:{pool}"
-        if self._spec.per == "node":
-            return None if node is None else f"node:{node}"
-        zone = self._zone(node)
-        return None if zone is None else f"zone:{zone}"
-
-    def _zone(self, node: NodeId | None) -> str | None:
-        known = self._node(node)
-        return (known.labels.get(ZONE_LABEL) or None) if known else None
+        return subject(self._spec, pool, node, self._node(node) if self._spec.per == "zone" else None)
 
     def _node(self, node: NodeId | None) -> Node | None:
         return next((w.nodes[node] for w in reversed(self._worlds) if node in w.nodes), None) if node is not None else None
@@ -106,6 +95,18 @@ class Usage:
     @staticmethod
     def _of(counts: Counter[str | None], group: str) -> int:
         return counts[group] + counts[None]
+
+
+def subject(spec: BudgetSpec, pool: PoolId | None, node: NodeId | None, known: Node | None) -> str | None:
+    """The group to which whatever is in this pool and on this node belongs; None where that isn't known. `known` is the node itself."""
+    if spec.per == "all":
+        return "all"
+    if spec.per == "pool":
+        return None if pool is None else f"pool:{pool}"
+    if spec.per == "node":
+        return None if node is None else f"node:{node}"
+    zone = known.labels.get(ZONE_LABEL) if known else None
+    return f"zone:{zone}" if zone else None
 
 
 def _takes(select: WorkerSelector, pool: PoolId) -> bool:
