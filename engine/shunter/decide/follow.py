@@ -44,10 +44,10 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     def way(self) -> tuple[Role | None, Role] | None:
         """From which pool to which hardware is to go; from none where only the one lacks workers; None where none does."""
-        taker = next((r for r in ROLES if self.short(r)), None)
+        taker: Role | None = next((r for r in ROLES if self.short(r)), None)
         if taker is None:
             return None
-        giver = next((r for r in ROLES if r != taker and self.over(r)), None)
+        giver: Role | None = next((r for r in ROLES if r != taker and self.over(r)), None)
         return giver, taker
 
     def __str__(self) -> str:
@@ -127,7 +127,7 @@ def _stretch(d: Deciding, graph: str, way: tuple[Role | None, Role], needed: flo
 
 def _wanted(d: Deciding, world: World, graph: str, *, moving: bool) -> Wanted | Undecided:
     """What is wanted in this snapshot; with `moving`, operations under way or planned are taken into account."""
-    samples = {r: _desired(world, graph, r) for r in ROLES}
+    samples: dict[Role, Sample] = {r: _desired(world, graph, r) for r in ROLES}
     unknown = [(f"pools.{r}.desired", why) for r, s in samples.items() if (why := _unusable(s)) is not None]
     if unknown:
         return Undecided(inputs=tuple(unknown))
@@ -138,7 +138,8 @@ def _wanted(d: Deciding, world: World, graph: str, *, moving: bool) -> Wanted | 
         pool = world.pools.get(pool_id(graph, role), ())
         least[role] = sum(w.state in STANDING and w.id not in leaving for w in pool)
         most[role] = sum(w.state in STANDING or w.state is WorkerState.FROZEN or w.id in coming for w in pool)
-    return Wanted(desired={r: int(s.value) for r, s in samples.items() if isinstance(s, Known)}, least=least, most=most)
+    desired: dict[Role, int] = {r: int(s.value) for r, s in samples.items() if isinstance(s, Known)}
+    return Wanted(desired=desired, least=least, most=most)
 
 
 def _in_motion(d: Deciding) -> tuple[frozenset[str], frozenset[str]]:
