@@ -96,11 +96,16 @@ def from_json(data: bytes, subject: str) -> ExactPlan:
         exact = decode(data, ExactPlan)
     except (msgspec.DecodeError, ValueError) as error:
         _refuse(subject, str(error))
+    verify(exact, subject)
+    return exact
+
+
+def verify(exact: ExactPlan, subject: str) -> None:
+    """Raises Rejected SH953 when digest or seal aren't those of what it holds."""
     if exact.digest != exact.plan.digest:
         _refuse(subject, f"it says that its plan is {exact.digest}, and the plan in it is {exact.plan.digest}")
     if exact.seal != _seal(exact.plan, exact.expires_at):
         _refuse(subject, f"its seal is {exact.seal}, and that of what it holds is {_seal(exact.plan, exact.expires_at)}")
-    return exact
 
 
 def _seal(plan: Plan, expires_at: float) -> Digest:

@@ -1,0 +1,110 @@
+"""Whether the world is still the one that an exact plan was made for: what moved since, each with the two values. Pure.
+
+The agents check each operation's preconditions once more when it is their turn, and the engine does before that: this is what must hold
+before the first of them begins.
+"""
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from shunter.act.chain import freed
+from shunter.act.expect import unmet
+from shunter.act.scheduler import subjects
+from shunter.app.exact import ExactPlan
+from shunter.model.errors import Problem
+from shunter.model.ids import Epoch, NodeId, OperationId, node_of
+from shunter.model.operation import OperationRecord, Outcome, Status
+from shunter.model.plan import OperationKind, PlannedOperation
+from shunter.model.policy import PolicySet
+from shunter.model.snapshot import Fleet, Notice
+from shunter.report.words import moment, short
+
+_AGAIN = "Plan again, look at what it says now, and apply that"
+
+
+class Now(msgspec.Struct, frozen=True, kw_only=True):
+    """The world as it is: `policies` are those in force (None: none could be read), `active` the operations under way."""
+
+    at: float
+    policies: PolicySet | None
+    fleet: Fleet
+    notices: tuple[Notice, ...] = ()
+    active: tuple[OperationRecord, ...] = ()
+
+
+def moved(exact: ExactPlan, now: Now, begun: Callable[[OperationId], bool]) -> tuple[Problem, ...]:
+    """Everything that speaks against carrying it out; empty: nothing does. `begun` says whether an operation ever was.
+
+    SH954 it has expired; SH955 other policies are in force; SH956 an operation was begun before, or one under way has its worker or slot;
+    SH957 a precondition doesn't hold; SH958 its notice is gone.
+    """
+    found = [*_expired(exact, now), *_other_policies(exact, now)]
+    done = {o.id: _as_done(o, exact) for o in exact.operations}
+    open_notices = {n.id for n in now.notices}
+    for operation in exact.operations:
+        found += _taken(operation, now, begun)
+        said = unmet(operation, now.fleet, freed(operation, done.get)) or _silent(operation, now.fleet)
+        if said:
+            found.append(Problem(code="SH957", what=f"a precondition doesn't hold any more: {said}", remedy=_AGAIN, subject=operation.id))
+        if operation.notice is not None and operation.notice not in open_notices:
+            what = f"it answers the notice {operation.notice}, which isn't open any more"
+            found.append(Problem(code="SH958", what=what, remedy=_AGAIN, subject=operation.id))
+    return tuple(found)
+
+
+def _expired(exact: ExactPlan, now: Now) -> Iterator[Problem]:
+    if now.at >= exact.expires_at:
+        what = f"the plan was good until {moment(exact.expires_at)}, and it is {moment(now.at)}"
+        yield Problem(code="SH954", what=what, remedy=_AGAIN, subject=exact.digest)
+
+
+def _other_policies(exact: ExactPlan, now: Now) -> Iterator[Problem]:
+    if now.policies is None:
+        what = f"the plan was made at {short(exact.plan.commit)}, and no policies could be read"
+        yield Problem(code="SH955", what=what, remedy="Look at the policy source, then apply it again", subject=exact.digest)
+    elif now.policies.commit != exact.plan.commit:
+        what = f"the plan was made at {short(exact.plan.commit)}, and the policies at {short(now.policies.commit)} are in force"
+        yield Problem(code="SH955", what=what, remedy=_AGAIN, subject=exact.digest)
+    elif now.policies.digest != exact.plan.policy_set:
+        what = (
+            f"the plan was made with policy set {exact.plan.policy_set[:19]}, and {now.policies.digest[:19]} is in force:"
+            " of one commit, but with earlier versions of files that were refused"
+        )
+        yield Problem(
+            code="SH955", what=what, remedy="Mend the files that are refused (`shunter validate`), and plan again", subject=exact.digest
+        )
+
+
+def _taken(operation: PlannedOperation, now: Now, begun: Callable[[OperationId], bool]) -> Iterator[Problem]:
+    if begun(operation.id):
+        what = f"{operation.kind.value} of {operation.worker} was begun before"
+        yield Problem(code="SH956", what=what, remedy=_AGAIN, subject=operation.id)
+        return
+    own = subjects(operation)
+    for record in now.active:
+        shared = sorted(own & subjects(record.planned))
+        if shared:
+            what = f"{', '.join(shared)} belongs to {record.id}, which is under way"
+            yield Problem(code="SH956", what=what, remedy="Let it end, then plan again", subject=operation.id)
+
+
+def _silent(operation: PlannedOperation, fleet: Fleet) -> str:
+    """A node that doesn't answer is as it was last known: nothing can be checked there."""
+    answering = {n.id for n in fleet.nodes if n.reachable}
+    slots = (operation.from_slot, operation.to_slot, operation.expect.at, operation.expect.free)
+    about: set[NodeId] = {*(node_of(slot) for slot in slots if slot), *operation.copies}
+    silent = sorted(about - answering)
+    if silent:
+        return f"{', '.join(silent)} doesn't answer, so what is there can't be said"
+    wanted = operation.expect.image
+    if wanted is None or operation.kind is OperationKind.DISCARD:
+        return ""
+    holders = {node for image in fleet.images if image.id == wanted for node in image.nodes}
+    return "" if holders & answering else f"{wanted} is held by {', '.join(sorted(holders))} alone, which doesn't answer"
+
+
+def _as_done(operation: PlannedOperation, exact: ExactPlan) -> OperationRecord:
+    """As if it had succeeded: what comes after it counts on that."""
+    outcome = Outcome(status=Status.SUCCEEDED, at=exact.plan.at)
+    return OperationRecord(planned=operation, plan=exact.digest, epoch=Epoch(0), created_at=exact.plan.at, outcome=outcome)

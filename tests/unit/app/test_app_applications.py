@@ -1,0 +1,185 @@
+"""Plans handed to the engine: each request gets one answer, each plan is carried out once, wherever an engine ends in between."""
+
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+from shunter.app.applications import Applications
+from shunter.app.exact import ExactPlan
+from shunter.app.inbox import KEPT_S, Answer, Request, Ticket, tidy, waiting
+from shunter.app.recheck import Now
+from shunter.model.errors import Problem, Rejected, Retry, Stalled
+from shunter.model.ids import Commit, Digest, OperationId
+from shunter.model.operation import OperationRecord
+from shunter.model.plan import Plan
+from shunter.model.policy import PolicySet
+from shunter.model.snapshot import Fleet
+
+NOW = 1_800_000_000.0
+PLAN = Plan(at=NOW, commit=Commit("c"), policy_set=Digest("sha256:p"), snapshot=Digest("sha256:s"))
+EXACT = ExactPlan.of(PLAN, (), now=NOW)
+WORLD = Now(at=NOW + 1, policies=PolicySet(commit=Commit("c"), digest=Digest("sha256:p")), fleet=Fleet())
+
+
+class Crash(Exception):
+    """The engine's process ends here."""
+
+
+class Engine:
+    """What of an engine outlives it, and one that can end at a named point."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.plans: list[Digest] = []
+        self.told: list[str] = []
+        self.ends_at = ""
+        self.stalls = False
+
+    def get(self, operation: OperationId) -> OperationRecord | None:
+        return None
+
+    def consumed(self, plan: Digest) -> bool:
+        return plan in self.plans
+
+    def accept(self, plan: Plan) -> None:
+        self._perhaps("before accepting")
+        if self.stalls:
+            raise Stalled(Problem(code="SH501", what="disk full", remedy="free it"))
+        assert plan.digest not in self.plans, "carried out twice"
+        self.plans.append(plan.digest)
+        self._perhaps("after accepting")
+
+    def tell(self, _digest: Digest, what: str, _body: dict[str, object]) -> None:
+        self._perhaps("before telling")
+        self.told.append(what)
+
+    def _perhaps(self, point: str) -> None:
+        if self.ends_at == point:
+            self.ends_at = ""
+            raise Crash
+
+    def tick(self, now: Now = WORLD) -> None:
+        Applications(self.state, self, self.accept, self.tell).settle(now)
+
+
+def submit(state: Path, exact: ExactPlan = EXACT) -> Ticket:
+    return Ticket.submit(state, Request(by="ada", at=NOW, exact=exact))
+
+
+def test_a_plan_is_carried_out_and_answered(tmp_path: Path) -> None:
+    engine, ticket = Engine(tmp_path), submit(tmp_path)
+    assert stat.S_IMODE((tmp_path / "apply").stat().st_mode) == 0o700
+    assert ticket.answer() is None
+    engine.tick()
+    assert ticket.answer() == Answer(at=NOW + 1)
+    assert engine.plans == [PLAN.digest]
+    assert engine.told == ["applied: 0 operations"]
+    assert waiting(tmp_path) == ()
+    ticket.forget()
+    assert list((tmp_path / "apply").iterdir()) == []
+
+
+def test_the_same_plan_applied_twice_at_once_is_carried_out_once(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    tickets = [submit(tmp_path), submit(tmp_path)]
+    engine.tick()
+    answers = [t.answer() for t in tickets]
+    assert engine.plans == [PLAN.digest]
+    assert sorted(len(a.problems) for a in answers if a) == [0, 1]
+    late = submit(tmp_path)
+    engine.tick()
+    answer = late.answer()
+    assert answer is not None
+    assert [p.code for p in answer.problems] == ["SH960"]
+
+
+@pytest.mark.parametrize("point", ["before accepting", "after accepting", "before telling"])
+def test_an_engine_that_ends_in_between_neither_loses_nor_repeats(tmp_path: Path, point: str) -> None:
+    engine, ticket = Engine(tmp_path), submit(tmp_path)
+    engine.ends_at = point
+    with pytest.raises(Crash):
+        engine.tick()
+    assert ticket.answer() is None
+    assert not ticket.withdraw(), "the engine has begun with it"
+    engine.tick()
+    assert ticket.answer() == Answer(at=NOW + 1)
+    assert engine.plans == [PLAN.digest]
+    second = submit(tmp_path)
+    engine.tick()
+    assert (second.answer() or Answer(at=0)).problems[0].code == "SH960"
+
+
+def test_a_second_request_does_not_get_the_first_ones_yes(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.plans.append(PLAN.digest)
+    ticket = submit(tmp_path)
+    engine.tick()
+    engine.tick()
+    answer = ticket.answer()
+    assert answer is not None
+    assert answer.problems
+
+
+def test_what_moved_is_answered_and_the_plan_stays_unused(tmp_path: Path) -> None:
+    engine, ticket = Engine(tmp_path), submit(tmp_path)
+    engine.tick(msgspec.structs.replace(WORLD, at=NOW + 600))
+    answer = ticket.answer()
+    assert answer is not None
+    assert [p.code for p in answer.problems] == ["SH954"]
+    assert engine.plans == []
+    assert engine.told[0].startswith("refused: the plan was good until")
+
+
+def test_a_full_disk_leaves_the_request_for_later(tmp_path: Path) -> None:
+    engine, ticket = Engine(tmp_path), submit(tmp_path)
+    engine.stalls = True
+    with pytest.raises(Stalled):
+        engine.tick()
+    assert ticket.answer() is None
+    engine.stalls = False
+    engine.tick()
+    assert ticket.answer() == Answer(at=NOW + 1)
+
+
+def test_a_request_that_was_tampered_with_is_refused(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    ticket = submit(tmp_path, msgspec.structs.replace(EXACT, expires_at=NOW + 10**6))
+    (tmp_path / "apply" / "rubbish.json").write_text("{")
+    engine.tick()
+    answer = ticket.answer()
+    assert answer is not None
+    assert [p.code for p in answer.problems] == ["SH953"]
+    assert engine.plans == []
+    assert waiting(tmp_path) == ()
+
+
+def test_one_can_be_withdrawn_until_it_is_taken(tmp_path: Path) -> None:
+    ticket = submit(tmp_path)
+    assert ticket.withdraw()
+    engine = Engine(tmp_path)
+    engine.tick()
+    assert engine.plans == []
+
+
+def test_an_inbox_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "apply").write_text("in the way")
+    with pytest.raises(Retry) as caught:
+        submit(tmp_path)
+    assert caught.value.problem.code == "SH959"
+
+
+def test_answers_that_nobody_reads_go_after_a_day(tmp_path: Path) -> None:
+    engine, ticket = Engine(tmp_path), submit(tmp_path)
+    engine.tick()
+    tidy(tmp_path, NOW + 1 + KEPT_S)
+    assert ticket.answer() is not None
+    tidy(tmp_path, NOW + 2 + KEPT_S)
+    assert ticket.answer() is None
+
+
+def test_nothing_waits_where_nothing_was_ever_asked(tmp_path: Path) -> None:
+    assert waiting(tmp_path) == ()
+    Engine(tmp_path).tick()
+    with pytest.raises(Rejected):
+        Ticket(tmp_path, "nothing").read()
