@@ -90,6 +90,23 @@ def test_what_people_read(name: str, write: Callable[[Console], None]):
     same_as_golden(name, printed(write))
 
 
+def test_a_decision_says_what_it_was_before_since_when_and_for_how_many_ticks():
+    before = {"verdict": "hold", "gate": "window", "reason": "closed", "since": SEALED[0].record.at - 61.0, "ticks": 61}
+
+    def line(**body: object) -> str:
+        record = msgspec.structs.replace(SEALED[0].record, what="x", body=body)
+        shown = printed(lambda c: audit_text([msgspec.structs.replace(SEALED[0], record=record)], c))
+        return " ".join(shown.split())
+
+    assert line(previous=before).endswith("x (before: hold since 07:59:00, 61 ticks)")
+    assert line(previous={**before, "since": before["since"] - 86400, "ticks": 1}).endswith(
+        "(before: hold since 2027-01-14 07:59:00 UTC, 1 tick)"
+    )  # type: ignore[operator]
+    assert line(previous={**before, "verdict": "pass"}).endswith(": x")
+    assert line(previous=None).endswith(": x")
+    assert line(spooled={"at": 1.0, "written": SEALED[0].record.at + 9}).endswith("x (written 08:00:10)")
+
+
 def test_every_operation_says_what_why_and_by_whom():
     text = plan()
     for operation in (MOVE, LATE, CHECKPOINT, SHOWN):
