@@ -9,10 +9,11 @@ import argparse
 import json
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,6 +49,7 @@ class Demo:
         self.commit = ""
         self.preview: list[dict[str, Any]] = []
         self.by_hand: float | None = None
+        self.engine: subprocess.Popen[bytes] | None = None
         self.mark = "[bold yellow]pretend[/] " if fleet.pretend else ""
 
     # -- what people read
@@ -85,6 +87,17 @@ class Demo:
         """What the clients saw so far."""
         return list(json.loads(self.report_path.read_text())["streams"]) if self.report_path.exists() else []
 
+    def wait_for(self, what: str, condition: Callable[[], object], timeout: float, every: float) -> None:
+        """As `machine.wait_for`, but not on an engine that has ended. Raises SetUpError."""
+
+        def met() -> object:
+            status = self.engine.poll() if self.engine else None
+            if status is not None:
+                raise SetUpError(f"{what}: the engine ended with status {status}")
+            return condition()
+
+        wait_for(what, met, timeout, every)
+
     # -- steps
 
     def build(self) -> None:
@@ -111,8 +124,8 @@ class Demo:
     def start_engine(self) -> None:
         """The engine, and its first periodic images."""
         self.title("The engine: policies from Git, metrics from Prometheus, every second")
-        self.fleet.start_engine(log="")
-        wait_for("an image of every decode worker", lambda: len({o["worker"] for o in self.outcomes("checkpoint")}) >= 3, 60, 0.5)
+        self.engine = self.fleet.start_engine(log="")
+        self.wait_for("an image of every decode worker", lambda: len({o["worker"] for o in self.outcomes("checkpoint")}) >= 3, 60, 0.5)
         self.say("every decode worker has an image on two nodes; its clients saw a short pause")
 
     def preempt(self) -> None:
@@ -128,8 +141,8 @@ class Demo:
         noticed = time.monotonic()
         self.fleet.nodes["node-a"].post_notice("preemption", "120s", NOTICE)
         self.say("notice posted: preemption, deadline in 120 s")
-        wait_for("decode-0 to be moved", lambda: any(o["worker"] == "decode-0" for o in self.outcomes("move")), 60, 0.2)
-        wait_for("prefill-0 to be parked", lambda: any(o["worker"] == "prefill-0" for o in self.outcomes("park")), 60, 0.2)
+        self.wait_for("decode-0 to be moved", lambda: any(o["worker"] == "decode-0" for o in self.outcomes("move")), 60, 0.2)
+        self.wait_for("prefill-0 to be parked", lambda: any(o["worker"] == "prefill-0" for o in self.outcomes("park")), 60, 0.2)
         self.say(f"node-a is empty {time.monotonic() - noticed:.1f} s after the notice; the cloud takes it away now")
         self.fleet.nodes["node-a"].power_off()
 
@@ -138,8 +151,8 @@ class Demo:
         self.title("The traffic shifts: prompts queue, decode has room")
         self.rate.write_text(RUSH)
         self.say(f"prefill jobs: {CALM} to {RUSH} per second; the one prefill worker that is left does 10")
-        wait_for("decode-2 to make way", lambda: any(o["worker"] == "decode-2" for o in self.outcomes("move")), 90, 0.2)
-        wait_for("prefill-0 to be back", lambda: any(o["worker"] == "prefill-0" for o in self.outcomes("restore")), 60, 0.2)
+        self.wait_for("decode-2 to make way", lambda: any(o["worker"] == "decode-2" for o in self.outcomes("move")), 90, 0.2)
+        self.wait_for("prefill-0 to be back", lambda: any(o["worker"] == "prefill-0" for o in self.outcomes("restore")), 60, 0.2)
         self.say("prefill-0 serves again, restored from its image; decode-2 went on elsewhere with its sessions")
         self.rate.write_text(CALM)
 
@@ -168,7 +181,7 @@ class Demo:
 
     def finish(self) -> dict[str, Any]:
         """Wait for the last token; the table and the figures."""
-        wait_for("all streams to end", lambda: all(s["ended"] for s in self.streams()), 120, 0.5)
+        self.wait_for("all streams to end", lambda: all(s["ended"] for s in self.streams()), 120, 0.5)
         streams = self.streams()
         moves = {o["worker"]: o for o in self.outcomes("move")}
         did = sorted((o["kind"], o["worker"]) for o in (*self.outcomes("move"), *self.outcomes("park")) if o["notice"] == NOTICE)
