@@ -9,7 +9,7 @@ from typing import Final
 from shunter_agent.runtime.port import Process
 
 AGAIN_S: Final = 1.0
-"""Seconds until a process that couldn't be watched, for want of descriptors, is tried again."""
+"""Seconds until a process is watched again that couldn't be, or of whose end there is doubt."""
 
 
 class Exits:
@@ -33,10 +33,15 @@ class Exits:
             loop.call_soon(self._ended, worker, -1)
             return
         except OSError:  # no descriptor to be had says nothing of the process
-            self._again[worker] = loop.call_later(AGAIN_S, self.watch, worker, process)
+            self.watch_again(worker, process)
             return
         self._watched[worker] = descriptor
         loop.add_reader(descriptor, self._readable, worker, descriptor)
+
+    def watch_again(self, worker: str, process: Process) -> None:
+        """Watch it in a moment, instead of what is watched for the worker now."""
+        self.forget(worker)
+        self._again[worker] = asyncio.get_running_loop().call_later(AGAIN_S, self.watch, worker, process)
 
     def forget(self, worker: str) -> None:
         """Its end is somebody's doing from now on, and no news."""

@@ -1,7 +1,6 @@
 """What one agent has in its hands: journal, runtime, images, live networks, and the copies that stand still until the next order."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -210,12 +209,14 @@ class Node:
         self.exits.watch(worker, process)
 
     def worker_ended(self, worker: str, status: int) -> None:
-        """Its process ended, and no order did it: it leaves this node."""
+        """Its process ended, and no order did it: it leaves this node. Where the runtime finds it, or can't tell, it stays."""
         row = self.journal.worker(worker)
         if row is None:
             return
-        with contextlib.suppress(Exception):  # reaps it, if it was this agent's child
-            self.runtime.find(row.process)
+        if self._may_live(row.process):  # reaps it, if it is dead and was this agent's child
+            self.log.error("worker said to have ended, but may live", worker=worker, pid=row.process.pid)
+            self.exits.watch_again(worker, row.process)
+            return
         self.frozen.pop(worker, None)
         with self.journal.batch():
             self.journal.drop_worker(worker)
@@ -234,6 +235,12 @@ class Node:
     def empty(self) -> bool:
         """No worker is here any more, in whatever state."""
         return not self.journal.workers()
+
+    def _may_live(self, process: Process) -> bool:
+        try:
+            return self.runtime.find(process)
+        except OSError:  # for want of descriptors, say
+            return True
 
     # -- notices
 

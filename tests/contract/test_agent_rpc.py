@@ -198,6 +198,7 @@ async def test_watching_begins_with_a_hello_and_tells_of_exits(world: World) -> 
         events = agent.Watch(pb.WatchRequest(epoch=3), timeout=10)
         hello = await events.read()
         assert (hello.hello.node, hello.hello.epoch) == ("n", 3)
+        world.bench.runtime.alive.clear()
         world.bench.node.worker_ended("w", -9)
         exit_event = await events.read()
         assert (exit_event.exit.worker, exit_event.exit.status) == ("w", -9)

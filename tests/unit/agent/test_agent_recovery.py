@@ -208,6 +208,7 @@ class TestRestart:
         await restart(empty)
         await start_missing(empty.node)
         assert (empty.state(), empty.network.connected) == ("running", True)
+        empty.runtime.alive.clear()
         empty.node.worker_ended("w", 9)
         await restart(empty)
         await start_missing(empty.node)  # it may be restored elsewhere by now
@@ -217,6 +218,7 @@ class TestRestart:
 async def test_an_exit_is_told_and_frees_the_slot(bench: Bench) -> None:
     reader = bench.node.events.subscribe()
     network = bench.network
+    bench.runtime.alive.clear()
     bench.node.worker_ended("w", -9)
     bench.node.events.close()
     events = [event async for event in reader]
