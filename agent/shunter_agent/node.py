@@ -26,6 +26,8 @@ PROGRESS_S: Final = 0.2
 """At most one progress event per step in this time."""
 SYNC_S: Final = 2.0
 """Seconds until an image is brought to the disk, and between looks whether it can be now."""
+SYNC_LATEST_S: Final = 60.0
+"""Seconds after which an image is brought to the disk whatever stands still. By then the kernel has written most of it by itself."""
 Probing = Callable[[WorkerSpec, Callable[[], bool], float], str]
 """`serving.probe.Probe`: spec, is the process alive, seconds; returns evidence, raises Rejected."""
 
@@ -77,6 +79,8 @@ class Node:
     probe: Probing
     log: Log
     clock: Callable[[], float] = time.time
+    elapsed: Callable[[], float] = time.monotonic
+    """Seconds since some moment, never set back: for how long something has taken."""
     events: Events = field(default_factory=Events)
     networks: dict[str, Network] = field(default_factory=dict)
     frozen: dict[str, FrozenCopy] = field(default_factory=dict)
@@ -132,12 +136,19 @@ class Node:
 
     def sync_later(self, image: str) -> None:
         """Bring an image to the disk, but not while its worker stands still and waits, here or elsewhere: a disk that is busy with
-        gigabytes would keep the journals of both nodes waiting. An image that is discarded meanwhile is never written at all."""
-        asyncio.get_running_loop().call_later(SYNC_S, self._sync_once_quiet, image)
+        gigabytes would keep the journals of both nodes waiting. An image that is discarded meanwhile is never written at all.
 
-    def _sync_once_quiet(self, image: str) -> None:
-        if self.frozen or self.held or self.journal.reservations():
-            self.sync_later(image)
+        A node on which something always stands still puts it off for `SYNC_LATEST_S` seconds and no longer.
+        """
+        self._look_again(image, self.elapsed() + SYNC_LATEST_S)
+
+    def _look_again(self, image: str, latest: float) -> None:
+        asyncio.get_running_loop().call_later(SYNC_S, self._sync_once_quiet, image, latest)
+
+    def _sync_once_quiet(self, image: str, latest: float) -> None:
+        busy = self.frozen or self.held or self.journal.reservations()
+        if busy and self.elapsed() < latest:
+            self._look_again(image, latest)
         else:
             self.in_background(self.depot.sync, image)
 

@@ -1,0 +1,69 @@
+"""An image is brought to the disk when nothing stands still; or after a minute, whatever does."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from agent_fakes import Bench, FakeClock
+from shunter_agent import node as nodes
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(nodes, "SYNC_S", 0.0)
+    bench = Bench(tmp_path)
+    bench.node.elapsed = bench.clock
+    return bench
+
+
+def looks_at(bench: Bench) -> "asyncio.Queue[float]":
+    """Each time that the node asks what time it is."""
+    asked: asyncio.Queue[float] = asyncio.Queue()
+
+    class Watched(FakeClock):
+        def __call__(self) -> float:
+            asked.put_nowait(bench.clock.now)
+            return bench.clock.now
+
+    bench.node.elapsed = Watched()
+    return asked
+
+
+async def synced(bench: Bench) -> int:
+    async with asyncio.timeout(10):
+        while not bench.faults.done["sync"]:
+            await asyncio.sleep(0)
+            await bench.node.finish_background()
+    return bench.faults.done["sync"]
+
+
+async def test_an_image_is_synced_once_nothing_stands_still(bench: Bench) -> None:
+    await bench.source.freeze(bench.freeze())
+    asked = looks_at(bench)
+    bench.node.sync_later("image")
+    for _ in range(5):
+        await asked.get()
+    assert bench.faults.done["sync"] == 0
+    await bench.source.thaw(bench.step())
+    assert await synced(bench) == 1
+
+
+async def test_it_is_put_off_for_a_minute_and_no_longer(bench: Bench) -> None:
+    await bench.source.freeze(bench.freeze())
+    asked = looks_at(bench)
+    bench.node.sync_later("image")
+    began = await asked.get()
+    bench.clock.now = began + nodes.SYNC_LATEST_S - 0.1
+    while not asked.empty():
+        asked.get_nowait()
+    for _ in range(3):
+        await asked.get()
+    assert bench.faults.done["sync"] == 0
+    bench.clock.now = began + nodes.SYNC_LATEST_S
+    assert await synced(bench) == 1
+    assert bench.state() == "frozen"
+    while not asked.empty():
+        asked.get_nowait()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert (asked.empty(), bench.faults.done["sync"]) == (True, 1), "and it isn't looked at again"
