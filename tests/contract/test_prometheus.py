@@ -43,6 +43,19 @@ scrape_configs:
   static_configs:
   - {{targets: ["127.0.0.1:{w1}"], labels: {{worker: w1}}}}
   - {{targets: ["127.0.0.1:{w2}"], labels: {{worker: w2}}}}
+- job_name: planners
+  static_configs:
+  - {{targets: ["127.0.0.1:{planner}"], labels: {{dynamo_namespace: g}}}}
+rule_files: [rules.yml]
+"""
+RULES = """
+groups:
+- name: desired
+  interval: 200ms
+  rules:
+  - record: shunter_pool_desired
+    labels: {graph: g, role: decode}
+    expr: floor(test_wanted * 1.5)
 """
 
 
@@ -90,6 +103,7 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
         config = folder / "prometheus.yml"
         config.write_text(CONFIG.format(**ports))
+        (folder / "rules.yml").write_text(RULES)
         self.log = (folder / "log").open("wb")
         assert BINARY
         self.process = subprocess.Popen(
@@ -120,9 +134,9 @@ class Server:
 
 @pytest.fixture(scope="module")
 def targets() -> Iterator[dict[str, Target]]:
-    both = {"w1": Target(), "w2": Target()}
-    yield both
-    for target in both.values():
+    all_of_them = {"w1": Target(), "w2": Target(), "planner": Target()}
+    yield all_of_them
+    for target in all_of_them.values():
         target.close()
 
 
@@ -307,6 +321,26 @@ async def test_more_than_one_value_for_a_worker_is_none(client: Prometheus, targ
     agreeing = taken.workers["w2"]["running"]
     assert isinstance(agreeing, Known)
     assert agreeing.value == 3
+
+
+async def test_what_the_planner_wants_and_a_rule_that_says_otherwise(client: Prometheus, targets: dict[str, Target]) -> None:
+    prefill, decode = (f"dynamo_planner_predicted_num_{role}_replicas" for role in ("prefill", "decode"))
+    targets["planner"].text = f"{prefill} 2\n{decode} 0\n"
+    await until_scraped(client, f"{prefill} == 2")
+    first = await sample(client, FLEET, {}, time.time())
+    wanted = first.pools["g/prefill"]["desired"]
+    assert isinstance(wanted, Known)
+    assert (wanted.value, wanted.unit, wanted.labels["dynamo_namespace"]) == (2, "workers", "g")
+    assert wanted.at < time.time()
+    undecided = first.pools["g/decode"]["desired"]
+    assert isinstance(undecided, Missing)
+    assert "hasn't decided yet" in undecided.reason
+    targets["planner"].text = f"{prefill} 2\n{decode} 6\ntest_wanted 5\n"
+    await until_scraped(client, "shunter_pool_desired")
+    second = await sample(client, FLEET, {}, time.time())
+    of_the_rule = second.pools["g/decode"]["desired"]
+    assert isinstance(of_the_rule, Known)
+    assert (of_the_rule.value, of_the_rule.labels["__name__"]) == (7, "shunter_pool_desired")
 
 
 async def test_a_bad_query_costs_its_own_sample_only(client: Prometheus, targets: dict[str, Target]) -> None:

@@ -11,6 +11,7 @@ from shunter.model.policy import MetricInput
 from shunter.model.sample import Known, Missing, Sample
 from shunter.model.snapshot import Fleet, Samples, Worker, WorkerState
 from shunter.observe.catalog import Catalog, Field, Gauge, window
+from shunter.observe.pools import of_pools
 from shunter.observe.prometheus import Answer, Client, Series
 from shunter.observe.resolve import Ask, Empty, one, partial
 
@@ -34,8 +35,8 @@ async def sample(
     parallel: int = 4,
     within_s: float = 5.0,
 ) -> Samples:
-    """Samples at `at` (seconds since the epoch): Known, Missing or Stale for each catalog field of each running or fenced worker, and for
-    each metric in `inputs` (policy name to metric name to what it declares).
+    """Samples at `at` (seconds since the epoch): Known, Missing or Stale for each catalog field of each running or fenced worker, for each
+    field of both pools of each graph, and for each metric in `inputs` (policy name to metric name to what it declares).
 
     At most `parallel` queries are under way at once, and those that haven't been answered `within_s` seconds after the start are Missing: a
     slow server costs samples, never the tick. A failed query costs its own samples only. Raises nothing for what a server does.
@@ -44,7 +45,8 @@ async def sample(
     engines = {w.engine for w in live}
     fields = [(f, catalog.query(f, engines)) for f in catalog.fields] if live else []
     declared = {(policy, name): _asked(metric) for policy, metrics in inputs.items() for name, metric in metrics.items()}
-    wanted = dict.fromkeys([*((query, None) for _, query in fields), *declared.values()])
+    of_all = [(f, catalog.pool_query(f)) for f in catalog.pools] if fleet.workers else []
+    wanted = dict.fromkeys([*((query, None) for _, query in (*fields, *of_all)), *declared.values()])
     answers = await _ask(client, list(wanted), at, parallel, within_s)
     policies: dict[str, dict[str, dict[str, Sample]]] = {policy: {} for policy in inputs}
     for (policy, name), key in declared.items():
@@ -56,7 +58,12 @@ async def sample(
         ask = Ask(query=query, unit=field.unit, at=at, max_age=catalog.max_age)
         for worker, value in _of_field(answers[query, None], field, ask, live, catalog.label):
             workers[worker.id][field.name] = value
-    return Samples(workers=workers, policies=policies)
+    pools: defaultdict[str, dict[str, Sample]] = defaultdict(dict)
+    for pool_field, query in of_all:
+        ask = Ask(query=query, unit=pool_field.unit, at=at, max_age=catalog.max_age)
+        for pool, value in of_pools(answers[query, None], pool_field, ask, fleet, catalog):
+            pools[pool][pool_field.name] = value
+    return Samples(workers=workers, policies=policies, pools=dict(pools))
 
 
 def _asked(metric: MetricInput) -> tuple[str, float | None]:

@@ -11,7 +11,7 @@ from shunter.model.policy import MetricInput
 from shunter.model.sample import Known, Missing, Stale
 from shunter.model.snapshot import Fleet, Samples, Worker, WorkerState
 from shunter.model.units import Duration
-from shunter.model.vocabulary import WORKER_METRICS
+from shunter.model.vocabulary import POOL_METRICS, WORKER_METRICS
 from shunter.observe.catalog import Catalog, Field, Gauge, window
 from shunter.observe.prometheus import Answer, Series
 from shunter.observe.sample import sample
@@ -99,7 +99,7 @@ async def test_every_live_worker_gets_every_field_and_no_other_worker_does() -> 
 async def test_one_query_a_field_at_the_time_given() -> None:
     client = Fake(lambda _: matrix())
     await sample(client, Fleet(workers=tuple(worker(f"w{i}") for i in range(100))), {}, NOW)
-    assert len(client.asked) == len(FIELDS)
+    assert len(client.asked) == len(FIELDS) + len(POOL_METRICS)
     assert {at for _, at, _ in client.asked} == {NOW}
     assert all(q.endswith("[45s]") for q, _, _ in client.asked)
     sglang = [q for q, _, _ in client.asked if "sglang" in q]
@@ -300,7 +300,7 @@ async def test_no_more_queries_at_once_than_allowed() -> None:
     client = Fake(lambda _: matrix())
     inputs = {"p": {f"m{i}": metric(f"f({i})") for i in range(40)}}
     await sample(client, Fleet(workers=(worker("w"),)), inputs, NOW, parallel=4)
-    assert len(client.asked) == 45
+    assert len(client.asked) == 46
     assert client.most == 4
 
 
@@ -313,12 +313,14 @@ async def test_samples_go_through_canonical_bytes() -> None:
     client = Fake(lambda q: matrix(series("shunter_worker_sessions", "w", 2), series("shunter_worker_kv_tokens", "w", 3, age=40)))
     taken = await sample(client, Fleet(workers=(worker("w"),)), {"p": {"m": metric(on_missing=1.0)}}, NOW)
     assert {type(s) for s in taken.workers["w"].values()} == {Known, Missing, Stale}
+    assert {type(s) for fields in taken.pools.values() for s in fields.values()} == {Missing}
     assert decode(encode(taken), Samples) == taken
 
 
 def test_the_catalog_has_every_field_of_the_language() -> None:
     catalog = Catalog()
     assert [(f.name, f.unit) for f in catalog.fields] == [(v.name, v.unit) for v in WORKER_METRICS]
+    assert [(f.name, f.unit) for f in catalog.pools] == [(v.name, v.unit) for v in POOL_METRICS]
     for engine in ("vllm", "sglang", "trtllm", "unheard-of"):
         assert all(f.gauges_for(engine) for f in catalog.fields)
 
@@ -329,6 +331,8 @@ def test_the_label_is_configurable_and_can_not_inject() -> None:
     with pytest.raises(Rejected) as caught:
         Catalog(label='worker!=""} or vector(1) #')
     assert caught.value.problem.code == "SH307"
+    with pytest.raises(Rejected):
+        Catalog(graph="a-b")
     with pytest.raises(Rejected):
         Catalog(fields=(Field(name="x", unit="", gauges=(Gauge(name='a"b'),)),))
 

@@ -112,7 +112,7 @@ def _as_often(inner: Policy, outer: Policy) -> bool:
     if isinstance(one, ReassignmentSpec) and isinstance(other, ReassignmentSpec):
         same_way = (one.from_, one.to, one.follow) == (other.from_, other.to, other.follow)
         same_when = one.when is not None and other.when is not None and one.when.text == other.when.text
-        return same_way and same_when and one.for_ >= other.for_
+        return same_way and same_when and one.for_ >= other.for_ and one.limits == other.limits
     return False
 
 
