@@ -147,8 +147,11 @@ class Budgets:
                 budget.hold(worker, f"{kind.value} of {worker.id} by {policy.name}")
             if budget.policy is not None and budget.policy.mode == "preview":
                 continue
-            gate = "budget" if budget.policy else "budget.default"
-            evidence.append(Evidence(gate=gate, result=why is None, detail=f"{budget.name}: {state}"))
+            if budget.policy is None:
+                told = f"{budget.name} in {budget.usage.group(worker)}"
+                evidence.append(Evidence(gate="budget.default", result=why is None, detail=told))
+            else:
+                evidence.append(Evidence(gate="budget", result=why is None, detail=f"{budget.name}: {state}"))
             if why is not None:
                 refusals.append((budget, why))
         first = next((f"{b.name}: {why}" for b, why in refusals), None)
@@ -212,8 +215,10 @@ def _shut(spec: BudgetSpec, now: float) -> str | None:
 def _report(find: Callable[..., None], budget: Budget, group: str) -> None:
     bounds, held = budget.bounds(group), budget.held.get(group, [])
     shown = budget.policy is not None and budget.policy.mode == "preview"
-    evidence = [Evidence(gate=b.gate, result=not b.spent, detail=str(b)) for b in bounds]
-    if budget.spec.windows:
+    spec, size = budget.spec, budget.usage.size[group]
+    evidence = [Evidence(gate="per", result=True, detail=f"{size:,} workers in {group}: {', '.join(spec.operations)}")]
+    evidence += [Evidence(gate=b.gate, result=not b.spent, detail=str(b)) for b in bounds]
+    if spec.windows:
         evidence.append(Evidence(gate="windows", result=budget.shut is None, detail=budget.shut or "a window is open"))
     parts = [*(str(b) for b in bounds), *([budget.shut] if budget.shut else [])] or ["no limit on the number"]
     if held:

@@ -42,8 +42,10 @@ def plan_text(evaluation: Evaluation, snapshot: Snapshot, console: Console) -> N
             page.title(title)
         for operation in operations:
             _operation(page, marks, numbers, operation, plan.at)
+    _budgets(page, evaluation.findings)
+    others = [f for f in evaluation.findings if not _is_budget(f)]
     for verdict, title in ((Verdict.HOLD, "Held back"), (Verdict.INCONCLUSIVE, "Inconclusive: nothing is done for lack of an input")):
-        _findings(page, marks, title, [f for f in evaluation.findings if f.verdict is verdict])
+        _findings(page, marks, title, [f for f in others if f.verdict is verdict])
     if not plan.operations:
         page.blank()
         page.line("Nothing is to be done.", style="green")
@@ -123,6 +125,26 @@ def _estimate(estimate: Estimate) -> str:
     basis = f" ({estimate.basis})" if estimate.basis else ""
     still = "for an unknown time" if estimate.stopped is None else span(estimate.stopped)
     return f"stands still {still}, image of {'unknown size' if estimate.bytes is None else size(estimate.bytes)}{basis}"
+
+
+def _is_budget(finding: Finding) -> bool:
+    """A budget says first for which group it speaks."""
+    return bool(finding.evidence) and finding.evidence[0].gate == "per"
+
+
+def _budgets(page: Page, findings: Iterable[Finding]) -> None:
+    """What may be disrupted at once: by each budget and group, those that hold something first; and where none counts."""
+    found = list(findings)
+    own = sorted((f for f in found if _is_budget(f)), key=lambda f: f.verdict is not Verdict.HOLD)
+    lines = [f"{f.subject}, by {f.policy}: {f.reason}" for f in own]
+    lines += sorted({e.detail for f in found for e in f.evidence if e.gate == "budget.default"})
+    if lines:
+        page.blank()
+        page.title("Budgets")
+    for line in lines[:_MOST]:
+        page.line(line, indent=2, hang=4)
+    if len(lines) > _MOST:
+        page.line(f"and {len(lines) - _MOST:,} more: the JSON form has all of them", indent=2)
 
 
 def _findings(page: Page, marks: Marks, title: str, findings: Iterable[Finding]) -> None:
