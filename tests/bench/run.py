@@ -17,7 +17,7 @@ import large
 import msgspec
 from shunter.audit.journal import Journal
 from shunter.decide.evaluate import evaluate
-from shunter.lang.cel import CelRules
+from shunter.lang.bulk import BulkCelRules
 from shunter.model.ids import Commit, Epoch
 from shunter.model.operation import EngineState
 from shunter.model.record import Record, RecordKind
@@ -54,7 +54,7 @@ def best(of: int, work: Callable[[], object]) -> float:
 
 def decide() -> Iterator[Figure]:
     """A snapshot in memory to a plan."""
-    policies, made, rules = large.policies(), large.snapshot(), CelRules()
+    policies, made, rules = large.policies(), large.snapshot(), BulkCelRules()
     sizes = f"{large.WORKERS} workers, {large.NODES} nodes, {len(policies.policies)} policies"
     counts: dict[str, int] = {}
 

@@ -9,6 +9,7 @@ from shunter.decide.gates import ask, weigh
 from shunter.decide.history import FAILURES
 from shunter.decide.place import Job, Placement
 from shunter.decide.plan import round_of
+from shunter.decide.said import Part, Said
 from shunter.decide.words import clock, happens, holds
 from shunter.decide.world import STANDING
 from shunter.model.expression import Scope, Undecided
@@ -22,6 +23,7 @@ from shunter.model.snapshot import Node, Notice, Worker, WorkerState
 
 TRIES = 3
 """A move is tried so often in all, unless it was the dump that was refused: that is refused again."""
+_LIVE = (*STANDING, WorkerState.FROZEN)
 _REFUSED = "SH7"
 """Codes of refusals by checkpoint and restore."""
 
@@ -36,7 +38,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     cause: str
     scope: Scope
     limit: float | None
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[Part, ...]
     tried: tuple[OperationRecord, ...]
 
     def failed(self, kind: OperationKind) -> list[OperationRecord]:
@@ -57,23 +59,38 @@ def spec_of(policy: Policy) -> PreemptionSpec:
     return policy.document.spec
 
 
-def case_of(d: Deciding, policy: Policy, worker: Worker) -> Case | None:
-    """The worker's case, or None with a finding that says why there is nothing to do (or none, where the policy isn't about it)."""
+def cases_of(d: Deciding, policy: Policy) -> list[Case]:
+    """All cases, in the order of the workers, with findings for those of whom nothing can be ordered now. What is said of the workers that
+    the policy has nothing to do for is left for later.
+    """
+    spec, covered, subjects = spec_of(policy), d.covered(policy), d.subjects(policy)
+    going = {node for node, notices in d.world.notices.items() if any(n.kind in spec.notices for n in notices)}
+    concerned = [w for w in subjects if w.node in going and w.state in _LIVE and covered[w.id] is not False]
+    chosen = {w.id for w in concerned}
+    d.leave(policy, [w for w in subjects if w.id not in chosen], lambda worker: _against(d, policy, worker))
+    return [case for worker in concerned if (case := _case(d, policy, worker)) is not None]
+
+
+def _against(d: Deciding, policy: Policy, worker: Worker) -> Said | None:
+    """Why there is nothing to do for the worker; None where the policy isn't about it."""
     covered, evidence = d.covers(policy, worker)
     if covered is False:
-        if evidence:
-            d.find(policy, worker.id, Verdict.PASS, "the policy doesn't cover it", gate="workers.where", evidence=evidence)
-        return None
+        return Said(Verdict.PASS, "the policy doesn't cover it", "workers.where", evidence) if evidence else None
+    if worker.state not in _LIVE:
+        return Said(Verdict.PASS, f"it is {worker.state.value}: nothing to move", "worker.state", evidence)
     spec = spec_of(policy)
-    if worker.state not in STANDING and worker.state is not WorkerState.FROZEN:
-        d.find(policy, worker.id, Verdict.PASS, f"it is {worker.state.value}: nothing to move", gate="worker.state", evidence=evidence)
-        return None
+    assert _notice(d, spec, worker) is None, "alone and among all it is answered alike"
+    kinds = ", ".join(k.value for k in spec.notices)
+    seen = Evidence(gate="notices", result=False, detail=f"none of {kinds} is open for {worker.node}")
+    return Said(Verdict.PASS, f"no notice for {worker.node}", "notices", (*evidence, seen))
+
+
+def _case(d: Deciding, policy: Policy, worker: Worker) -> Case | None:
+    """The case of a live worker on a node that is going, or None with a finding that says why nothing can be ordered for it now."""
+    spec = spec_of(policy)
     notice = _notice(d, spec, worker)
-    if notice is None:
-        kinds = ", ".join(k.value for k in spec.notices)
-        seen = Evidence(gate="notices", result=False, detail=f"none of {kinds} is open for {worker.node}")
-        d.find(policy, worker.id, Verdict.PASS, f"no notice for {worker.node}", gate="notices", evidence=(*evidence, seen))
-        return None
+    assert notice is not None, "its node is going"
+    evidence = d.asked(policy, worker, "workers.where", spec.workers.where)
     seen = Evidence(gate="notices", result=True, detail=f"{notice.kind.value} {notice.id} from {notice.source or 'an unnamed source'}")
     reason = _unable(d, worker)
     if reason is not None:
@@ -187,10 +204,10 @@ def plan_move(d: Deciding, policy: Policy, case: Case, placed: Placement, value:
 def found(d: Deciding, policy: Policy, case: Case, reason: str, *, gate: str, at: Node | None = None) -> None:
     """The finding that something is done, with the evidence of where it goes (`at`: the destination)."""
     move, evidence = spec_of(policy).move, list(case.evidence)
-    if move.order is not None:
-        evidence.append(weigh(d.rules, "move.order", move.order, case.scope)[1])
-    if at is not None and move.to.where is not None:
-        evidence.append(ask(d.rules, "move.to.where", move.to.where, d.scopes.at(case.scope, at))[1])
-    if at is not None and move.to.prefer is not None:
-        evidence.append(weigh(d.rules, "move.to.prefer", move.to.prefer, d.scopes.at(case.scope, at))[1])
+    if (order := move.order) is not None:
+        evidence.append(lambda: weigh(d.rules, "move.order", order, case.scope)[1])
+    if at is not None and (where := move.to.where) is not None:
+        evidence.append(lambda: ask(d.rules, "move.to.where", where, d.scopes.at(case.scope, at))[1])
+    if at is not None and (prefer := move.to.prefer) is not None:
+        evidence.append(lambda: weigh(d.rules, "move.to.prefer", prefer, d.scopes.at(case.scope, at))[1])
     d.find(policy, case.worker.id, Verdict.ACT, reason, gate=gate, evidence=evidence, since=case.notice.seen_at)

@@ -1,8 +1,6 @@
 """Periodic images of running workers: due by age, a few at a time, backing off where they fail."""
 
 import math
-from collections import Counter
-from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -13,16 +11,16 @@ from shunter.decide.deciding import Deciding
 from shunter.decide.gates import ask, missing
 from shunter.decide.history import HOUR, said
 from shunter.decide.plan import round_of
+from shunter.decide.said import Part, Said
 from shunter.decide.words import clock
 from shunter.model.expression import Undecided
 from shunter.model.finding import Evidence, Input, Verdict
-from shunter.model.ids import NodeId, PoolId
-from shunter.model.operation import Status
+from shunter.model.ids import PoolId
 from shunter.model.plan import OperationKind, Preconditions
 from shunter.model.policy import CheckpointPolicy, CheckpointSpec, Policy
 from shunter.model.sample import Known, Missing
 from shunter.model.snapshot import Worker, WorkerState
-from shunter.model.units import Duration, Share
+from shunter.model.units import Duration
 
 MOST_BACKOFF = 10.0
 """A checkpoint that keeps failing is tried at least every so many periods."""
@@ -39,47 +37,38 @@ class Due(msgspec.Struct, frozen=True, kw_only=True):
     taken: float | None
     pause: Pause
     interval: float
-    gates: list[Evidence]
+    gates: list[Part]
 
 
-class Turns:
-    """How many checkpoints are under way or planned, by node and by pool, and what each node is given to hold."""
+class Round:
+    """The checkpoints of one policy: whose turn it is beside all others under way or planned, and what each node is given to hold."""
 
-    def __init__(self, d: Deciding) -> None:
-        self.nodes: Counter[NodeId] = Counter()
-        self.pools: Counter[PoolId] = Counter()
+    def __init__(self, d: Deciding, policy: Policy) -> None:
+        self._d, self._share = d, spec_of(policy).pause.share
+        self._allowed: dict[PoolId, int] = {}
         self.holding = d.holding()
-        operations = [r.planned for r in d.history.active] + [one.operation for one in d.ranked]
-        for o in operations:
-            worker = d.world.workers.get(o.worker)
-            if o.kind is OperationKind.CHECKPOINT and worker is not None:
-                self.took(worker, o.copies, 0)
 
-    def taken(self, d: Deciding, worker: Worker, share: Share) -> str | None:
-        """Why the worker must wait for its turn, or None. At most `share` of its pool stands still at once, but one always may."""
-        running = sum(w.state is WorkerState.RUNNING for w in d.world.pools[worker.pool])
-        allowed = max(1, effective(share, running)[0])
-        if worker.node is not None and self.nodes[worker.node]:
+    def taken(self, worker: Worker) -> str | None:
+        """Why the worker must wait for its turn, or None. At most a share of its pool stands still at once, but one always may."""
+        turns, pool = self._d.turns, worker.pool
+        if pool not in self._allowed:
+            running = sum(w.state is WorkerState.RUNNING for w in self._d.world.pools[pool])
+            self._allowed[pool] = max(1, effective(self._share, running)[0])
+        if worker.node is not None and turns.nodes[worker.node]:
             return f"it waits for its turn: one checkpoint at a time on {worker.node}"
-        if self.pools[worker.pool] >= allowed:
-            return f"it waits for its turn: {allowed} at a time in {worker.pool}"
+        if turns.pools[pool] >= self._allowed[pool]:
+            return f"it waits for its turn: {self._allowed[pool]} at a time in {pool}"
         return None
-
-    def took(self, worker: Worker, copies: Sequence[NodeId], size: int) -> None:
-        """Count one."""
-        if worker.node is not None:
-            self.nodes[worker.node] += 1
-        self.pools[worker.pool] += 1
-        for node in copies:
-            self.holding.add(node, size)
 
 
 def checkpoint(d: Deciding, policy: Policy) -> None:
     """Find and plan for every covered worker; the one whose image is oldest comes first."""
-    due = [one for worker in d.subjects(policy) if (one := _due(d, policy, worker)) is not None]
-    turns, share = Turns(d), spec_of(policy).pause.share
+    due = [one for worker in _wanting(d, policy) if (one := _due(d, policy, worker)) is not None]
+    if not due:
+        return
+    turns = Round(d, policy)
     for one in sorted(due, key=lambda o: (o.taken is not None, o.taken or 0.0, o.worker.id)):
-        if (why := turns.taken(d, one.worker, share)) is not None:
+        if (why := turns.taken(one.worker)) is not None:
             d.find(policy, one.worker.id, Verdict.HOLD, why, gate="turn", evidence=one.gates)
             continue
         allowed = d.budgets.ask(policy, OperationKind.CHECKPOINT, one.worker)
@@ -97,24 +86,54 @@ def spec_of(policy: Policy) -> CheckpointSpec:
     return policy.document.spec
 
 
-def _due(d: Deciding, policy: Policy, worker: Worker) -> Due | None:
-    """The worker if it wants a checkpoint now and nothing is against it; otherwise None, with the finding that says why."""
+def _wanting(d: Deciding, policy: Policy) -> list[Worker]:
+    """The workers that want a checkpoint, by what doesn't change while a plan is made. What is said of the others is left for later."""
+    spec, covered, subjects = spec_of(policy), d.covered(policy), d.subjects(policy)
+    wanting = [w for w in subjects if covered[w.id] and w.state is WorkerState.RUNNING and w.slot is not None and _old(d, spec, w)]
+    if wanting and spec.when is not None:
+        true = d.truths(policy, spec.when)
+        wanting = [w for w in wanting if true[w.id]]
+    chosen = {w.id for w in wanting}
+    d.leave(policy, [w for w in subjects if w.id not in chosen], lambda worker: _against(d, policy, worker))
+    return wanting
+
+
+def _old(d: Deciding, spec: CheckpointSpec, worker: Worker) -> bool:
+    taken = d.taken.get(worker.id)
+    return taken is None or d.now - taken >= interval_of(spec, pause_of(d, spec, worker)).seconds
+
+
+def _against(d: Deciding, policy: Policy, worker: Worker) -> Said | None:
+    """Why the worker doesn't want a checkpoint, asked about it alone."""
     covered, evidence = d.covers(policy, worker)
     if covered is False and not evidence:
         return None
-    refused = _subject(covered, worker)
-    if refused is not None:
-        d.find(policy, worker.id, refused[0], refused[1], gate=refused[2], evidence=evidence)
-        return None
+    refused, gates = _subject(covered, worker), list[Part](evidence)
+    if refused is None:
+        one = _begin(d, policy, worker, gates)
+        refused = _young(d, policy, one) or _when(d, policy, one)
+    assert refused is not None, "alone and among all it is answered alike"
+    return Said(verdict=refused[0], reason=refused[1], gate=refused[2], evidence=gates)
+
+
+def _begin(d: Deciding, policy: Policy, worker: Worker, gates: list[Part]) -> Due:
     spec = spec_of(policy)
     pause = pause_of(d, spec, worker)
     interval = interval_of(spec, pause)
-    gates = [*evidence, *interval.evidence]
-    one = Due(worker=worker, taken=_taken(d, worker), pause=pause, interval=interval.seconds, gates=gates)
-    refused = _young(d, policy, one) or _when(d, policy, one) or _held(d, policy, one)
+    gates.extend(interval.evidence)
+    return Due(worker=worker, taken=d.taken.get(worker.id), pause=pause, interval=interval.seconds, gates=gates)
+
+
+def _due(d: Deciding, policy: Policy, worker: Worker) -> Due | None:
+    """The worker, which wants a checkpoint, if nothing is against it now; otherwise None, with the finding that says why."""
+    spec = spec_of(policy)
+    one = _begin(d, policy, worker, [*d.asked(policy, worker, "workers.where", spec.workers.where)])
+    one.gates.append(_aged(d, policy, one, old=True))
+    one.gates.extend(d.asked(policy, worker, "when", spec.when))
+    refused = _held(d, policy, one)
     if refused is None:
         return one
-    d.find(policy, worker.id, refused[0], refused[1], gate=refused[2], evidence=gates)
+    d.find(policy, worker.id, refused[0], refused[1], gate=refused[2], evidence=one.gates)
     return None
 
 
@@ -130,22 +149,13 @@ def _subject(covered: bool | Undecided, worker: Worker) -> Refusal | None:
 
 def _young(d: Deciding, policy: Policy, one: Due) -> Refusal | None:
     old = one.taken is None or d.now - one.taken >= one.interval
-    gate = "every" if spec_of(policy).every is not None else "cadence"
-    one.gates.append(Evidence(gate=gate, result=old, detail=_age(d, one)))
-    return None if old else (Verdict.PASS, "its newest image is recent enough", gate)
+    aged = _aged(d, policy, one, old=old)
+    one.gates.append(aged)
+    return None if old else (Verdict.PASS, "its newest image is recent enough", aged.gate)
 
 
-def _taken(d: Deciding, worker: Worker) -> float | None:
-    """When the newest image was taken, also by a checkpoint that the snapshot doesn't show yet."""
-    images = [i.taken_at for i in d.world.images.get(worker.id, ())]
-    just = [
-        r.created_at
-        for r in d.history.of_worker(worker.id)
-        if r.planned.kind is OperationKind.CHECKPOINT
-        and r.status is Status.SUCCEEDED
-        and r.planned.expect.incarnation == worker.incarnation
-    ]
-    return max([*images, *just], default=None)
+def _aged(d: Deciding, policy: Policy, one: Due, *, old: bool) -> Evidence:
+    return Evidence(gate="every" if spec_of(policy).every is not None else "cadence", result=old, detail=_age(d, one))
 
 
 def _age(d: Deciding, one: Due) -> str:
@@ -235,7 +245,7 @@ def _cause(d: Deciding, policy: Policy, one: Due) -> str:
     return round_of(f"optimal:{one.taken:.3f}", one.taken, d.now)
 
 
-def _plan(d: Deciding, policy: Policy, one: Due, turns: Turns) -> None:
+def _plan(d: Deciding, policy: Policy, one: Due, turns: Round) -> None:
     worker, spec = one.worker, spec_of(policy)
     assert worker.node is not None, "it occupies a slot"
     others = d.keepers(worker, max(0, spec.copies - 1), turns.holding)
@@ -253,6 +263,7 @@ def _plan(d: Deciding, policy: Policy, one: Due, turns: Turns) -> None:
         from_slot=None,
         copies=copies,
     )
-    turns.took(worker, copies, phases.bytes or 0)
+    for node in copies:
+        turns.holding.add(node, phases.bytes or 0)
     gate = "every" if spec.every is not None else "cadence"
     d.find(policy, worker.id, Verdict.ACT, f"an image is due{short}", gate=gate, evidence=one.gates)

@@ -6,19 +6,21 @@ from typing import Any
 
 from shunter.decide.budget import Budgets
 from shunter.decide.conflict import Ledger
+from shunter.decide.figures import AllFigures, Figures, model_of
 from shunter.decide.fit import Finder, Needs, needs_of_image, needs_of_worker
 from shunter.decide.gates import ask
 from shunter.decide.history import History
 from shunter.decide.hold import tolerance
-from shunter.decide.keep import Holding
+from shunter.decide.keep import Holding, Turns
 from shunter.decide.plan import Ranked, operation_id, patience
 from shunter.decide.profile import Costs, Phases, Profile
+from shunter.decide.said import Explain, Notes, Part, Said
 from shunter.decide.scope import Scopes, Workers
 from shunter.decide.world import World
-from shunter.model.expression import Expression, Rules, Undecided, in_bulk
-from shunter.model.finding import Evidence, Finding, Lane, Verdict
+from shunter.model.expression import Expression, Rules, Scope, Undecided, in_bulk
+from shunter.model.finding import Evidence, Lane, Verdict
 from shunter.model.ids import NodeId, PolicyName, WorkerId
-from shunter.model.operation import EngineState
+from shunter.model.operation import EngineState, Status
 from shunter.model.plan import Estimate, OperationKind, PlannedOperation, Preconditions
 from shunter.model.policy import Policy, PolicySet, PreemptionPolicy
 from shunter.model.snapshot import Image, Slot, Snapshot, Worker
@@ -45,10 +47,12 @@ class Deciding:
         self._concerning: dict[tuple[str, str], list[Policy]] = {}
         self._sheets: dict[tuple[str | None, str | None], Workers] = {}
         self._covered: dict[PolicyName, Mapping[WorkerId, bool | None]] = {}
-        self.found: dict[tuple[PolicyName, str], Finding] = {}
+        self.notes = Notes()
+        self.turns = Turns()
         self.ranked: list[Ranked] = []
         self._involuntary: dict[tuple[str, bool], str] = {}
         for record in self.history.active:
+            self._count(record.planned)
             if record.planned.lane == "involuntary":
                 why = f"{record.planned.kind.value} of {record.planned.worker} is under way because a node is going"
                 self._note(record.planned, why)
@@ -66,20 +70,23 @@ class Deciding:
         reason: str,
         *,
         gate: str = "",
-        evidence: Sequence[Evidence] = (),
+        evidence: Sequence[Part] = (),
         since: float | None = None,
     ) -> None:
-        """Enter what the policy says of the subject. Said again, it replaces what was said before."""
-        self.found[policy.name, subject] = Finding(
-            policy=policy.name,
-            subject=subject,
-            verdict=verdict,
-            lane=lane_of(policy),
-            reason=reason,
-            gate=gate,
-            since=since,
-            evidence=tuple(evidence),
-        )
+        """Enter what the policy says of the subject. Said again, it replaces what was said before.
+
+        Evidence that only looks at what doesn't change while a plan is made may be given as what makes it.
+        """
+        said = Said(verdict=verdict, reason=reason, gate=gate, evidence=tuple(evidence), since=since)
+        self.notes.say(policy.name, lane_of(policy), subject, said)
+
+    def leave(self, policy: Policy, workers: Sequence[Worker], explain: Explain) -> None:
+        """Leave it to `explain` why there is nothing to do for these workers: it is asked when somebody wants to know."""
+        self.notes.leave(policy.name, lane_of(policy), workers, explain)
+
+    def said(self, policy: Policy, worker: WorkerId) -> Said | None:
+        """What the policy says of the worker so far; None: nothing."""
+        return self.notes.get(policy.name, worker)
 
     def plan(
         self,
@@ -116,10 +123,16 @@ class Deciding:
             **more,
         )
         self.ledger.take(operation)
+        self._count(operation)
         self.ranked.append(Ranked(operation=operation, value=value, priority=policy.priority))
         if lane == "involuntary":
             self._note(operation, f"{kind.value} of {worker.id} comes first, by {policy.name}")
         return operation
+
+    def _count(self, operation: PlannedOperation) -> None:
+        worker = self.world.workers.get(operation.worker)
+        if operation.kind is OperationKind.CHECKPOINT and worker is not None:
+            self.turns.count(worker)
 
     def _note(self, operation: PlannedOperation, why: str) -> None:
         worker = self.world.workers.get(operation.worker)
@@ -156,11 +169,14 @@ class Deciding:
         """Whether the policy's selector covers each of its subjects: all at once, without evidence. None: it can't be said."""
         found = self._covered.get(policy.name)
         if found is None:
-            subjects, select = self.subjects(policy), policy.selector
-            where = select.where if select is not None else None
-            answers = self.test_all(policy, where) if where is not None else [True] * len(subjects)
-            found = self._covered[policy.name] = {w.id: answer for w, answer in zip(subjects, answers, strict=True)}
+            where = policy.selector.where if policy.selector is not None else None
+            found = self.truths(policy, where) if where is not None else {w.id: True for w in self.subjects(policy)}
+            self._covered[policy.name] = found
         return found
+
+    def truths(self, policy: Policy, expression: Expression) -> Mapping[WorkerId, bool | None]:
+        """The truth of a condition for each of the policy's subjects; None: it has no answer."""
+        return {w.id: answer for w, answer in zip(self.subjects(policy), self.test_all(policy, expression), strict=True)}
 
     def covers(self, policy: Policy, worker: Worker) -> tuple[bool | Undecided, tuple[Evidence, ...]]:
         """Whether the policy's selector covers the worker. No evidence: role or graph alone decided."""
@@ -175,6 +191,12 @@ class Deciding:
             return True, ()
         answer, evidence = ask(self.rules, "workers.where", select.where, self.scopes.worker(policy, worker))
         return answer, (evidence,)
+
+    def asked(self, policy: Policy, worker: Worker, gate: str, expression: Expression | None) -> tuple[Part, ...]:
+        """The evidence of a condition on a covered worker, left for later; none without a condition."""
+        if expression is None:
+            return ()
+        return (lambda: ask(self.rules, gate, expression, self.scopes.worker(policy, worker))[1],)
 
     def series(self, policy: Policy, graph: str) -> list[tuple[float, Mapping[str, Any]]]:
         """Each snapshot's time and the graph's scope in it, oldest first."""
@@ -193,10 +215,24 @@ class Deciding:
         """What a destination of this worker or image must offer."""
         return needs_of_worker(self.world, subject) if isinstance(subject, Worker) else needs_of_image(self.world, subject)
 
+    @cached_property
+    def _figures(self) -> AllFigures:
+        return AllFigures(self.policies.policies, self.costs.profile)
+
+    def figures(self, worker: Worker) -> Figures:
+        """What is planned with for the worker, by the GPU model of its slot."""
+        return self._figures.of(model_of(self.world, worker))
+
+    def worker_series(self, policy: Policy, worker: WorkerId) -> list[tuple[float, Scope | None]]:
+        """Each snapshot's time and the worker's scope in it, oldest first. None: it wasn't there."""
+        both = zip(self.worlds, self._all_scopes, strict=True)
+        return [(w.at, s.worker(policy, w.workers[worker]) if worker in w.workers else None) for w, s in both]
+
     def phases(self, worker: Worker, size: int | None = None) -> Phases:
         """What dumping and restoring the worker costs; `size` is an image's, None the worker's own."""
         own, source = (size, "") if size is not None else self.world.size(worker)
-        phases = self.costs.phases(own, gpu=self.world.has_gpus(worker))
+        figures = self.figures(worker)
+        phases = self.costs.phases(own, gpu=self.world.has_gpus(worker), rates=figures.rates, names=figures.names)
         if not source or own is None:
             return phases
         return Phases(freeze=phases.freeze, restore=phases.restore, basis=f"{phases.basis}; {source}", bytes=own)
@@ -207,6 +243,19 @@ class Deciding:
         What is only shown doesn't hold up what is carried out.
         """
         return self._involuntary.get((graph, False)) or (self._involuntary.get((graph, True)) if preview else None)
+
+    @cached_property
+    def taken(self) -> Mapping[WorkerId, float]:
+        """When each worker's newest image was taken, also by a checkpoint that the snapshot doesn't show yet; only those that have one."""
+        taken: dict[WorkerId, float] = {}
+        for image in self.world.snapshot.fleet.images:
+            taken[image.worker] = max(image.taken_at, taken.get(image.worker, image.taken_at))
+        for record in self.history.ended:
+            planned, worker = record.planned, self.world.workers.get(record.planned.worker)
+            done = planned.kind is OperationKind.CHECKPOINT and record.status is Status.SUCCEEDED
+            if done and worker is not None and planned.expect.incarnation == worker.incarnation:
+                taken[worker.id] = max(record.created_at, taken.get(worker.id, record.created_at))
+        return taken
 
     def holding(self) -> Holding:
         """What nodes hold in images, to count along in while more are planned."""

@@ -12,6 +12,7 @@ from shunter.decide.reassign import reassign
 from shunter.decide.rebalance import rebalance
 from shunter.decide.retention import retain
 from shunter.model.expression import Rules
+from shunter.model.finding import Findings
 from shunter.model.operation import EngineState
 from shunter.model.plan import Evaluation, Plan
 from shunter.model.policy import CheckpointPolicy, Policy, PolicySet, PreemptionPolicy, RebalancePolicy
@@ -44,9 +45,8 @@ def evaluate(
         if isinstance(policy.document, CheckpointPolicy):
             retain(d, policy)
     d.budgets.report(d.find)
-    findings = tuple(d.found[key] for key in sorted(d.found))
     plan = Plan(at=now, commit=policies.commit, policy_set=policies.digest, snapshot=snapshots[-1].id, operations=ordered(d.ranked))
-    return Evaluation(findings=findings, plan=plan)
+    return Evaluation(findings=Findings(d.notes.findings), plan=plan)
 
 
 def _precedence(policy: Policy) -> tuple[bool, bool, int, str]:

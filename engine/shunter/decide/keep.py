@@ -1,11 +1,29 @@
-"""Which nodes hold images: those that hold the least first, then those with the most free slots."""
+"""Whose turn it is to be checkpointed, and which nodes hold the images: those that hold the least first, then those with the most free
+slots.
+"""
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from shunter.decide.conflict import Ledger
 from shunter.decide.world import World
-from shunter.model.ids import NodeId
+from shunter.model.ids import NodeId, PoolId
+from shunter.model.snapshot import Worker
+
+
+class Turns:
+    """How many checkpoints are under way or planned, by node and by pool."""
+
+    def __init__(self) -> None:
+        self.nodes: Counter[NodeId] = Counter()
+        self.pools: Counter[PoolId] = Counter()
+
+    def count(self, worker: Worker) -> None:
+        """Count one."""
+        if worker.node is not None:
+            self.nodes[worker.node] += 1
+        self.pools[worker.pool] += 1
 
 
 class Holding:

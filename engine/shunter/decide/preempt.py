@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from shunter.decide.cases import Case, case_of, found, job_of, lanes, plan_move, spec_of, values_of
+from shunter.decide.cases import Case, cases_of, found, job_of, lanes, plan_move, spec_of, values_of
 from shunter.decide.deciding import Deciding
 from shunter.decide.history import failed_nodes, said
 from shunter.decide.place import place
@@ -17,7 +17,7 @@ from shunter.model.policy import Policy
 
 def preempt(d: Deciding, policy: Policy) -> None:
     """Find and plan for every covered worker on a node with a notice that the policy answers to."""
-    cases = [case for worker in d.subjects(policy) if (case := case_of(d, policy, worker)) is not None]
+    cases = cases_of(d, policy)
     decode, against = _move(d, policy, [c for c in cases if c.worker.role == "decode"])
     decode = make_room(d, policy, decode)
     recover(d, policy, "decode")

@@ -20,7 +20,8 @@ def retain(d: Deciding, policy: Policy) -> None:
     """Plan a discard for every covered worker that has images to spare and nothing else to do."""
     covered = d.covered(policy)
     for worker in d.subjects(policy):
-        if covered[worker.id] is True and d.world.images.get(worker.id):
+        # the only image of a worker is never one too many
+        if len(d.world.images.get(worker.id, ())) > 1 and covered[worker.id] is True:
             _retain(d, policy, worker)
 
 
@@ -45,7 +46,7 @@ def _retain(d: Deciding, policy: Policy, worker: Worker) -> None:
         reason=reason + (f"; tried before: {said(failed[-1])}" if failed else ""),
         image=spare.id,
     )
-    earlier = d.found.get((policy.name, worker.id))
+    earlier = d.said(policy, worker.id)
     detail = f"{len(d.world.images[worker.id])} images, {last} kept{f', and those younger than {Duration(within)}' if within else ''}"
     evidence = Evidence(gate="keep.last", result=True, detail=detail)
     d.find(
@@ -74,7 +75,9 @@ def _spare(d: Deciding, worker: Worker) -> Image | None:
         i
         for i in older
         if d.now - i.taken_at > within
-        and i.id not in d.ledger.images and i.nodes and all((n := d.world.nodes.get(h)) is not None and n.reachable for h in i.nodes)
+        and i.id not in d.ledger.images
+        and i.nodes
+        and all((n := d.world.nodes.get(h)) is not None and n.reachable for h in i.nodes)
     ]
     return min(ready, key=lambda i: (i.incarnation, i.taken_at, i.id), default=None)
 

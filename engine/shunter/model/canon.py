@@ -7,6 +7,7 @@ msgspec would silently write null.
 import hashlib
 import math
 import re
+from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -29,6 +30,8 @@ def _enc_hook(value: object) -> object:
         return float(value)
     if isinstance(value, Bytes):
         return int(value)
+    if isinstance(value, Sequence):
+        return tuple(value)
     raise NotImplementedError(f"{type(value).__name__} has no canonical form")
 
 

@@ -1,7 +1,11 @@
-"""What one policy says of one subject, with the evidence that decided it."""
+"""What one policy says of one subject, with the evidence that decided it.
+
+There are many of these, and they can't refer back to each other: the garbage collector needn't look at them (`gc=False`).
+"""
 
 import enum
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, overload
 
 import msgspec
 
@@ -24,7 +28,7 @@ class Verdict(enum.StrEnum):
     """Nothing to do."""
 
 
-class Input(msgspec.Struct, frozen=True, kw_only=True):
+class Input(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One variable that an expression read. `sample` is set for metrics, `value` for the rest (None: it had none)."""
 
     name: str
@@ -32,7 +36,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     sample: Sample | None = None
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+class Evidence(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One gate of a policy and how it came out.
 
     `gate` is the YAML field (`workers.where`, `when`, `for`, `cooldown`, `limits.from.min`, `pick.where`, `move.to.where`, ...);
@@ -46,7 +50,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[Input, ...] = ()
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class Finding(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One policy on one subject. `subject` is a worker id, or `<graph>` for a finding on pools; `gate` names the evidence that decided.
 
     `since` is when the deciding condition began to hold, as far back as the snapshots reach (seconds since the epoch), or None.
@@ -60,6 +64,43 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     gate: str = ""
     since: float | None = None
     evidence: tuple[Evidence, ...] = ()
+
+
+class Findings(Sequence[Finding]):
+    """Findings that are worked out when one is first looked at: what is done doesn't depend on them, and often nobody asks.
+
+    `make` must give the same whenever it is called. It is called once, and forgotten.
+    """
+
+    def __init__(self, make: Callable[[], tuple[Finding, ...]]) -> None:
+        self._make: Callable[[], tuple[Finding, ...]] | None = make
+        self._made: tuple[Finding, ...] = ()
+
+    def _all(self) -> tuple[Finding, ...]:
+        if self._make is not None:
+            self._made, self._make = self._make(), None
+        return self._made
+
+    @overload
+    def __getitem__(self, index: int) -> Finding: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Finding, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Finding | tuple[Finding, ...]:
+        return self._all()[index]
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __eq__(self, other: object) -> bool:
+        return self._all() == tuple(other) if isinstance(other, Findings | tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._all())
+
+    def __repr__(self) -> str:
+        return f"Findings({len(self._all())})"
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):

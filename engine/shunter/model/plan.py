@@ -1,6 +1,7 @@
 """Ordered operations with preconditions, destinations, estimates and reasons. Same inputs, same bytes."""
 
 import enum
+from collections.abc import Sequence
 from functools import cached_property
 
 import msgspec
@@ -103,7 +104,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """All that `evaluate` says: every finding, also of what isn't done and why, and the plan."""
+    """All that `evaluate` says: every finding, also of what isn't done and why, and the plan. `evaluate` gives findings that are worked out
+    when one is first looked at.
+    """
 
-    findings: tuple[Finding, ...]
+    findings: Sequence[Finding]
     plan: Plan
