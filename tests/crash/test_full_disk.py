@@ -39,7 +39,9 @@ store = Store(folder / "engine.db", wal_pages=sizes.wal_pages)
 store.next_epoch()
 journal = Journal(folder / "audit.db", wal_pages=sizes.wal_pages)
 trail = Trail(journal, time.time)
-watch = Watch(store, trail, Room(folder, (store.path, journal.path), sizes), folder, time.time)
+room = Room(folder, (store.path, journal.path), sizes)
+room.hold()
+watch = Watch(store, trail, room, folder, time.time)
 
 def say(*words):
     print(*words, flush=True)
@@ -69,6 +71,9 @@ for number, line in enumerate(sys.stdin):
     condition = watch.check()
     say("condition", condition and condition.problem.code)
     carry(f"{sys.argv[2]}-{number}", line.strip())
+journal.close()
+store.close()
+room.close()
 """
 RECORDS = ["intent", "fenced", "frozen", "committing", "succeeded"]
 
@@ -159,6 +164,21 @@ def test_what_is_involuntary_is_durable_and_what_is_voluntary_waits(disk: Path) 
     assert kept(disk, "a-1") == (None, [])
     for number in (0, 2, 3, 4, 5, 6):
         assert kept(disk, f"a-{number}") == (Status.SUCCEEDED, RECORDS)
+
+
+def test_stopped_and_started_again_on_a_full_disk(disk: Path) -> None:
+    child = Child(disk, "a")
+    assert child.round("involuntary") == ("None", "a-0", "durable")
+    child.end()
+    fill(disk)
+    for name in ("b", "c"):
+        child = Child(disk, name)
+        assert child.ready == "SH531"
+        assert child.round("involuntary") == ("SH531", f"{name}-0", "durable")
+        child.end()
+        fill(disk)
+    for name in ("a-0", "b-0", "c-0"):
+        assert kept(disk, name) == (Status.SUCCEEDED, RECORDS)
 
 
 @pytest.mark.parametrize("disk", ["64m"], indirect=True)

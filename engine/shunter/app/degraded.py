@@ -93,15 +93,8 @@ class Watch:
             return None
         since = self.now.since if self.now is not None else min(self._clock(), self._trail.since or float("inf"))
         changes, records = self._store.unwritten, self._trail.waiting
-        if wrong is not None:
-            code, what = VOLATILE, f"since {moment(since)} {wrong.what}; what is involuntary goes on, but is in memory only"
-            if changes or records:
-                what += f": {_amount(changes, records)} are lost if the engine ends"
-            remedy = "Free the disk or mend it, and don't stop the engine before; until then nothing voluntary starts"
-        else:
-            code, what = FULL, f"since {moment(since)} the engine's disk takes no more than what was set aside: {full}"
-            remedy = "Free some space; until then nothing voluntary starts, and what is involuntary goes on while the reserve lasts"
-        problem = Problem(code=code, what=what, remedy=remedy, subject=str(self._path.parent))
+        subject = str(self._path.parent)
+        problem = _on_reserve(since, full, subject) if wrong is None else _in_memory(since, wrong, changes, records, subject)
         return Condition(since=since, problem=problem, changes=changes, records=records)
 
     def _write(self) -> None:
@@ -153,6 +146,25 @@ def places(fleet: Fleet) -> object:
     """What of a fleet must be known after a restart: all but ages and measurements, which change each tick."""
     workers = [(w.id, w.state, w.node, w.slot, w.incarnation) for w in fleet.workers]
     return workers, [(i.id, i.nodes) for i in fleet.images], [(n.id, n.reachable, n.slots) for n in fleet.nodes]
+
+
+def _on_reserve(since: float, why: str | None, subject: str) -> Problem:
+    return Problem(
+        code="SH531",
+        what=f"since {moment(since)} the engine's disk takes no more than what was set aside: {why}",
+        remedy="Free some space; until then nothing voluntary starts, and what is involuntary goes on while the reserve lasts",
+        subject=subject,
+    )
+
+
+def _in_memory(since: float, why: Problem, changes: int, records: int, subject: str) -> Problem:
+    lost = f": {_amount(changes, records)} are lost if the engine ends" if changes or records else ""
+    return Problem(
+        code="SH532",
+        what=f"since {moment(since)} {why.what}; what is involuntary goes on, but is in memory only{lost}",
+        remedy="Free the disk or mend it, and don't stop the engine before; until then nothing voluntary starts",
+        subject=subject,
+    )
 
 
 def _amount(changes: int, records: int) -> str:

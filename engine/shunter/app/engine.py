@@ -95,12 +95,15 @@ class Engine:
         state = self.settings.state
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         sizes = suiting(state)
+        room = Room(state, (state / "engine.db", state / "audit.db"), sizes)
         with contextlib.ExitStack() as stack:
+            stack.callback(room.close)
             store = stack.enter_context(contextlib.closing(Store(state / "engine.db", wal_pages=sizes.wal_pages)))
             lease = stack.enter_context(Lease(state / "engine.lock", store))
             journal = stack.enter_context(Journal(state / "audit.db", wal_pages=sizes.wal_pages))
             trail = Trail(journal, self.clock)
-            watch = Watch(store, trail, Room(state, (store.path, journal.path), sizes), state, self.clock)
+            room.hold()
+            watch = Watch(store, trail, room, state, self.clock)
             if self.settings.listen:
                 stack.callback(self._serve())
             agents = {NodeId(a.node): AgentClient(NodeId(a.node), a.address, _tls(self.settings)) for a in self.settings.agents}

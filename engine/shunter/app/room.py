@@ -52,6 +52,22 @@ class Room:
     def __init__(self, folder: Path, databases: Sequence[Path], sizes: Sizes) -> None:
         self._folder, self._databases, self.sizes = folder, databases, sizes
         self._probe = folder / "room"
+        self._readers: list[sqlite3.Connection] = []
+
+    def hold(self) -> None:
+        """Let the reserves outlive whoever closes the databases, once they are open: SQLite gives a log up when the last connection ends,
+        but not when that one only reads. So an engine that is stopped while the disk is full can start again. Raises sqlite3.Error.
+        """
+        for path in self._databases:
+            reader = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+            self._readers.append(reader)
+            reader.execute("SELECT count(*) FROM sqlite_master").fetchone()
+
+    def close(self) -> None:
+        """To be called after the databases were closed."""
+        for reader in self._readers:
+            reader.close()
+        self._readers.clear()
 
     def missing(self) -> str | None:
         """Why the disk takes no more than what is set aside; None when it does.
