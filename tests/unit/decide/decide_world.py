@@ -13,10 +13,14 @@ from shunter.model.ids import Commit, Digest, Epoch, ImageId, NodeId, NoticeId, 
 from shunter.model.operation import EngineState, Measured, OperationRecord, Outcome, Status
 from shunter.model.plan import Evaluation, OperationKind, PlannedOperation, Preconditions
 from shunter.model.policy import (
+    BudgetSpec,
     CheckpointPolicy,
     CheckpointSpec,
     Destination,
+    DisruptionBudget,
     Document,
+    FleetProfile,
+    FleetProfileSpec,
     Metadata,
     Move,
     Policy,
@@ -25,6 +29,8 @@ from shunter.model.policy import (
     PreemptionSpec,
     ReassignmentPolicy,
     ReassignmentSpec,
+    RebalancePolicy,
+    RebalanceSpec,
     WorkerSelector,
 )
 from shunter.model.sample import Known, Missing, Sample, Stale
@@ -126,10 +132,11 @@ def snap(
     samples: Mapping[str, Mapping[str, float | Sample]] | None = None,
     policies: dict[str, dict[str, dict[str, Sample]]] | None = None,
     at: float = NOW,
+    pools: dict[str, dict[str, Sample]] | None = None,
 ) -> Snapshot:
     given = {w: {f: known(s, at) if isinstance(s, int | float) else s for f, s in fields.items()} for w, fields in (samples or {}).items()}
     fleet = Fleet(nodes=tuple(nodes), workers=tuple(workers), images=tuple(images))
-    return Snapshot(at=at, fleet=fleet, samples=Samples(workers=given, policies=policies or {}), notices=tuple(notices))
+    return Snapshot(at=at, fleet=fleet, samples=Samples(workers=given, policies=policies or {}, pools=pools or {}), notices=tuple(notices))
 
 
 def policy(document: Document) -> Policy:
@@ -165,6 +172,20 @@ def reassignment(name: str = "relieve", **more: Any) -> Policy:
 def checkpoints(name: str = "images", **more: Any) -> Policy:
     fields: dict[str, Any] = {"workers": WorkerSelector(all=True), "every": Duration(30), **more}
     return policy(CheckpointPolicy(metadata=Metadata(name=name), spec=CheckpointSpec(**fields)))
+
+
+def rebalancing(name: str = "tidy", **more: Any) -> Policy:
+    fields: dict[str, Any] = {"workers": WorkerSelector(all=True), "for_": Duration(0), **more}
+    return policy(RebalancePolicy(metadata=Metadata(name=name), spec=RebalanceSpec(**fields)))
+
+
+def budget(name: str = "calm", **more: Any) -> Policy:
+    fields: dict[str, Any] = {"workers": WorkerSelector(all=True), **more}
+    return policy(DisruptionBudget(metadata=Metadata(name=name), spec=BudgetSpec(**fields)))
+
+
+def figures(name: str = "site", **more: Any) -> Policy:
+    return policy(FleetProfile(metadata=Metadata(name=name), spec=FleetProfileSpec(**more)))
 
 
 def policy_set(*policies: Policy) -> PolicySet:

@@ -2,6 +2,7 @@ import pytest
 from decide_world import (
     NOW,
     begun,
+    budget,
     decide,
     ended,
     ex,
@@ -82,16 +83,19 @@ def test_limits_and_steps():
     full = decide([reassignment(limits=Limits(to=Ceiling(max=1)))], world())
     assert (kinds(full), finding(full, "tiny").gate) == ([], "limits.to.max")
     p2 = worker("prefill-2")
-    two = decide([reassignment(sessions="park", limits=Limits(step=2))], world(NODES, (*D, P0, P1, p2), (IMAGE, image("i-p2", p2, "d"))))
+    free = budget(max_concurrent=9)
+    two = decide(
+        [free, reassignment(sessions="park", limits=Limits(step=2))], world(NODES, (*D, P0, P1, p2), (IMAGE, image("i-p2", p2, "d")))
+    )
     assert [k for k, _ in kinds(two)] == ["park", "restore", "park", "restore"]
     assert len({o.to_slot for o in two.plan.operations if o.to_slot}) == 2
     capped = decide(
-        [reassignment(sessions="park", limits=Limits(step=2, to=Ceiling(max=2)))],
+        [free, reassignment(sessions="park", limits=Limits(step=2, to=Ceiling(max=2)))],
         world(NODES, (*D, P0, P1, p2), (IMAGE, image("i-p2", p2, "d"))),
     )
     assert len(kinds(capped)) == 2
     floor = decide(
-        [reassignment(sessions="park", limits=Limits(step=2, from_=Floor(min=2)))],
+        [free, reassignment(sessions="park", limits=Limits(step=2, from_=Floor(min=2)))],
         world(NODES, (*D, P0, P1, p2), (IMAGE, image("i-p2", p2, "d"))),
     )
     assert len(kinds(floor)) == 2, "the second would leave one decode worker"
