@@ -51,11 +51,11 @@ CODES: Final[dict[str, str]] = {
     "SH145": "a reserve as long as the whole notice",
     "SH146": "a budget under which nothing would ever begin",
     "SH147": "a budget for zones on nodes without one",
-    "SH148": "two profiles for one GPU model",
+    "SH148": "two profiles that give one figure",
     "SH149": "two policies that decide the split of one graph",
     "SH150": "no such kind or field",
     "SH151": "a file that can't be formatted",
-    "SH152": "moves that don't end what they are for",
+    "SH152": "a rebalancing policy that never moves anything",
     "SH153": "a preview that shows or limits nothing",
     "SH199": "the checker itself failed on a file",
 }

@@ -152,14 +152,26 @@ def test_a_budget_for_zones_where_a_node_has_none():
 # -- figures, and who decides
 
 
-def test_two_profiles_for_one_model():
-    ((code, what),) = found(PROFILE, another(PROFILE))
-    assert (code, what) == ("SH148", '"b200" and "another" at b.yaml:3:18 both give figures for NVIDIA B200')
+def test_two_profiles_that_give_one_figure():
+    other = (
+        another(PROFILE)
+        .replace("network", "dump_")
+        .replace("  dump: 40GB/s\n", "")
+        .replace("dump_", "dump")
+        .replace("maintenance", "drain")
+    )
+    (problem,) = problems(PROFILE, other)
+    assert problem.code == "SH148"
+    common = "dump, fixedDump, fixedRestore, lead.preemption, nativeStart, prefillRate, restore"
+    assert problem.what == f'"b200" and "another" at b.yaml:3:18 both give {common} for NVIDIA B200'
+    assert (problem.place.line, problem.remedy[:34]) == (6, 'By its name alone "another" counts')
     assert codes(PROFILE, swap(another(PROFILE), "B200", "H200").decode()) == []
     assert codes(PROFILE, mode(another(PROFILE), "off")) == []
     general = swap(PROFILE, "  gpuModel: NVIDIA B200\n", "").decode()
     assert codes(PROFILE, another(general)) == []
     assert "workers of any GPU model" in found(general, another(general))[0][1]
+    head = PROFILE[: PROFILE.index("  dump")]
+    assert codes(head + "  dump: 1GB/s\n  lead: {drain: 5s}\n", another(head) + "  network: 1GB/s\n  lead: {gone: 5s}\n") == []
 
 
 def test_two_that_follow_the_planner_in_one_graph():
@@ -179,7 +191,7 @@ def test_the_planner_and_thresholds_of_ones_own_in_one_graph():
     assert codes(REASSIGN, FOLLOW.replace("tiny", "large")) == []
 
 
-# -- moves that go on
+# -- moves that never come about
 
 
 def moves(when: str, where: str = "", gain: str = "") -> str:
@@ -194,20 +206,26 @@ def moves(when: str, where: str = "", gain: str = "") -> str:
     [
         ("worker.kvUsage > 0.9", "", "says nothing of where the worker is"),
         ("worker.kvUsage > 0.9 && pool.waiting > 3.0", "node.freeSlots > 1", "says nothing of where the worker is"),
-        ('node.labels["drain"] == "yes"', "", 'for instance with node.labels["drain"] = "yes"'),
-        ('node.gpuModel == "H100"', 'node.gpuModel != "A100"', 'for instance with node.gpuModel = "H100"'),
-        ('node.gpuModel == "H100"', 'node.gpuModel == "B200"', None),
-        ('node.labels["drain"] == "yes"', 'node.labels["drain"] != "yes"', None),
-        ('worker.node == "node-a"', "", 'worker.node = "node-a"'),
-        ('has(node.labels.drain)', "!has(node.labels.drain)", None),
-        ("node.noticed", "node.noticed", "a place that the worker may move to"),
+        ("node.noticed", "node.noticed", "each place that to.where allows"),
+        ("node.noticed", "!node.noticed", None),
+        ("node.noticed", "", None),  # places at which it would be true are refused one by one
+        ('worker.node == "node-a"', "", None),
+        ("worker.incarnation == 0", "", None),  # once, and then never again
     ],
-)  # fmt: skip
-def test_a_worker_that_would_be_moved_again_and_again(when, where, said):
-    expected = [] if said is None else ["SH152"]
-    assert codes(moves(when, where)) == expected
-    assert all(said in what and "every 30m" in what for _, what in found(moves(when, where)))
-    assert codes(moves(when, where, gain="0.5")) == []
+)
+def test_a_policy_that_would_never_move_a_worker(when, where, said):
+    assert codes(moves(when, where)) == ([] if said is None else ["SH152"])
+    assert all(said in what and "no worker would ever be moved" in what for _, what in found(moves(when, where)))
+    gainful = moves(when, where, gain="0.5").replace("prefer: '1.0'", "prefer: 'double(node.freeSlots)'")
+    assert codes(gainful) == []
+
+
+@pytest.mark.parametrize(
+    ("prefer", "told"), [("1.0", True), ("-worker.kvTokens", True), ("worker.kvTokens * double(node.freeSlots)", False)]
+)
+def test_a_gain_in_what_is_the_same_everywhere(prefer, told):
+    policy = moves("worker.kvUsage > 0.9", gain="0.5").replace("'1.0'", f"'{prefer}'")
+    assert codes(policy) == (["SH152"] if told else [])
 
 
 def test_rebalancing_policies_of_equal_rank_are_rivals():

@@ -1,4 +1,4 @@
-"""Work that would be done and undone, or done again and again."""
+"""Work that would be undone while it is wanted, and so is never begun."""
 
 from collections.abc import Iterator
 
@@ -7,9 +7,12 @@ from shunter.lang.cel import named
 from shunter.lang.whole.overlap import pairs, same_shift
 from shunter.lang.whole.texts import Texts, for_instance
 from shunter.model.errors import Problem
+from shunter.model.expression import Expression
 from shunter.model.policy import Policy, ReassignmentSpec, RebalanceSpec
 
-_OF_THE_PLACE = ("node.", "worker.node", "worker.slot")
+_OF_A_PLACE = ("node.",)
+_CHANGED = ("node.", "worker.node", "worker.slot", "worker.incarnation")
+"""What is different of a worker after a move."""
 
 
 def undone(policy: Policy, texts: Texts) -> Iterator[Problem]:
@@ -40,20 +43,24 @@ def opposites(policies: list[Policy], texts: Texts) -> Iterator[Problem]:
         yield texts.warning(second, ("spec", "when"), "SH142", what, remedy)
 
 
-def restless(policy: Policy, texts: Texts) -> Iterator[Problem]:
-    """SH152: a worker that is moved, and then moved again for the same reason. A gain that is asked for ends that."""
+def motionless(policy: Policy, texts: Texts) -> Iterator[Problem]:
+    """SH152: no place is better by the gain, or one at which `when` would end. The engine moves no worker that it would move again."""
     spec = policy.document.spec
-    if not isinstance(spec, RebalanceSpec) or spec.gain is not None:
+    if not isinstance(spec, RebalanceSpec):
         return
-    again = f"a worker that has moved can be moved again every {spec.cooldown}"
-    if not any(name.startswith(_OF_THE_PLACE) for name in named(spec.when.text)):
-        what = f"when says nothing of where the worker is, so going elsewhere doesn't end it: {again}"
-        remedy = "Add gain: and to.prefer: so that it goes only where it is better off, or say in when what is wrong with its place"
+    if spec.gain is not None:
+        if spec.to.prefer is not None and not _reads(spec.to.prefer, _OF_A_PLACE):
+            what = "prefer says nothing of the node, so no place is better than another: no worker would ever be moved"
+            remedy = "Compare nodes in it, as in double(node.freeSlots), or remove gain"
+            yield texts.warning(policy, ("spec", "to", "prefer"), "SH152", what, remedy)
+    elif not _reads(spec.when, _CHANGED):
+        what = "when says nothing of where the worker is, so a move wouldn't end it: no worker would ever be moved"
+        remedy = "Add gain: and to.prefer: to move it to where it is better off, or say in when what is wrong with its place"
         yield texts.warning(policy, ("spec", "when"), "SH152", what, remedy)
-        return
-    where = spec.to.where
-    example = ranges.meeting(ranges.boxes(spec.when.text), ranges.boxes(where.text) if where else ({},))
-    if example is not None or (where is not None and where.text == spec.when.text):
-        what = f"when can be true at a place that the worker may move to{for_instance(example)}: {again}"
-        remedy = "Refuse such places in to.where, or add gain: and to.prefer:"
-        yield texts.warning(policy, ("spec", "to", "where"), "SH152", what, remedy)
+    elif spec.to.where is not None and spec.to.where.text == spec.when.text:
+        what = "each place that to.where allows is one at which when is true: no worker would ever be moved"
+        yield texts.warning(policy, ("spec", "to", "where"), "SH152", what, "Write the opposite of when")
+
+
+def _reads(expression: Expression, names: tuple[str, ...]) -> bool:
+    return any(name.startswith(names) for name in named(expression.text))

@@ -1,6 +1,9 @@
 """Policies that want the same thing done, or the same figures believed: one of them goes unheard."""
 
+from collections import defaultdict
 from collections.abc import Iterator
+
+import msgspec
 
 from shunter.lang.whole.overlap import contested, pairs, same_graph, same_workers, within
 from shunter.lang.whole.texts import Texts
@@ -25,17 +28,31 @@ def rivals(policies: list[Policy], texts: Texts) -> Iterator[Problem]:
 
 
 def profiles(policies: list[Policy], texts: Texts) -> Iterator[Problem]:
-    """SH148: two profiles in force for one GPU model, or for all."""
-    first: dict[str | None, Policy] = {}
+    """SH148: two profiles in force that give the same figure for one GPU model, or for all."""
+    given: defaultdict[str | None, list[tuple[Policy, frozenset[str]]]] = defaultdict(list)
     for policy in policies:
         spec = policy.document.spec
         if not isinstance(spec, FleetProfileSpec) or policy.mode != "enforce":
             continue
-        other = first.setdefault(spec.gpu_model, policy)
-        if other is not policy:
-            whose = spec.gpu_model or "workers of any GPU model"
-            what = f'"{policy.name}" and "{other.name}" at {other.place} both give figures for {whose}'
-            yield texts.warning(policy, ("spec", "gpuModel"), "SH148", what, "Make one profile of them, or set one's mode: off")
+        own = _figures(spec)
+        for other, its in given[spec.gpu_model]:
+            if own & its:
+                whose = spec.gpu_model or "workers of any GPU model"
+                what = f'"{policy.name}" and "{other.name}" at {other.place} both give {", ".join(sorted(own & its))} for {whose}'
+                remedy = f'By its name alone "{other.name}" counts: keep one figure of each'
+                yield texts.warning(policy, ("spec", sorted(own & its)[0].partition(".")[0]), "SH148", what, remedy)
+                break
+        given[spec.gpu_model].append((policy, own))
+
+
+def _figures(spec: FleetProfileSpec) -> frozenset[str]:
+    """The keys that a profile gives: `network`, `lead.preemption`."""
+    set_ = (
+        f.encode_name
+        for f in msgspec.structs.fields(spec)
+        if f.name not in ("mode", "gpu_model", "lead") and getattr(spec, f.name) is not None
+    )
+    return frozenset((*set_, *(f"lead.{kind.value}" for kind in spec.lead)))
 
 
 def followers(policies: list[Policy], texts: Texts) -> Iterator[Problem]:
