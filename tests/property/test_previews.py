@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from shunter.app.looking import look_again
 from shunter.app.preview import decided
 from shunter.app.recording import Past, Recording, load, save
+from shunter.backtest.diff import difference
 from shunter.decide.evaluate import evaluate
 from shunter.model.canon import decode, encode
 from shunter.model.policy import PolicySet
@@ -54,3 +55,27 @@ def test_two_recordings_of_one_snapshot_are_one_file(situation, seed):
     other = msgspec.structs.replace(made, samples=msgspec.structs.replace(made.samples, workers=mixed))
     assert encode(other) == encode(made)
     assert other.snapshots()[-1].id == made.snapshots()[-1].id
+
+
+@given(SITUATIONS, st.integers(0, 2**32 - 1))
+@settings(max_examples=150, deadline=None)
+def test_a_difference_accounts_for_every_operation_and_its_mirror_image_for_the_same(situation, seed):
+    given_, series, state = situation
+    dice = Random(seed)
+    sets = [[p for p in given_ if dice.random() < 0.7] for _ in range(2)]
+    base, head = (
+        evaluate(PolicySet(commit="c", digest="sha256:p", policies=tuple(s)), series, state, series[-1].at, Threshold(), PROFILE)
+        for s in sets
+    )
+    there, back = difference(base, head), difference(head, base)
+    assert not difference(base, base)
+    assert (there.added, there.removed) == (back.removed, back.added)
+    assert [(f.policy, f.subject, f.before, f.after) for f in there.flipped] == [
+        (f.policy, f.subject, f.after, f.before) for f in back.flipped
+    ]
+    kept = {o.id for o in head.plan.operations} - {o.id for o in there.added}
+    assert {o.id for o in base.plan.operations} - {o.id for o in there.removed} == kept or there.changed
+    assert len(head.plan.operations) - len(there.added) == len(base.plan.operations) - len(there.removed)
+    if not there and not back:
+        said = [(f.policy, f.subject, f.verdict) for f in base.findings if f.verdict.value != "pass"]
+        assert said == [(f.policy, f.subject, f.verdict) for f in head.findings if f.verdict.value != "pass"]

@@ -16,6 +16,7 @@ VERBS: Final = {
     "fmt": ("shunter.cli.fmt:fmt", "Bring policy files into one form; comments and meaning stay."),
     "explain": ("shunter.cli.explain:explain", "Describe a kind of policy, its keys and its variables."),
     "plan": ("shunter.cli.plan:plan", "Show what would be done now, and why, without doing it."),
+    "diff": ("shunter.cli.diff:diff", "Show what a change of the policies changes in outcome."),
     "why": ("shunter.cli.why:why", "Say for one worker why each policy acts on it, or doesn't."),
     "snapshot": ("shunter.cli.snapshot:snapshot", "Record the fleet and its samples as they are now."),
     "engine": ("shunter.cli.engine:engine", "Follow the policies: decide, act, and keep the audit."),
