@@ -38,6 +38,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 AT_SOURCE: Final = frozenset({"fence", "freeze", "thaw", "release", "checkpoint", "drain"})
 """Steps about a worker that lives here."""
+LAST: Final = frozenset({"checkpoint", "drain"})
+"""Steps after which, whatever comes of them, their operation has no more to do with its worker than to show it to the router again."""
 
 
 def check_head(asked: Asked, seen: Seen) -> None:

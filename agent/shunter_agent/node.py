@@ -181,6 +181,12 @@ class Node:
         if row is not None and row.state == "running" and row.operation:
             self.journal.put_worker(msgspec.structs.replace(row, operation=""))
 
+    def part(self, operation: str, worker: str) -> None:
+        """The operation may be over, and nobody tells this agent if it is: another may have the worker, unless it stands still for this one."""
+        row = self.journal.worker(worker)
+        if row is not None and row.operation == operation and row.state != "frozen" and worker not in self.frozen:
+            self.journal.put_worker(msgspec.structs.replace(row, operation=""))
+
     def network(self, worker: str) -> Network:
         """The network of a worker that is here, or on its way here."""
         return self.networks[worker]

@@ -7,6 +7,7 @@ from typing import Final
 from shunter.model.errors import ShunterError
 from shunter.wire import agent_pb2 as pb
 
+from shunter_agent.guard import LAST
 from shunter_agent.journal import Reservation, WorkerRow
 from shunter_agent.node import Node
 from shunter_agent.orders.destination import Destination
@@ -23,7 +24,12 @@ async def recover(node: Node, destination: Destination, wait: Callable[[float], 
     for reservation in tuple(node.journal.reservations().values()):
         await _reservation(node, destination, reservation, wait)
     for entry in node.journal.open_steps():
-        node.journal.undo(entry.operation, (entry.step,), node.clock(), "the agent died while it was done; what it had done was taken back")
+        with node.journal.batch():
+            node.journal.undo(
+                entry.operation, (entry.step,), node.clock(), "the agent died while it was done; what it had done was taken back"
+            )
+            if entry.step in LAST:
+                node.part(entry.operation, entry.worker)
 
 
 async def start_missing(node: Node) -> None:

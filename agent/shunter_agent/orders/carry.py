@@ -7,7 +7,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 from google.protobuf.message import Message
-from shunter.model.errors import Problem, ShunterError, Stalled, Unknown
+from shunter.model.errors import Rejected, ShunterError, Stalled, Unknown
 
 from shunter_agent import guard
 from shunter_agent.guard import Asked
@@ -104,13 +104,16 @@ class Orders:
                 outcome.write()
                 journal.done(asked.operation, step, asked.worker, node.clock(), outcome.reply.SerializeToString(), outcome.detail)
                 node.settle(asked.worker)
+                self._part(step, asked)
         except (Unknown, Stalled) as error:  # stalled on the way: a refusal would say that nothing was done
             node.log.problem(error.problem, operation=asked.operation, step=step, worker=asked.worker)
+            self._broken(step, asked)
             raise Unknown(error.problem) from error
         except ShunterError as error:
-            self._failed(step, asked, error.problem)
+            self._failed(step, asked, error)
             raise
         except Exception as error:
+            self._broken(step, asked)
             node.log.error(
                 "order broke", operation=asked.operation, step=step, worker=asked.worker, error=f"{type(error).__name__}: {error}"
             )
@@ -124,12 +127,24 @@ class Orders:
         node.step_event(asked.operation, step)
         return outcome.reply
 
-    def _failed(self, step: str, asked: Asked, problem: Problem) -> None:
-        journal = self.node.journal
+    def _part(self, step: str, asked: Asked, refused: ShunterError | None = None) -> None:
+        """Let go of a worker for whose operation this may have been the last order: an Unfence that is refused for good ends one, too."""
+        if step in guard.LAST or (step == "unfence" and isinstance(refused, Rejected)):
+            self.node.part(asked.operation, asked.worker)
+
+    def _broken(self, step: str, asked: Asked) -> None:
+        try:
+            self._part(step, asked)
+        except Stalled as error:  # a newer leader takes the worker over, or a restart does
+            self.node.log.problem(error.problem, operation=asked.operation, step=step, worker=asked.worker)
+
+    def _failed(self, step: str, asked: Asked, refused: ShunterError) -> None:
+        journal, problem = self.node.journal, refused.problem
         try:
             with journal.batch():
                 journal.failed(asked.operation, step, asked.worker, self.node.clock(), problem)
                 self.node.settle(asked.worker)
+                self._part(step, asked, refused)
         except Stalled as error:  # the refusal is true all the same; the step just stays open
             self.node.log.problem(error.problem, operation=asked.operation, step=step, worker=asked.worker)
         self.node.log.problem(
