@@ -3,7 +3,9 @@
 import asyncio
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
@@ -24,6 +26,9 @@ from shunter_agent.settings import Settings
 T = TypeVar("T")
 PROGRESS_S: Final = 0.2
 """At most one progress event per step in this time."""
+THREADS: Final = 256
+"""Blocking calls at once. Few are ever needed, but however many wait for other nodes or for a disk, the one that lets a worker run on must
+not wait for them."""
 SYNC_S: Final = 2.0
 """Seconds until an image is brought to the disk, and between looks whether it can be now."""
 SYNC_LATEST_S: Final = 60.0
@@ -95,13 +100,14 @@ class Node:
 
     def __post_init__(self) -> None:
         self.exits = Exits(self.worker_ended)
+        self._threads = ThreadPoolExecutor(THREADS, "blocking")
         self._progress: dict[tuple[str, str], float] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._removing: dict[str, asyncio.Task[None]] = {}
 
     async def in_thread(self, call: Callable[..., T], *arguments: object) -> T:
         """A blocking call, out of the loop's way."""
-        return await asyncio.to_thread(call, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(call, *arguments))
 
     def in_background(self, call: Callable[..., object], *arguments: object) -> "asyncio.Task[None]":
         """A blocking call that no order waits for; its failure is logged."""
@@ -182,7 +188,7 @@ class Node:
             self.journal.put_worker(msgspec.structs.replace(row, operation=""))
 
     def part(self, operation: str, worker: str) -> None:
-        """The operation may be over, and nobody tells this agent if it is: another may have the worker, unless it stands still for this one."""
+        """The operation may be over, and nobody tells this agent so: another may have the worker, unless it stands still for this one."""
         row = self.journal.worker(worker)
         if row is not None and row.operation == operation and row.state != "frozen" and worker not in self.frozen:
             self.journal.put_worker(msgspec.structs.replace(row, operation=""))

@@ -1,5 +1,6 @@
 """No order keeps a worker standing still longer than its hold, whatever it is that doesn't answer."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,15 @@ class TestFreeze:
     async def test_an_image_that_is_whole_in_time_is_kept(self, bench: Bench) -> None:
         reply = await bench.source.freeze(bench.freeze(hold=60))
         assert (reply.image.id, bench.state(), bench.faults.done["cancel"]) == ("image-op", "frozen", 0)
+
+
+async def test_calls_that_wait_for_others_do_not_keep_a_worker_standing(bench: Bench) -> None:
+    await bench.source.freeze(bench.freeze())
+    gate = Gate()
+    waiting = [asyncio.create_task(bench.node.in_thread(gate)) for _ in range(100)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await bench.source.thaw(bench.step())
+    assert PROCESS in bench.runtime.running
+    gate.open()
+    await asyncio.gather(*waiting)
