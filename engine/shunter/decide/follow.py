@@ -157,7 +157,7 @@ def _unusable(sample: Sample) -> str | None:
     """Why a sample isn't a number of workers, or None."""
     if not isinstance(sample, Known):
         return sample.reason if isinstance(sample, Missing) else f"{sample.age:.0f} s old"
-    return None if sample.value >= 0 and sample.value.is_integer() else f"{sample.value:g} is not a number of workers"
+    return None if sample.value >= 0 and float(sample.value).is_integer() else f"{sample.value:g} is not a number of workers"
 
 
 def _impossible(d: Deciding, graph: str, wanted: Wanted) -> str | None:
