@@ -76,7 +76,8 @@ class Depot(Protocol):
     def sending(self, folder: Path, image: str, node: str, address: str, progress: Callable[[int], None], expected: int = 0) -> Sending:
         """Begin to send a growing image, for about `expected` bytes of which the other side keeps room (0: nobody knows).
 
-        `progress` gets total bytes sent, from any thread."""
+        Waits until the other side takes it; raises Retry or Rejected when it doesn't: before anything stands still for it. `progress` gets
+        total bytes sent, from any thread."""
         ...
 
     def send(self, image: str, node: str, address: str, progress: Callable[[int], None]) -> int:

@@ -84,7 +84,7 @@ class StoredDepot:
     def sending(
         self, folder: Path, image: str, node: str, address: str, progress: Callable[[int], None], expected: int = 0
     ) -> "GrowingImage":
-        """See `depot.Depot`. Raises Rejected SH805 for an address that is none."""
+        """See `depot.Depot`. Raises Rejected SH805 for an address that is none, and what `send_growing` does before the first byte."""
         return GrowingImage(folder, image, Peer.at(node, address), self._tls, progress, self._remember, expected)
 
     def send(self, image: str, node: str, address: str, progress: Callable[[int], None]) -> int:
@@ -112,15 +112,23 @@ class GrowingImage:
         self._facts: ImageFacts | None = None
         self._result: Sent | BaseException | None = None
         self._remember = sent
+        begun = threading.Event()
 
         def run() -> None:
             try:
-                self._result = send_growing(folder, image, self._describe, self._growth, peer, tls, expected=expected, progress=progress)
+                self._result = send_growing(
+                    folder, image, self._describe, self._growth, peer, tls, expected=expected, progress=progress, taken=begun.set
+                )
             except BaseException as error:
                 self._result = error
+            finally:
+                begun.set()
 
         self._thread = threading.Thread(target=run, name=f"send {image}", daemon=True)
         self._thread.start()
+        begun.wait()
+        if isinstance(self._result, BaseException):
+            raise self._result
 
     def finish(self, image: ImageFacts) -> int:
         """See `depot.Sending`. Raises what `send_growing` does."""

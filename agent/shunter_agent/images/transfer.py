@@ -127,18 +127,21 @@ def send_growing(
     expected: int = 0,
     limits: Limits = Limits(),  # noqa: B008  (frozen)
     progress: Callable[[int], None] = lambda _bytes: None,
+    taken: Callable[[], None] = lambda: None,
 ) -> Sent:
     """Send the image that is being written into `folder`, and return when it is whole and visible at the peer.
 
     The peer keeps room for `expected` bytes (0: nobody knows); it may become larger or smaller. `describe` is called once `growth` has
-    finished. `progress` gets the bytes sent so far. Raises Retry SH806 (nothing is left there), Rejected SH801, SH805 and what the peer
-    refuses with, SH807 when somebody else is there; Unknown SH811 when the link broke after the last byte: the image may be whole there.
+    finished. `progress` gets the bytes sent so far; `taken` is called once the peer is ready for it. Raises Retry SH806 (nothing is left
+    there), Rejected SH801, SH805 and what the peer refuses with, SH807 when somebody else is there; Unknown SH811 when the link broke after
+    the last byte: the image may be whole there.
     """
     check_id(image)
     with _link(peer, tls, limits, growth.goes_over) as link:
         sender = _Sender(link, folder, progress)
         with _explained(peer):
             sender.open(Hello(image=image, bytes=expected))
+            taken()
             sender.follow(growth)
             complete = time.monotonic()
             sender.rest()
