@@ -208,7 +208,8 @@ def test_killed_on_a_full_disk_nothing_that_was_acknowledged_is_lost(disk: Path)
 def test_beyond_what_was_set_aside_it_goes_on_in_memory_says_so_and_all_is_there_in_order_in_the_end(disk: Path) -> None:
     child = Child(disk, "a")
     filler = fill(disk)
-    became = []
+    became: list[str] = []
+    found = ""
     while "in-memory" not in became[-2:-1] and len(became) < 200:
         found, _, last = child.round("involuntary")
         became.append(last)

@@ -73,5 +73,5 @@ class Lease:
                     subject=str(self._path),
                 )
             ) from error
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        # In place, not cut off first: on a disk that is full the block that is there already is all there is.
+        os.pwrite(fd, f"{os.getpid()}\n".encode().ljust(32), 0)

@@ -157,6 +157,17 @@ def test_a_second_engine_is_told_who_leads(store: Store, tmp_path: Path) -> None
         assert not second.held(), "another engine could make the file anew and hold that"
 
 
+def test_on_a_full_disk_the_lock_is_taken_in_the_block_that_is_there(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lock").write_text("12345678901234567890\n")  # of a process before, with a longer number
+
+    def cut(_fd: int, _length: int) -> None:
+        raise AssertionError("what is given back may be gone")
+
+    monkeypatch.setattr(os, "ftruncate", cut)
+    with Lease(tmp_path / "lock", store), pytest.raises(Rejected, match=f"SH507.*process {os.getpid()}[.]"):
+        Lease(tmp_path / "lock", store)
+
+
 def test_the_lock_goes_with_the_process(store: Store, tmp_path: Path) -> None:
     code = (
         "import sys, pathlib; from shunter.act.lease import Lease; from shunter.act.store import Store;"

@@ -21,10 +21,10 @@ from shunter.audit.journal import Journal
 from shunter.audit.trail import Trail
 from shunter.model.errors import Problem, Stalled
 from shunter.model.finding import Finding, Verdict
-from shunter.model.ids import Commit, Digest, NodeId, NoticeId, PolicyName
-from shunter.model.plan import Evaluation, Plan
+from shunter.model.ids import Commit, Digest, Incarnation, NodeId, NoticeId, PolicyName, SlotId, WorkerId
+from shunter.model.plan import Evaluation, OperationKind, Plan
 from shunter.model.record import Record, RecordKind
-from shunter.model.snapshot import Fleet, Node, Notice, NoticeKind
+from shunter.model.snapshot import Fleet, Node, Notice, NoticeKind, Samples, Slot, Worker, WorkerState
 from shunter.model.units import Duration
 from shunter.observe.inventory import Inventory
 
@@ -187,3 +187,58 @@ async def test_findings_are_not_observed_while_too_many_records_wait(
     assert s.leading.trail.retry()
     s.leading._account(evaluation, 101.0, Fleet())
     assert [r.subject for r in s.recorded(RecordKind.FINDING)] == ["w"], "it isn't left out, only later"
+
+
+class Serving(Noticed):
+    """A world with one worker without an image, so that there is a checkpoint to take, which is voluntary."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.memory = 0
+        self.incarnation = 0
+
+    async def look(self, _memory: object, now: float) -> Inventory:
+        self.looks += 1
+        slot = Slot(id=SlotId("node-a/0"), worker=WorkerId("w"))
+        worker = Worker(
+            id=WorkerId("w"),
+            role="decode",
+            graph="g",
+            engine="e",
+            state=WorkerState.RUNNING,
+            node=NodeId("node-a"),
+            slot=slot.id,
+            incarnation=Incarnation(self.incarnation),
+            memory=2**20 + self.looks,
+        )
+        fleet = Fleet(nodes=(Node(id=NodeId("node-a"), slots=(slot,), seen_at=now),), workers=(worker,))
+        return Inventory(fleet=fleet, notices=(), problems=())
+
+    async def measure(self, *_: object, **__: object) -> Samples:
+        return Samples()
+
+
+async def test_while_the_disk_is_full_no_plan_that_could_wait_is_offered_and_the_fleet_is_saved_only_when_a_place_changes(
+    stage: Callable[[int], Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s = stage(0)
+    world = Serving()
+    s.leading.world = world  # type: ignore[assignment]
+    await s.leading._follow_policies_once()
+    offered: list[Plan] = []
+    saved: list[float] = []
+    monkeypatch.setattr(s.leading.scheduler, "offer", offered.append)
+    monkeypatch.setattr(s.leading.store, "save_fleet", lambda _fleet, _notices, at: saved.append(at))
+    await s.leading._tick(100.0)
+    assert [o.kind for o in offered[-1].operations] == [OperationKind.CHECKPOINT]
+    with monkeypatch.context() as full:
+        full.setattr(Room, "missing", lambda _self: "No space left on device")
+        await s.leading._tick(101.0)
+        assert offered[-1].operations == ()
+        world.incarnation = 1
+        await s.leading._tick(102.0)
+        await s.leading._tick(103.0)
+    assert saved == [100.0, 102.0]
+    await s.leading._tick(104.0)
+    assert saved == [100.0, 102.0, 104.0]
+    assert [o.kind for o in offered[-1].operations] == [OperationKind.CHECKPOINT]
