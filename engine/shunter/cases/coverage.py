@@ -8,13 +8,14 @@ import msgspec
 from shunter.cases.compare import Shown
 from shunter.cases.run import FileResult, TestResult
 from shunter.model.finding import Verdict
-from shunter.model.policy import Policy
+from shunter.model.policy import BudgetSpec, FleetProfile, Policy, RebalanceSpec
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One policy. `tests` are those that expect something of it; `verdicts` says for each verdict how many of them show it.
 
-    `gates` are those that tests show; `unshown` those that decided at some step of a test, but that no expectation names or depends on.
+    `gates` are those that tests show. `unshown` are those that decided at some step of a test, but that no expectation names or depends on,
+    and the limits that a budget has and the bounds of a rebalancing policy, whether or not they ever decided.
     """
 
     policy: str
@@ -26,11 +27,14 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def coverage(files: Sequence[FileResult], policies: Iterable[Policy]) -> tuple[Coverage, ...]:
-    """One entry for each policy, by file and name. A test counts for the policies that lie in its own folder."""
+    """One entry for each policy, by file and name. A test counts for the policies that lie in its own folder. A profile says nothing, and
+    has no entry.
+    """
     results: defaultdict[str, list[TestResult]] = defaultdict(list)
     for file in files:
         results[_folder(file.path)] += file.results
-    ordered = sorted(policies, key=lambda p: (p.place.file, p.name))
+    speaking = (p for p in policies if not isinstance(p.document, FleetProfile))
+    ordered = sorted(speaking, key=lambda p: (p.place.file, p.name))
     return tuple(_of(policy, results[_folder(policy.place.file)]) for policy in ordered)
 
 
@@ -45,8 +49,20 @@ def _of(policy: Policy, results: Sequence[TestResult]) -> Coverage:
         tests=len(about),
         verdicts={v.value: _showing(about, v) for v in Verdict},
         gates=tuple(sorted(gates)),
-        unshown=tuple(sorted(seen - gates)),
+        unshown=tuple(sorted((seen | _own(policy)) - gates)),
     )
+
+
+def _own(policy: Policy) -> set[str]:
+    """Gates at which a policy is certain to be able to hold something."""
+    spec = policy.document.spec
+    if isinstance(spec, BudgetSpec):
+        limits = {"maxConcurrent": spec.max_concurrent, "maxPerWindow": spec.max_per_window, "windows": spec.windows or None}
+        return {gate for gate, limit in limits.items() if limit is not None}
+    if isinstance(spec, RebalanceSpec):
+        bounds = {"for": spec.for_ or None, "gain": spec.gain, "cooldown": spec.cooldown or None}
+        return {gate for gate, bound in bounds.items() if bound is not None}
+    return set()
 
 
 def _showing(tests: Sequence[Sequence[Shown]], verdict: Verdict) -> int:

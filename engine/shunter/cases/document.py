@@ -109,7 +109,8 @@ class WantedFinding(_Yaml, frozen=True, kw_only=True):
     """A finding that there must be."""
 
     subject: str
-    """A worker's name, or a graph's for what a policy says of its pools."""
+    """A worker's name, or a graph's for what a policy says of its pools. For a budget the group that it limits: `pool:<graph>/<role>`,
+    `node:<name>`, `zone:<name>` or `all`."""
     verdict: Verdict
     policy: str | None = None
     """May be left out where a test has one policy."""
@@ -176,6 +177,8 @@ class Case(_Yaml, frozen=True, kw_only=True):
     """Nodes and workers besides the file's own; one of the same name takes the other's place as a whole."""
     samples: dict[str, dict[str, Values]] = {}
     """Metrics by worker, or by role for all its workers that say nothing of their own: `{decode: {kvUsage: 0.4}}`."""
+    pools: dict[str, dict[str, Values]] = {}
+    """Metrics of pools themselves, by role or by `<graph>/<role>`: `{prefill: {desired: 2x10 3}}` is what the planner wants."""
     metrics: dict[str, dict[str, Values | dict[str, Values]]] = {}
     """What policies declare in their `metrics`: by policy, then by name; one value for all, or by worker."""
     notices: tuple[GivenNotice, ...] = ()
@@ -196,5 +199,6 @@ class Suite(_Yaml, frozen=True, kw_only=True):
     step: Duration = Duration(5)
     """Time between two looks. All times in the file are multiples of it, from the beginning of each test."""
     start: str = "2026-01-01T00:00:00Z"
-    """When each test begins, for conditions on `now`."""
+    """When each test begins, for conditions on `now` and for windows: a moment of ISO 8601 with `Z` or an offset, or a time on the clocks
+    of a place, such as `2026-03-29 01:55 Europe/Berlin`."""
     profile: GivenProfile = GivenProfile()

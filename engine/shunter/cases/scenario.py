@@ -1,6 +1,5 @@
 """A test in the model's terms: what there is at each step, and what must be found then. Whatever doesn't make sense becomes a problem."""
 
-import datetime
 from collections.abc import Mapping
 from typing import Final
 
@@ -9,24 +8,26 @@ import msgspec
 from shunter.cases.document import Case, Change, Expectation, GivenNotice, GivenProfile, Values
 from shunter.cases.fleet import Begun, begin
 from shunter.cases.marks import Marks, Path
+from shunter.cases.moment import NoMoment, moment
 from shunter.cases.read import Read
 from shunter.cases.series import Series
 from shunter.cases.wanted import Wanted
 from shunter.decide.profile import Profile
 from shunter.lang.load import is_policy_file, load
 from shunter.model.errors import Place, Problem
-from shunter.model.ids import Commit, NodeId, NoticeId
+from shunter.model.ids import Commit, NodeId, NoticeId, pool_id
 from shunter.model.policy import PolicySet
 from shunter.model.snapshot import Fleet, Notice
 from shunter.model.source import Revision, SourceFile
 from shunter.model.units import Duration
-from shunter.model.vocabulary import WORKER_METRICS
+from shunter.model.vocabulary import POOL_METRICS, WORKER_METRICS
 
 MOST_STEPS: Final = 20_000
 ROLES: Final = ("prefill", "decode")
 ALL: Final = ""
 """Under this name stand values for all workers."""
 _FIELDS: Final = tuple(v.name for v in WORKER_METRICS)
+_POOL_FIELDS: Final = tuple(v.name for v in POOL_METRICS)
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +59,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     samples: dict[str, dict[str, Series]]
     """By worker, then by catalog field."""
+    pools: dict[str, dict[str, Series]]
+    """By pool, then by field of pools."""
     metrics: dict[str, dict[str, dict[str, Series]]]
     """By policy, then by declared name, then by worker, or under `ALL`."""
     notices: tuple[Told, ...]
@@ -131,6 +134,7 @@ class _One:
             step=self.step,
             steps=max((one.step for one in expect), default=0),
             samples=self._samples(begun),
+            pools=self._pools(begun.fleet),
             metrics=self._metrics(policies, begun.fleet),
             notices=tuple(self._notice((*self.path, "notices", i), i, one, begun.fleet, begins) for i, one in enumerate(case.notices)),
             changes=tuple(self._change((*self.path, "changes", i), one, begun.fleet) for i, one in enumerate(case.changes)),
@@ -142,13 +146,10 @@ class _One:
     def _moment(self) -> float:
         path, text = ((*self.path, "start"), self.case.start) if self.case.start is not None else (("start",), self.suite.start)
         try:
-            moment = datetime.datetime.fromisoformat(text)
-        except ValueError:
-            self.marks.add("SH169", path, f"{text!r} is no moment", "Write one in UTC, as in 2026-01-01T03:00:00Z")
+            return moment(text)
+        except NoMoment as error:
+            self.marks.add("SH169", path, *error.said)
             return 0.0
-        if moment.tzinfo is None:
-            self.marks.add("SH169", path, f"{text} has no time zone", f"Write {text}Z for UTC")
-        return moment.replace(tzinfo=moment.tzinfo or datetime.UTC).timestamp()
 
     def _count(self, path: Path, at: Duration) -> int:
         """The step at a time, counted from 0; with a problem when there is none, or too many before it."""
@@ -197,6 +198,20 @@ class _One:
                 if known and (one := self.marks.series((*path, field), values)) is not None:
                     said[name][field] = one
         return {n: {**said.get(w.role, {}), **begun.samples.get(n, {}), **said.get(n, {})} for n, w in workers.items()}
+
+    def _pools(self, fleet: Fleet) -> dict[str, dict[str, Series]]:
+        """What is said of a pool by its role, then what is said of it by its own name."""
+        pools = {pool_id(graph, role): role for graph in sorted({w.graph for w in fleet.workers}) for role in ROLES}
+        said: dict[str, dict[str, Series]] = {}
+        for name, fields in self.case.pools.items():
+            path = (*self.path, "pools", name)
+            self.marks.known(path, name, [*pools, *ROLES], "pool", key=True)
+            said[name] = {}
+            for field, values in fields.items():
+                known = self.marks.known((*path, field), field, _POOL_FIELDS, "pool metric", key=True)
+                if known and (one := self.marks.series((*path, field), values)) is not None:
+                    said[name][field] = one
+        return {pool: {**said.get(role, {}), **said.get(pool, {})} for pool, role in pools.items()}
 
     def _metrics(self, policies: PolicySet, fleet: Fleet) -> dict[str, dict[str, dict[str, Series]]]:
         declared = {str(p.name): p.metrics for p in policies.policies}

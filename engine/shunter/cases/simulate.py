@@ -22,7 +22,7 @@ from shunter.model.plan import Evaluation, PlannedOperation
 from shunter.model.policy import MetricInput, Policy
 from shunter.model.sample import Known, Missing, Sample, Stale
 from shunter.model.snapshot import Fleet, Samples, Snapshot, WorkerState
-from shunter.model.vocabulary import WORKER_METRICS
+from shunter.model.vocabulary import POOL_METRICS, WORKER_METRICS, Variable
 
 MARGIN_S: Final = 15.0
 """Snapshots are kept so much longer than the longest `for`, as the engine does."""
@@ -143,7 +143,8 @@ class _Run:
             at=now,
             fleet=self.fleet,
             samples=Samples(
-                workers={w.id: self._catalog(self.scenario.samples.get(w.id, {}), step, now) for w in serving},
+                workers={w.id: _all_of(WORKER_METRICS, self.scenario.samples.get(w.id, {}), step, now) for w in serving},
+                pools={pool: _all_of(POOL_METRICS, given, step, now) for pool, given in self.scenario.pools.items()},
                 policies={
                     p.name: m for p in self.scenario.policies.policies if (m := self._declared(p, [w.id for w in serving], step, now))
                 },
@@ -151,13 +152,14 @@ class _Run:
             notices=tuple(sorted(told, key=lambda n: (n.node, n.id))),
         )
 
-    def _catalog(self, given: dict[str, Series], step: int, now: float) -> dict[str, Sample]:
-        return {v.name: _catalog_sample(v.name, v.unit, given.get(v.name), step, now) for v in WORKER_METRICS}
-
     def _declared(self, policy: Policy, workers: Sequence[WorkerId], step: int, now: float) -> dict[str, dict[str, Sample]]:
         given = self.scenario.metrics.get(policy.name, {})
         declared = policy.metrics
         return {name: _metric_samples(declared[name], values, workers, step, now) for name, values in given.items() if name in declared}
+
+
+def _all_of(fields: Sequence[Variable], given: dict[str, Series], step: int, now: float) -> dict[str, Sample]:
+    return {v.name: _catalog_sample(v.name, v.unit, given.get(v.name), step, now) for v in fields}
 
 
 def _catalog_sample(name: str, unit: str, given: Series | None, step: int, now: float) -> Sample:

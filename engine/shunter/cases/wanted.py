@@ -2,7 +2,8 @@
 
 from shunter.cases.document import Expectation, WantedOperation, WantedWorker
 from shunter.cases.marks import Marks, Path
-from shunter.model.policy import PolicySet
+from shunter.decide.usage import ZONE_LABEL
+from shunter.model.policy import DisruptionBudget, PolicySet
 from shunter.model.snapshot import Fleet
 
 
@@ -14,7 +15,9 @@ class Wanted:
         self._refused = bool(policies.problems)
         self._policies = [str(p.name) for p in policies.policies]
         self._workers = [str(w.id) for w in fleet.workers]
-        self._subjects = [*self._workers, *{w.graph for w in fleet.workers}]
+        groups = _groups(policies, fleet)
+        self._subjects = [*self._workers, *{w.graph for w in fleet.workers}, *groups]
+        self._noun = "worker, graph or group of a budget" if groups else "worker or graph"
         self._nodes = [str(n.id) for n in fleet.nodes]
         self._places = [*self._nodes, *(str(s.id) for n in fleet.nodes for s in n.slots)]
 
@@ -26,7 +29,7 @@ class Wanted:
             self._marks.add("SH166", path, "with exactly: false, operations: [] can't fail", "Remove exactly, or name an operation")
         for i, finding in enumerate(wanted.findings):
             own = (*path, "findings", i)
-            self._marks.known((*own, "subject"), finding.subject, self._subjects, "worker or graph")
+            self._marks.known((*own, "subject"), finding.subject, self._subjects, self._noun)
             self._policy(own, finding.policy)
             if finding.policy is None and len(self._policies) != 1 and not self._refused:
                 remedy = f"Add policy: {' or '.join(self._policies)}"
@@ -57,3 +60,15 @@ class Wanted:
             self._marks.known((*path, "node"), wanted.node, self._places, "node or slot")
         elif wanted.state is None:
             self._marks.add("SH166", path, "nothing is expected of this worker", "Name its node, its state, or both")
+
+
+def _groups(policies: PolicySet, fleet: Fleet) -> set[str]:
+    """The groups that budgets in force speak of, as the engine names them."""
+    of: dict[str, set[str]] = {
+        "all": {"all"},
+        "pool": {f"pool:{w.pool}" for w in fleet.workers},
+        "node": {f"node:{n.id}" for n in fleet.nodes},
+        "zone": {f"zone:{zone}" for n in fleet.nodes if (zone := n.labels.get(ZONE_LABEL))},
+    }
+    budgets = (p.document.spec for p in policies.policies if isinstance(p.document, DisruptionBudget))
+    return {group for spec in budgets for group in of[spec.per]}

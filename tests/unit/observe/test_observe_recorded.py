@@ -22,6 +22,10 @@ SNAPSHOT = Snapshot(
             }
         },
         policies={"p": {"m": {"": Missing(reason="é")}}},
+        pools={
+            "g/decode": {"desired": Known(value=3.0, unit="workers", at=1.0, query="q")},
+            "g/prefill": {"desired": Missing(reason="no")},
+        },
     ),
 )
 
@@ -34,6 +38,12 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     assert again.id == SNAPSHOT.id
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_one_that_was_recorded_before_pools_had_samples_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.json"
+    path.write_text('{"at": 1.0, "fleet": {}, "samples": {"workers": {}, "policies": {}}}')
+    assert load(path).samples.pools == {}
 
 
 def test_equal_snapshots_make_equal_files(tmp_path: Path) -> None:
