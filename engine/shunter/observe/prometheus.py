@@ -1,6 +1,6 @@
 """A small Prometheus client for a controller: one request, one deadline for all of it, and nothing that is unknown passed off as a number.
 
-Prometheus' own HTTP API, `/api/v1/query`; Thanos, Mimir and VictoriaMetrics speak it too.
+Prometheus' own HTTP API, `/api/v1/query` and `/api/v1/query_range`; Thanos, Mimir and VictoriaMetrics speak it too.
 """
 
 import asyncio
@@ -98,7 +98,7 @@ class Prometheus:
         """`url` is the server's base, with any path prefix. Raises Rejected SH306 for a URL or certificates that can't be used."""
         self.where = _shown(url)
         """The server for messages: its URL without credentials."""
-        self._endpoint = url.rstrip("/") + "/api/v1/query"
+        self._api = url.rstrip("/") + "/api/v1"
         self._deadline_s = deadline_s
         self._max_bytes = max_bytes
         try:
@@ -132,14 +132,22 @@ class Prometheus:
         Raises Retry: SH300 the server can't be reached, SH301 no whole reply within the deadline, SH302 an HTTP status or a redirect, SH303
         the query was refused or failed (with the server's own words), SH304 a reply that isn't Prometheus', SH305 one that is too large.
         """
-        form = {"query": promql, "timeout": f"{max(1, ceil(self._deadline_s * 1000))}ms"}
-        if at is not None:
-            form["time"] = f"{at:.3f}"
+        return await self._ask("query", promql, {} if at is None else {"time": f"{at:.3f}"}, lookback_s)
+
+    async def query_range(self, promql: str, begin: float, end: float, step_s: float, *, lookback_s: float | None = None) -> Answer:
+        """Evaluate `promql` at `begin` and every `step_s` seconds up to `end`, both included; points have the times of evaluation.
+
+        Otherwise as `query`, and raises what it does.
+        """
+        return await self._ask("query_range", promql, {"start": f"{begin:.3f}", "end": f"{end:.3f}", "step": f"{step_s:.3f}"}, lookback_s)
+
+    async def _ask(self, what: str, promql: str, times: Mapping[str, str], lookback_s: float | None) -> Answer:
+        form = {"query": promql, "timeout": f"{max(1, ceil(self._deadline_s * 1000))}ms", **times}
         if lookback_s is not None:
             form["lookback_delta"] = f"{lookback_s:g}s"
         try:
             async with asyncio.timeout(self._deadline_s):
-                status, body = await self._post(form)
+                status, body = await self._post(what, form)
         except TimeoutError as error:
             raise self._retry("SH301", f"no whole reply within {self._deadline_s:g} s") from error
         except httpx.RemoteProtocolError as error:
@@ -150,8 +158,8 @@ class Prometheus:
             raise self._retry("SH300", f"Prometheus can't be reached: {str(error) or type(error).__name__}") from error
         return self._read(status, body, promql)
 
-    async def _post(self, form: Mapping[str, str]) -> tuple[int, bytes]:
-        async with self._http.stream("POST", self._endpoint, data=form) as response:
+    async def _post(self, what: str, form: Mapping[str, str]) -> tuple[int, bytes]:
+        async with self._http.stream("POST", f"{self._api}/{what}", data=form) as response:
             if response.is_redirect:
                 raise self._retry("SH302", f"the server redirects (HTTP {response.status_code}), which isn't followed")
             if response.headers.get("Content-Encoding", "identity") != "identity":
