@@ -32,14 +32,17 @@ FAULTS = (
     "cut",
     "cut-after",
     "undone",
+    "slow",
+    "slow-after",
     "dies",
     "unhealthy",
 )
 """What can happen at an order. `before` and `after`: the answer is lost, before or after the effect; `refuse-after`: it is done, and
-answered as a refusal; `cut`: the node is away for 90 s; `undone`: it was tried and taken back; `dies`: the worker dies by itself right
-before it; `unhealthy`: no copy of it passes its probe from now on.
+answered as a refusal; `cut`: the node is away for 90 s; `undone`: it was tried and taken back; `slow`: it takes longer than a hold lasts,
+before the effect or after it; `dies`: the worker dies by itself right before it; `unhealthy`: no copy of it passes its probe from now on.
 """
 WORKER = WorkerId("w")
+HOLD = 30.0
 PLAN = Digest("sha256:plan")
 
 
@@ -120,6 +123,8 @@ class MemoryAgent:
         fault = self.world.next_fault(self.node, step)
         await asyncio.sleep(0)
         self._befall(fault)
+        if fault == "slow":
+            await self.world.sleep(HOLD + 10.0)
         self._fail_before(fault, step)
         if order.epoch < self.epoch:
             raise Rejected(_problem("SH601", "old leader"))
@@ -135,6 +140,8 @@ class MemoryAgent:
             raise
         self.steps[key], self.replies[key] = "done", reply
         self.world.check()
+        if fault == "slow-after":
+            await self.world.sleep(HOLD + 10.0)
         self._fail_after(fault, step)
         return reply
 
@@ -480,7 +487,7 @@ class World:
             clock=lambda: self.now,
             sleep=self.sleep,
             gone=lambda node: node in self.gone,
-            times=Times(quick=5, bulk=30, hold=30, margin=2, settle=20, pause=0.5),
+            times=Times(quick=5, bulk=30, hold=HOLD, margin=2, settle=20, pause=0.5),
         )
 
     def epoch(self) -> Epoch:
