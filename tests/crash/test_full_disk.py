@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 from shunter.act.store import Store
+from shunter.app import gone
 from shunter.app.degraded import condition
 from shunter.audit.journal import Journal
+from shunter.model.errors import Retry
 from shunter.model.ids import OperationId
 from shunter.model.operation import Status
 
@@ -179,6 +181,22 @@ def test_stopped_and_started_again_on_a_full_disk(disk: Path) -> None:
         fill(disk)
     for name in ("a-0", "b-0", "c-0"):
         assert kept(disk, name) == (Status.SUCCEEDED, RECORDS)
+
+
+def test_a_node_can_be_declared_dead_on_a_full_disk(disk: Path) -> None:
+    gone.set_aside(disk)
+    fill(disk)
+    gone.declare(disk, "node-a", 7.0, "the rack burned")
+    assert [(n.node, n.seen_at, n.detail) for n in gone.declared(disk)] == [("node-a", 7.0, "the rack burned")]
+    fill(disk)
+    with pytest.raises(Retry, match=r"SH914.*No space left"):
+        gone.declare(disk, "node-b", 8.0)
+    assert [n.node for n in gone.declared(disk)] == ["node-a"]
+    (disk / "filler").unlink()
+    gone.set_aside(disk)
+    fill(disk)
+    gone.declare(disk, "node-b", 8.0)
+    assert [n.node for n in gone.declared(disk)] == ["node-a", "node-b"]
 
 
 @pytest.mark.parametrize("disk", ["64m"], indirect=True)

@@ -265,6 +265,8 @@ class _Leading:
     def _check_disk(self) -> None:
         wrong = self.watch.check()
         self.e.health.disk(wrong)
+        if wrong is None:
+            gone.set_aside(self.e.settings.state)
         self._tell_or_clear("engine's disk", wrong.problem if wrong is not None else None)
 
     async def _snapshot(self, now: float) -> tuple[Snapshot, PolicySet | None]:

@@ -5,6 +5,8 @@ engine's state folder; the engine reads it each tick and takes it for a notice o
 void, and is told.
 """
 
+import contextlib
+import errno
 import os
 import re
 from pathlib import Path
@@ -18,6 +20,8 @@ from shunter.model.snapshot import Notice, NoticeKind
 
 SOURCE: Final = "declared"
 """The `source` of such a notice."""
+_SPARE: Final = ".spare"
+_SPARE_BYTES: Final = 4096
 _NODE: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", re.ASCII)
 
 
@@ -29,16 +33,27 @@ class _Declared(msgspec.Struct, frozen=True, kw_only=True):
 def declare(state: Path, node: str, now: float, detail: str = "") -> None:
     """Declare `node` dead at `now` (seconds since the epoch); durable on return, idempotent. Raises Rejected SH913, Retry SH914."""
     path = _path(state, node)
-    partial = path.with_name(f".{path.name}")
+    said = msgspec.json.encode(_Declared(at=now, detail=detail))
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with os.fdopen(os.open(partial, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(msgspec.json.encode(_Declared(at=now, detail=detail)))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        _written(path, said).replace(path)
     except OSError as error:
         raise _unwritable(path, error) from error
+
+
+def set_aside(state: Path) -> None:
+    """Keep room for one declaration, so that a node can be declared dead on a disk that is full. Does nothing where it is kept already, or
+    can't be.
+    """
+    spare = state / "gone" / _SPARE
+    if spare.exists():
+        return
+    with contextlib.suppress(OSError):
+        spare.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            _write(spare, b" " * _SPARE_BYTES)
+        except OSError:
+            spare.unlink(missing_ok=True)
 
 
 def withdraw(state: Path, node: str) -> bool:
@@ -80,6 +95,26 @@ def void(notices: tuple[Notice, ...], answering: frozenset[NodeId]) -> tuple[Pro
         for notice in notices
         if notice.node in answering
     )
+
+
+def _written(path: Path, said: bytes) -> Path:
+    """A file beside `path` that holds what is said: a new one, or the spare one if there is no room for it. Raises OSError."""
+    partial, spare = path.with_name(f".{path.name}"), path.with_name(_SPARE)
+    try:
+        _write(partial, said)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or len(said) > _SPARE_BYTES or not spare.exists():
+            raise
+        _write(spare, said.ljust(_SPARE_BYTES), os.O_WRONLY)
+        return spare
+    return partial
+
+
+def _write(path: Path, data: bytes, how: int = os.O_CREAT | os.O_WRONLY | os.O_TRUNC) -> None:
+    with os.fdopen(os.open(path, how, 0o600), "wb", buffering=0) as file:
+        file.write(data)
+        os.fsync(file.fileno())
 
 
 def _path(state: Path, node: str) -> Path:
