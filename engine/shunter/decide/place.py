@@ -4,11 +4,14 @@ The set is chosen first: the most value, then the most workers, such that each h
 other, end in time. Then the slots: the fewest doubtful ones, the highest preference, the widest spread.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, TypeAlias
 
 import msgspec
 
 from shunter.decide.assign import assign
+from shunter.decide.lanes import MOST_CLASSES, Slots, Task, TooMany, choose, menu
 from shunter.model.ids import NodeId, SlotId, WorkerId
 
 EXACT_SET = 16
@@ -43,28 +46,36 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     load: int = 0
 
 
-Options = Mapping[WorkerId, Mapping[SlotId, Option]]
+Options: TypeAlias = Mapping[WorkerId, Mapping[SlotId, Option]]
+"""Workers that can have the same slots may share one mapping: placing them is faster then."""
+_NO_OPTIONS: Final[Mapping[SlotId, Option]] = {}
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """`slots` of the placed; `ends` is when each is expected to be over; `late` had a slot but no time, `without` no slot."""
+    """`slots` of the placed; `ends` is when each is expected to be over; `late` had a slot but no time, `without` no slot. `most` is a
+    value that no placement could exceed, None where it isn't known.
+    """
 
     slots: dict[WorkerId, SlotId]
     ends: dict[WorkerId, float]
     late: tuple[WorkerId, ...]
     without: tuple[WorkerId, ...]
+    most: float | None = None
 
 
 def place(jobs: Sequence[Job], options: Options, lanes: Mapping[NodeId, float], now: float) -> Placement:
     """Place what can be placed. `lanes` are seconds for which a node's lane is still occupied."""
     queue = sorted(jobs, key=lambda j: (-j.value, j.worker))
-    chosen = _choose(queue, options, lanes, now)
+    chosen, most = _choose(queue, options, lanes, now)
     ids = {j.worker for j in chosen}
+    own = _by_lane(chosen)
     left = [j for j in queue if j.worker not in ids]
-    late = tuple(j.worker for j in left if options.get(j.worker) and timetable([*chosen, j], lanes, now) is None)
+    late = [j.worker for j in left if options.get(j.worker) and timetable([*own[j.lane], j] if j.lane else [j], lanes, now) is None]
     ends = timetable(chosen, lanes, now)
     assert ends is not None, "only what fits was chosen"
-    return Placement(slots=_slots(chosen, options), ends=ends, late=late, without=tuple(j.worker for j in left if j.worker not in late))
+    some = frozenset(late)
+    without = tuple(j.worker for j in left if j.worker not in some)
+    return Placement(slots=_slots(chosen, options), ends=ends, late=tuple(late), without=without, most=most)
 
 
 def timetable(jobs: Sequence[Job], lanes: Mapping[NodeId, float], now: float) -> dict[WorkerId, float] | None:
@@ -72,9 +83,9 @@ def timetable(jobs: Sequence[Job], lanes: Mapping[NodeId, float], now: float) ->
 
     The earliest due time first, due at `limit - tail`, finds a feasible order whenever there is one (Jackson 1955).
     """
-    clocks: dict[str, float] = {str(node): busy for node, busy in lanes.items()}
+    clocks: dict[NodeId, float] = dict(lanes)
     ends: dict[WorkerId, float] = {}
-    for job in sorted(jobs, key=lambda j: (float("inf") if j.limit is None else j.limit - j.tail, -j.value, j.worker)):
+    for job in sorted(jobs, key=_due):
         begins = clocks.get(job.lane, 0.0) if job.lane else 0.0
         if job.lane:
             clocks[job.lane] = begins + job.occupy
@@ -85,39 +96,108 @@ def timetable(jobs: Sequence[Job], lanes: Mapping[NodeId, float], now: float) ->
     return ends
 
 
+def _due(job: Job) -> tuple[float, float, WorkerId]:
+    return float("inf") if job.limit is None else job.limit - job.tail, -job.value, job.worker
+
+
+def _by_lane(jobs: Iterable[Job]) -> defaultdict[NodeId | None, list[Job]]:
+    own: defaultdict[NodeId | None, list[Job]] = defaultdict(list)
+    for job in jobs:
+        own[job.lane].append(job)
+    return own
+
+
 class _Matching:
-    """Slots given to workers so far; enlarged along augmenting paths, so that a worker fits whenever it can fit at all."""
+    """Slots given to workers so far; enlarged along augmenting paths, so that a worker fits whenever it can fit at all.
+
+    Workers with the same mapping of options are alike: where one has found nothing, no other will.
+    """
 
     def __init__(self, options: Options) -> None:
-        self._tried = {
-            w: sorted(own, key=lambda s: (own[s].doubtful, -(own[s].prefer or 0.0), own[s].load, s)) for w, own in options.items()
-        }
+        self._options = options
+        self._tried: dict[int, list[SlotId]] = {}
+        self._next: dict[int, Iterator[SlotId]] = {}
+        self._full: set[int] = set()
         self.owner: dict[SlotId, WorkerId] = {}
 
     def add(self, worker: WorkerId) -> bool:
-        return self._seek(worker, set())
+        """Give the worker a slot if there is a way."""
+        own = self._options.get(worker, _NO_OPTIONS)
+        alike = id(own)
+        if alike in self._full:
+            return False
+        if alike not in self._tried:
+            self._tried[alike] = sorted(own, key=lambda s: (own[s].doubtful, -(own[s].prefer or 0.0), own[s].load, s))
+            self._next[alike] = iter(self._tried[alike])
+        # a slot that has an owner always will, so that one look through the list finds all that are free
+        slot = next((s for s in self._next[alike] if s not in self.owner), None)
+        if slot is not None:
+            self.owner[slot] = worker
+        elif not self._seek(worker):
+            self._full.add(alike)
+            return False
+        return True
 
-    def _seek(self, worker: WorkerId, seen: set[SlotId]) -> bool:
-        for slot in self._tried.get(worker, ()):
-            if slot not in seen:
-                seen.add(slot)
-                holder = self.owner.get(slot)
-                if holder is None or self._seek(holder, seen):
-                    self.owner[slot] = worker
-                    return True
+    def _seek(self, worker: WorkerId) -> bool:
+        """Depth first. Those that are alike go on in one list where the one before has stopped: what it has passed has been tried."""
+        lists: dict[int, Iterator[SlotId]] = {}
+        seen: set[SlotId] = set()
+        path: list[WorkerId] = [worker]
+        by: list[SlotId] = []
+        while path:
+            slot = next((s for s in self._list(path[-1], lists) if s not in seen), None)
+            if slot is None:
+                path.pop()
+                del by[-1:]
+                continue
+            seen.add(slot)
+            by.append(slot)
+            holder = self.owner.get(slot)
+            if holder is None:
+                self.owner.update(zip(by, path, strict=True))
+                return True
+            path.append(holder)
         return False
 
+    def _list(self, worker: WorkerId, lists: dict[int, Iterator[SlotId]]) -> Iterator[SlotId]:
+        alike = id(self._options[worker])
+        if alike not in lists:
+            lists[alike] = iter(self._tried[alike])
+        return lists[alike]
 
-def _choose(queue: Sequence[Job], options: Options, lanes: Mapping[NodeId, float], now: float) -> list[Job]:
-    best = _greedy(queue, options, lanes, now)
+
+class _Classes:
+    """Workers that can have the same slots, together. `of` is None when there are too many kinds of them."""
+
+    def __init__(self, jobs: Sequence[Job], options: Options) -> None:
+        sets = {id(options[j.worker]): frozenset(options[j.worker]) for j in {id(options[j.worker]): j for j in jobs}.values()}
+        number = {own: n for n, own in enumerate(dict.fromkeys(sets.values()))}
+        self.count = len(number)
+        self.of = {j.worker: number[sets[id(options[j.worker])]] for j in jobs}
+        self._sets = list(number)
+
+    def slots(self) -> Slots:
+        """How many there are for each set of classes."""
+        who: defaultdict[SlotId, list[int]] = defaultdict(list)
+        for n, own in enumerate(self._sets):
+            for slot in own:
+                who[slot].append(n)
+        return Slots(Counter(frozenset(classes) for classes in who.values()), self.count)
+
+
+def _choose(queue: Sequence[Job], options: Options, lanes: Mapping[NodeId, float], now: float) -> tuple[list[Job], float | None]:
+    """Who is saved, and a value that no choice can exceed, None where it isn't known."""
     # Without a shortage of time, taking the most valuable first is the optimum: sets of workers that can have slots form a matroid.
     able = [j for j in queue if options.get(j.worker) and timetable([j], lanes, now) is not None]
+    best = _greedy(able, options, lanes, now)
     if len(best) == len(able) or timetable(able, lanes, now) is not None:
-        return best
+        return best, _worth(best)[0]
     if len(able) <= EXACT_SET:
-        return _search(able, options, lanes, now, best)
+        best = _search(able, options, lanes, now, best)
+        return best, _worth(best)[0]
     dense = _greedy(sorted(able, key=lambda j: (-j.value / max(j.occupy, 1e-9), j.worker)), options, lanes, now)
-    return max(best, dense, key=_worth)
+    priced, most = _priced(able, options, lanes, now)
+    return max(best, dense, priced, key=_worth), most
 
 
 def _worth(jobs: Sequence[Job]) -> tuple[float, int]:
@@ -127,10 +207,37 @@ def _worth(jobs: Sequence[Job]) -> tuple[float, int]:
 def _greedy(queue: Sequence[Job], options: Options, lanes: Mapping[NodeId, float], now: float) -> list[Job]:
     matching = _Matching(options)
     chosen: list[Job] = []
+    own: defaultdict[NodeId | None, list[Job]] = defaultdict(list)
     for job in queue:
-        if timetable([*chosen, job], lanes, now) is not None and matching.add(job.worker):
+        there = [*own[job.lane], job] if job.lane else [job]
+        if timetable(there, lanes, now) is not None and matching.add(job.worker):
             chosen.append(job)
+            own[job.lane] = there
     return chosen
+
+
+def _priced(able: Sequence[Job], options: Options, lanes: Mapping[NodeId, float], now: float) -> tuple[list[Job], float | None]:
+    """A choice by lanes as a whole, and a value that none can exceed. Nothing where there are too many possibilities."""
+    classes = _Classes(able, options)
+    if classes.count > MOST_CLASSES:
+        return [], None
+    own = [sorted(jobs, key=_due) for lane, jobs in _by_lane(able).items() if lane] + [[j] for j in able if not j.lane]
+    try:
+        menus = [menu([_task(j, classes) for j in jobs], _busy(jobs, lanes), now, classes.count) for jobs in own]
+    except TooMany:
+        return [], None
+    choice = choose(menus, classes.slots(), classes.count)
+    ids = {jobs[n].worker for jobs, entry in zip(own, choice.entries, strict=True) for n in entry.tasks}
+    return [j for j in able if j.worker in ids], choice.bound
+
+
+def _task(job: Job, classes: _Classes) -> Task:
+    return Task(occupy=job.occupy, tail=job.tail, limit=job.limit, value=job.value, group=classes.of[job.worker])
+
+
+def _busy(jobs: Sequence[Job], lanes: Mapping[NodeId, float]) -> float:
+    lane = jobs[0].lane
+    return lanes.get(lane, 0.0) if lane else 0.0
 
 
 def _search(able: Sequence[Job], options: Options, lanes: Mapping[NodeId, float], now: float, best: list[Job]) -> list[Job]:
@@ -138,7 +245,8 @@ def _search(able: Sequence[Job], options: Options, lanes: Mapping[NodeId, float]
     slots = len({s for j in able for s in options[j.worker]})
 
     def fits(jobs: list[Job]) -> bool:
-        if timetable(jobs, lanes, now) is None:
+        lane = jobs[-1].lane
+        if timetable([j for j in jobs if j.lane == lane] if lane else jobs[-1:], lanes, now) is None:
             return False
         matching = _Matching(options)
         return all(matching.add(j.worker) for j in jobs)
@@ -159,16 +267,21 @@ def _search(able: Sequence[Job], options: Options, lanes: Mapping[NodeId, float]
 
 def _slots(chosen: Sequence[Job], options: Options) -> dict[WorkerId, SlotId]:
     if len(chosen) > EXACT_SLOTS:
-        matching = _Matching(options)
-        for job in chosen:
-            matching.add(job.worker)
-        return {w: s for s, w in sorted(matching.owner.items())}
+        return _many_slots(chosen, options)
     rows = sorted(j.worker for j in chosen)
     columns = sorted({s for w in rows for s in options[w]})
     costs = _costs(rows, columns, options)
     found = assign(costs)
     assert found is not None, "every chosen worker can have a slot"
     return {w: columns[c] for w, c in zip(rows, found, strict=True)}
+
+
+def _many_slots(chosen: Sequence[Job], options: Options) -> dict[WorkerId, SlotId]:
+    """Any that fit, the preferred ones tried first."""
+    matching = _Matching(options)
+    for job in chosen:
+        matching.add(job.worker)
+    return {w: s for s, w in sorted(matching.owner.items())}
 
 
 def _costs(rows: Sequence[WorkerId], columns: Sequence[SlotId], options: Options) -> list[list[int | None]]:
