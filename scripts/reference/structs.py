@@ -56,6 +56,8 @@ def words(kind: mi.Type) -> str:
             return " or ".join(words(one) for one in types if not isinstance(one, mi.NoneType))
         case mi.VarTupleType(item_type=item):
             return f"list of: {words(item)}"
+        case mi.DictType(key_type=mi.EnumType() as key, value_type=value):
+            return f"mapping of {words(key)} to: {words(value)}"
         case mi.DictType(value_type=value):
             return f"mapping of names to: {words(value)}"
     return _PLAIN[type(kind)]

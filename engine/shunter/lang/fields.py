@@ -1,6 +1,7 @@
 """What each kind and key of a policy is, for `shunter explain`: from the structs, their docstrings, the schema and the checker's tables."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import msgspec
 import msgspec.inspect as mi
@@ -8,7 +9,7 @@ import msgspec.inspect as mi
 from shunter.lang.check import FIELDS
 from shunter.lang.diagnostics import nearest, one_of
 from shunter.lang.reflect import struct_type
-from shunter.lang.schema import KINDS, QUANTITIES, field_docs, fields
+from shunter.lang.schema import END, KINDS, QUANTITIES, TIME, field_docs, fields
 from shunter.model.errors import Problem, Rejected
 from shunter.model.expression import Expression
 from shunter.model.policy import API_VERSION
@@ -81,6 +82,9 @@ class _Here(msgspec.Struct, frozen=True, kw_only=True):
         where = ".".join((self.kind, *self.path))
         if isinstance(self.type, mi.DictType):
             return self._entry(key, self.type.value_type)
+        if isinstance(self.type, mi.VarTupleType) and _struct(self.type.item_type) is not None:
+            return self._item(self.type.item_type).below(key)
+        key = key.removesuffix("[]")
         struct = _struct(self.type)
         if struct is None:
             raise _unknown(f"{where} has no keys below it: it is {self.field.type}", f"Ask for {where}")
@@ -102,9 +106,12 @@ class _Here(msgspec.Struct, frozen=True, kw_only=True):
             here = _Here(kind=self.kind, path=(*self.path, entry.name), type=inner, field=entry).below(key)
         return here
 
+    def _item(self, inner: mi.Type) -> "_Here":
+        """An entry of a list of mappings: `windows[]`."""
+        return msgspec.structs.replace(self, path=(*self.path[:-1], f"{self.path[-1]}[]"), type=inner)
+
     def topic(self) -> Topic:
-        inner = self.type.value_type if isinstance(self.type, mi.DictType) else self.type
-        struct = _struct(inner)
+        struct = _struct(_inner(self.type))
         own = _doc(struct.cls) if struct else ""
         wanted = FIELDS.get((self.kind, ".".join(self.path[1:]))) if self.path[:1] == ("spec",) else None
         roots = wanted[1] if wanted else frozenset()
@@ -115,8 +122,20 @@ class _Here(msgspec.Struct, frozen=True, kw_only=True):
             doc=own if own != self.field.doc else "" if self.field.doc else self.within,
             fields=_described(struct) if struct else (),
             variables=tuple(v for name, v in VARIABLES.items() if name.partition(".")[0] in roots),
-            metrics=wanted is not None,
+            metrics=wanted is not None and _declares_metrics(self.kind),
         )
+
+
+def _inner(kind: mi.Type) -> mi.Type:
+    """What the entries of a mapping with free names or of a list are; any other type itself."""
+    if isinstance(kind, mi.DictType):
+        return kind.value_type
+    return kind.item_type if isinstance(kind, mi.VarTupleType) else kind
+
+
+def _declares_metrics(kind: str) -> bool:
+    spec = next(_struct(f.type) for f in struct_type(KINDS[kind]).fields if f.name == "spec")
+    return spec is not None and "metrics" in _names(spec)
 
 
 def _result(result: str) -> str:
@@ -137,7 +156,7 @@ def _described(struct: mi.StructType) -> tuple[Field, ...]:
     for field, inner, limits in fields(struct.cls):
         if field.encode_name == "apiVersion":
             continue
-        below = _struct(inner.value_type if isinstance(inner, mi.DictType) else inner)
+        below = _struct(_inner(inner))
         doc = docs.get(field.name) or (_doc(below.cls) if below else "")
         found.append(
             Field(
@@ -184,6 +203,8 @@ def _type(kind: mi.Type) -> str:
             return " | ".join(f'"{value}"' for value in values)
         case mi.EnumType(cls=cls):
             return " | ".join(f'"{member.value}"' for member in cls)
+        case mi.DictType(key_type=mi.EnumType() as key, value_type=value):
+            return f"mapping of {_type(key)} to {_type(value)}s"
         case mi.DictType(value_type=value):
             return f"mapping of names to {_type(value)}s"
         case mi.VarTupleType(item_type=item):
@@ -195,26 +216,21 @@ _SCALARS: dict[type, str] = {mi.StrType: "text", mi.IntType: "whole number", mi.
 
 
 def _bound(keyword: str, limit: Any) -> str:  # noqa: ANN401  (JSON Schema's own)
-    match keyword:
-        case "minimum":
-            return f"at least {limit}"
-        case "exclusiveMinimum":
-            return f"more than {limit}"
-        case "minItems":
-            return f"at least {limit} {'entry' if limit == 1 else 'entries'}"
-        case "minProperties":
-            return f"at least {limit} key{'' if limit == 1 else 's'}"
-        case "minLength":
-            return "not empty"
-        case "maxLength":
-            return f"at most {limit} characters"
-        case "uniqueItems":
-            return "no entry twice"
-        case "propertyNames":
-            return "names of letters, digits and _, no digit first"
-        case "pattern":
-            return "lower-case letters, digits and -, a letter or digit at both ends"
-    return f"{keyword} {limit}"
+    told = _BOUNDS.get(keyword)
+    return told(limit) if told else f"{keyword} {limit}"
+
+
+_BOUNDS: Final[dict[str, Callable[[Any], str]]] = {
+    "minimum": lambda v: f"at least {v}",
+    "exclusiveMinimum": lambda v: f"more than {v}",
+    "minItems": lambda v: f"at least {v} {'entry' if v == 1 else 'entries'}",
+    "minProperties": lambda v: f"at least {v} key{'' if v == 1 else 's'}",
+    "minLength": lambda _: "not empty",
+    "maxLength": lambda v: f"at most {v} characters",
+    "uniqueItems": lambda _: "no entry twice",
+    "propertyNames": lambda _: "names of letters, digits and _, no digit first",
+    "pattern": lambda v: "hours and minutes" if v in (TIME, END) else "lower-case letters, digits and -, a letter or digit at both ends",
+}
 
 
 def _struct(kind: mi.Type) -> mi.StructType | None:

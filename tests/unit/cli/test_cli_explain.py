@@ -77,6 +77,8 @@ def paths(kind: str):
                 yield from below(inner, f"{path}.{key}")
         if isinstance(schema.get("additionalProperties"), dict):
             yield from below(schema["additionalProperties"], f"{path}.some")
+        if isinstance(schema.get("items"), dict):
+            yield from below(schema["items"], f"{path}[]")
 
     yield from below({"$ref": f"#/$defs/{kind}"}, kind)
 
@@ -106,7 +108,8 @@ def test_the_variables_of_an_expression_are_those_that_the_checker_allows(kind: 
         codes = {fault.code for fault in cel.check(name, result, roots, frozenset())}
         assert ("SH132" in codes) is (name not in shown), name
     reading = "metrics.x > 0.0" if result == "bool" else "metrics.x"
-    assert about.metrics is (cel.check(reading, result, roots, frozenset(("x",))) == ())
+    declares = "metrics" in {f.name for f in topic(f"{kind}.spec").fields}
+    assert about.metrics is (declares and cel.check(reading, result, roots, frozenset(("x",))) == ())
 
 
 @pytest.mark.parametrize(
@@ -133,6 +136,31 @@ def test_the_names_of_metrics_may_be_given_or_left_out():
     assert topic("CheckpointPolicy.spec.metrics.maxAge").path == "spec.metrics.<name>.maxAge"
     assert topic("CheckpointPolicy.spec.metrics.wait.maxAge").field.default == "30s"
     assert topic("CheckpointPolicy.metadata.labels.team").field.type == "text"
+
+
+def test_the_keys_of_a_lists_entries():
+    for name in ("DisruptionBudget.spec.windows.zone", "disruptionbudget.spec.windows[].zone"):
+        zone = topic(name)
+        assert (zone.path, zone.field.required, zone.field.type) == ("spec.windows[].zone", True, "text")
+        assert "IANA" in zone.field.doc
+    windows = topic("DisruptionBudget.spec.windows")
+    assert [f.name for f in windows.fields] == ["zone", "from", "to", "days"]
+    assert windows.field.type == "list of mapping"
+    assert [f.bounds for f in windows.fields[1:3]] == ["hours and minutes", "hours and minutes"]
+    with pytest.raises(Rejected) as caught:
+        topic("DisruptionBudget.spec.windows.zon")
+    assert caught.value.problem.remedy == 'Did you mean "DisruptionBudget.spec.windows[].zone"?'
+    with pytest.raises(Rejected):
+        topic("DisruptionBudget.spec.operations.x")
+
+
+def test_amounts_and_keys_that_are_an_enumerations():
+    assert topic("DisruptionBudget.spec.maxConcurrent").field.type == "whole number or share"
+    assert '"preemption"' in topic("FleetProfile.spec.lead").field.type
+    assert topic("FleetProfile.spec.lead").field.type.endswith("to durations")
+    assert topic("FleetProfile.spec.lead.preemption").field.type == "duration"
+    assert topic("FleetProfile.spec.prefillRate").field.bounds == "more than 0"
+    assert not topic("DisruptionBudget.spec.workers.where").metrics
 
 
 def test_json(capsys: pytest.CaptureFixture[str]):

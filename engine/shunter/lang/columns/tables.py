@@ -302,13 +302,21 @@ def _plain_strings(values: Sequence[Value | None]) -> list[Any]:
     return [value if type(value) is str and value.isascii() else bound(Kind.STRING, value)[0] for value in values]
 
 
+def _plain_map(labels: dict[Any, Any]) -> bool:
+    """All of its keys and values are ASCII texts."""
+    try:
+        return "".join((*labels, *labels.values())).isascii()
+    except TypeError:
+        return False
+
+
 _WHOLE: Final = 2**63
 _PLAIN: Final[dict[Kind, Callable[[Sequence[Value | None]], list[Any]]]] = {
     Kind.DOUBLE: _plain_doubles,
     Kind.INT: _plain_ints,
     Kind.BOOL: lambda values: [value if type(value) is bool else bound(Kind.BOOL, value)[0] for value in values],
     Kind.STRING: _plain_strings,
-    Kind.LABELS: lambda values: [bound(Kind.LABELS, value)[0] for value in values],
+    Kind.LABELS: lambda values: [value if type(value) is dict and _plain_map(value) else bound(Kind.LABELS, value)[0] for value in values],
 }
 
 
