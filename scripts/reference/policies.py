@@ -17,9 +17,9 @@ A file holds one or more documents. YAML is read strictly: a key that stands twi
 versions read differently is an error at its line and column. A file has at most 256 KiB, an expression at most 4 KiB. Files named
 `*_test.yaml` are not read.
 
-A **duration** is a number with a unit, or several with falling units: `250ms`, `30s`, `5m`, `1h30m`, `2d`. A **share** is a percentage, `3%`;
-a **bandwidth** a size per second, `40GB/s`; a **rate** how many in which time, `1/1000h`. A bare number is an error. An **expression** is
-[CEL](https://cel.dev) over [variables](variables.md). An empty default means that what it says isn't asked for.
+A **duration** is a number with a unit, or several with falling units: `250ms`, `30s`, `5m`, `1h30m`, `2d`. A **share** is a percentage,
+`3%`; a **bandwidth** a size per second, `40GB/s`; a **rate** how many in which time, `1/1000h`. A bare number is an error. An
+**expression** is [CEL](https://cel.dev) over [variables](variables.md). An empty default means that what it says isn't asked for.
 
 ```yaml
 apiVersion: shunter.dev/v1alpha1
