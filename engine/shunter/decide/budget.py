@@ -14,7 +14,7 @@ from shunter.decide.usage import ZONE_LABEL, Usage
 from shunter.decide.window import Unreadable, is_open, opens_at, said
 from shunter.decide.world import World
 from shunter.model.expression import Undecided
-from shunter.model.finding import Evidence, Verdict
+from shunter.model.finding import Evidence, Input, Verdict
 from shunter.model.plan import OperationKind
 from shunter.model.policy import BudgetSpec, DisruptionBudget, Policy, WorkerSelector
 from shunter.model.snapshot import Worker
@@ -40,6 +40,11 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
     def spent(self) -> bool:
         """Nothing is left of it."""
         return self.used >= self.allowed
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        """The two numbers, for programs."""
+        return (Input(name="used", value=self.used), Input(name="allowed", value=self.allowed))
 
     def __str__(self) -> str:
         return f"{self.used} of {self.allowed} {self.told}"
@@ -217,7 +222,7 @@ def _report(find: Callable[..., None], budget: Budget, group: str) -> None:
     shown = budget.policy is not None and budget.policy.mode == "preview"
     spec, size = budget.spec, budget.usage.size[group]
     evidence = [Evidence(gate="per", result=True, detail=f"{size:,} workers in {group}: {', '.join(spec.operations)}")]
-    evidence += [Evidence(gate=b.gate, result=not b.spent, detail=str(b)) for b in bounds]
+    evidence += [Evidence(gate=b.gate, result=not b.spent, detail=str(b), inputs=b.inputs) for b in bounds]
     if spec.windows:
         evidence.append(Evidence(gate="windows", result=budget.shut is None, detail=budget.shut or "a window is open"))
     parts = [*(str(b) for b in bounds), *([budget.shut] if budget.shut else [])] or ["no limit on the number"]
