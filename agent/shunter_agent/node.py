@@ -46,6 +46,8 @@ class FrozenCopy:
     until: float
     fenced: bool
     image: str
+    hold_s: float = 0.0
+    """How long it may stand still after an order is done."""
 
 
 @dataclass
@@ -181,10 +183,10 @@ class Node:
         if row is not None:
             self.journal.put_worker(msgspec.structs.replace(row, **changes))
 
-    def settle(self, worker: str) -> None:
-        """A worker that runs in traffic is in no operation."""
+    def settle(self, operation: str, worker: str) -> None:
+        """A worker that runs in traffic is in no operation, once no order of it is being carried out."""
         row = self.journal.worker(worker)
-        if row is not None and row.state == "running" and row.operation:
+        if row is not None and row.state == "running" and row.operation == operation:
             self.journal.put_worker(msgspec.structs.replace(row, operation=""))
 
     def part(self, operation: str, worker: str) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 from google.protobuf.message import Message
@@ -36,18 +37,21 @@ class Orders:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._doing: dict[str, str] = {}
         self._tasks: dict[tuple[str, str], asyncio.Task[Message]] = {}
         self._closed = False
 
-    def lock(self, worker: str) -> asyncio.Lock:
-        """Held while something is being done to the worker."""
-        return self._locks.setdefault(worker, asyncio.Lock())
+    def lock(self, subject: str) -> asyncio.Lock:
+        """Held while something is being done to the subject: a worker, or an image."""
+        return self._locks.setdefault(subject, asyncio.Lock())
 
-    async def carry_out(self, step: str, asked: Asked, kind: type[M], effect: Effect[M]) -> M:
-        """Do a step, or answer what it was answered before. Raises what the guard and the effect raise."""
-        node = self.node
+    async def carry_out(self, step: str, asked: Asked, kind: type[M], effect: Effect[M], image: str = "") -> M:
+        """Do a step, or answer what it was answered before. Raises what the guard and the effect raise.
+
+        A step that is about a whole image alone names it: it leaves the worker free, whose hold may have to be ended meanwhile.
+        """
+        node, subject = self.node, f"image {image}" if image else asked.worker
         if self._closed:
             raise retry("SH607", "the agent is about to end", "Order it again once the agent is back")
         guard.check_head(asked, node.seen(asked))
@@ -55,10 +59,10 @@ class Orders:
         key = (asked.operation, step)
         task = self._tasks.get(key)
         if task is None:
-            other = self._doing.get(asked.worker, asked.operation)
+            other = self._doing.get(subject, asked.operation)
             if other != asked.operation:
-                raise retry("SH605", f"operation {other} is at work on it", "Wait until that operation has ended", asked.worker)
-            task = asyncio.create_task(self._locked(step, asked, kind, effect))
+                raise retry("SH605", f"operation {other} is at work on it", "Wait until that operation has ended", image or asked.worker)
+            task = asyncio.create_task(self._locked(step, asked, kind, effect, subject))
             self._tasks[key] = task
             task.add_done_callback(lambda done: self._over(key, done))
         reply = await asyncio.shield(task)
@@ -77,19 +81,19 @@ class Orders:
         if not done.cancelled():
             done.exception()  # seen, also when every caller has gone away
 
-    async def _locked(self, step: str, asked: Asked, kind: type[M], effect: Effect[M]) -> Message:
-        async with self.lock(asked.worker):
+    async def _locked(self, step: str, asked: Asked, kind: type[M], effect: Effect[M], subject: str) -> Message:
+        async with self.lock(subject):
             node, seen = self.node, self.node.seen(asked)
             reply = guard.answered(step, seen)
             if reply is not None:
                 node.log.info("order repeated", operation=asked.operation, step=step, worker=asked.worker)
                 return kind.FromString(reply)
             guard.check_step(step.partition(":")[0], asked, seen)
-            self._doing[asked.worker] = asked.operation
+            self._doing[subject] = asked.operation
             try:
                 return await self._do(step, asked, effect)
             finally:
-                self._doing.pop(asked.worker, None)
+                self._doing.pop(subject, None)
 
     async def _do(self, step: str, asked: Asked, effect: Effect[M]) -> Message:
         node, journal = self.node, self.node.journal
@@ -103,7 +107,7 @@ class Orders:
             with journal.batch():
                 outcome.write()
                 journal.done(asked.operation, step, asked.worker, node.clock(), outcome.reply.SerializeToString(), outcome.detail)
-                node.settle(asked.worker)
+                node.settle(asked.operation, asked.worker)
                 self._part(step, asked)
         except (Unknown, Stalled) as error:  # stalled on the way: a refusal would say that nothing was done
             node.log.problem(error.problem, operation=asked.operation, step=step, worker=asked.worker)
@@ -143,7 +147,7 @@ class Orders:
         try:
             with journal.batch():
                 journal.failed(asked.operation, step, asked.worker, self.node.clock(), problem)
-                self.node.settle(asked.worker)
+                self.node.settle(asked.operation, asked.worker)
                 self._part(step, asked, refused)
         except Stalled as error:  # the refusal is true all the same; the step just stays open
             self.node.log.problem(error.problem, operation=asked.operation, step=step, worker=asked.worker)

@@ -100,7 +100,7 @@ class Source:
             node.busy_images.pop(message.image, None)
             await self._drop(message.image, sending)
             raise
-        copy = FrozenCopy(head.operation, frozen, node.clock() + message.hold_s, row.state == "fenced", message.image)
+        copy = FrozenCopy(head.operation, frozen, node.clock() + message.hold_s, row.state == "fenced", message.image, message.hold_s)
         node.frozen[head.worker] = copy
         dumped_at = time.monotonic()
         keeping: asyncio.Task[ImageFacts] | None = None

@@ -22,7 +22,7 @@ class Transfers:
     async def send(self, message: pb.SendOrder) -> pb.SendReply:
         """Send a whole image to another agent. Raises Rejected SH665, Undone when the transfer failed and left nothing there."""
         head, step = asked(message.order), f"send:{message.to.node}:{message.image}"
-        return await self._orders.carry_out(step, head, pb.SendReply, lambda: self._send(head, step, message))
+        return await self._orders.carry_out(step, head, pb.SendReply, lambda: self._send(head, step, message), message.image)
 
     async def _send(self, head: Asked, step: str, message: pb.SendOrder) -> Outcome[pb.SendReply]:
         node = self._node
@@ -30,6 +30,7 @@ class Transfers:
             raise rejected("SH665", f"there is no whole image {message.image} here", "Send it from a node that holds it", head.worker)
         began = time.monotonic()
         node.busy_images[message.image] = head.operation
+        self._hold_on(head, node.settings.hold)
         try:
             progress = node.progress(head.operation, step)
             sent = await node.in_thread(node.depot.send, message.image, message.to.node, message.to.address, progress)
@@ -39,13 +40,21 @@ class Transfers:
             raise Retry(error.problem) from error
         finally:
             node.busy_images.pop(message.image, None)
+            self._hold_on(head)
         took = time.monotonic() - began
         return Outcome(pb.SendReply(bytes_sent=sent, send_s=took), detail=f"{sent} bytes to {message.to.node} in {took:.2f} s")
+
+    def _hold_on(self, head: Asked, seconds: float | None = None) -> None:
+        """A worker that stands still for this operation may go on doing so: for its hold, or for the longest one while an order is at work,
+        and no longer than that."""
+        copy = self._node.frozen.get(head.worker)
+        if copy is not None and copy.operation == head.operation:
+            copy.until = self._node.clock() + (copy.hold_s if seconds is None else seconds)
 
     async def discard(self, message: pb.DiscardOrder) -> pb.Done:
         """Delete an image. Raises Retry SH666 while an unfinished operation here needs it."""
         head, step = asked(message.order), f"discard:{message.image}"
-        return await self._orders.carry_out(step, head, pb.Done, lambda: self._discard(message.image))
+        return await self._orders.carry_out(step, head, pb.Done, lambda: self._discard(message.image), message.image)
 
     async def _discard(self, image: str) -> Outcome[pb.Done]:
         node = self._node

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from agent_fakes import PROCESS, Bench, Gate, problem
-from shunter.model.errors import Stalled, Unknown
+from shunter.model.errors import Retry, Stalled, Unknown
+from shunter.wire import agent_pb2 as pb
 from shunter_agent.refusals import Undone
 
 HOLD_S = 0.05
@@ -85,3 +86,75 @@ async def test_calls_that_wait_for_others_do_not_keep_a_worker_standing(bench: B
     assert PROCESS in bench.runtime.running
     gate.open()
     await asyncio.gather(*waiting)
+
+
+def copy_to(bench: Bench, operation: str = "op") -> pb.SendOrder:
+    return pb.SendOrder(order=bench.order(operation), image="image-op", to=pb.Peer(node="k", address="10.0.0.3:7444"))
+
+
+class TestCopies:
+    """A park's further copies are sent while its worker stands still."""
+
+    async def sending(self, bench: Bench) -> tuple[Gate, "asyncio.Task[pb.SendReply]"]:
+        await bench.source.fence(bench.step())
+        await bench.source.freeze(bench.freeze(to=False, hold=60))
+        gate = Gate()
+        bench.faults.at["send"] = gate
+        going = asyncio.create_task(bench.transfers.send(copy_to(bench)))
+        await asyncio.to_thread(gate.reached.wait, 10)
+        return gate, going
+
+    async def test_a_copy_that_does_not_get_on_keeps_the_worker_no_longer_than_the_longest_hold(self, bench: Bench) -> None:
+        gate, going = await self.sending(bench)
+        bench.clock.now += bench.settings.hold - 0.1
+        await bench.holds.expire()
+        assert bench.state() == "frozen"
+        bench.clock.now += 0.1
+        await bench.holds.expire()
+        assert (bench.state(), PROCESS in bench.runtime.running) == ("running", True)
+        gate.open()
+        await going
+
+    async def test_a_thaw_does_not_wait_for_a_copy(self, bench: Bench) -> None:
+        gate, going = await self.sending(bench)
+        async with asyncio.timeout(5):
+            await bench.source.thaw(bench.step())
+        assert PROCESS in bench.runtime.running
+        gate.open()
+        await going
+
+    async def test_after_a_copy_the_hold_is_as_long_as_ordered(self, bench: Bench) -> None:
+        gate, going = await self.sending(bench)
+        bench.clock.now += 100
+        gate.open()
+        await going
+        bench.clock.now += 59.9
+        await bench.holds.expire()
+        assert bench.state() == "frozen"
+        bench.clock.now += 0.1
+        await bench.holds.expire()
+        assert bench.state() == "running"
+
+    async def test_an_image_that_is_sent_is_not_discarded_meanwhile(self, bench: Bench) -> None:
+        gate, going = await self.sending(bench)
+        with pytest.raises(Retry, match="SH605"):
+            await bench.transfers.discard(pb.DiscardOrder(order=bench.order("other"), image="image-op"))
+        gate.open()
+        await going
+        assert "image-op" in bench.depot.whole
+
+    async def test_a_copy_that_ends_while_another_operation_fences_the_worker_leaves_it_to_that(self, bench: Bench) -> None:
+        gate, going = await self.sending(bench)
+        await bench.source.thaw(bench.step())
+        await bench.source.unfence(bench.step())
+        fencing = Gate()
+        bench.faults.at["fence"] = fencing
+        fence = asyncio.create_task(bench.source.fence(bench.step("other")))
+        await asyncio.to_thread(fencing.reached.wait, 10)
+        gate.open()
+        await going
+        fencing.open()
+        await fence
+        row = bench.journal.worker("w")
+        assert row is not None
+        assert (row.state, row.operation) == ("fenced", "other")
