@@ -19,8 +19,10 @@ from shunter_agent.log import Log
 from shunter_agent.node import Node
 from shunter_agent.notices import clouds
 from shunter_agent.notices.file import FileNotices
+from shunter_agent.notices.gpu import GpuNotices
 from shunter_agent.notices.merged import Merged
 from shunter_agent.notices.port import Notice, NoticeSource
+from shunter_agent.notices.xid import address
 from shunter_agent.orders.carry import KEEP_S, Orders
 from shunter_agent.orders.holds import Holds
 from shunter_agent.recovery import recover, start_missing
@@ -121,6 +123,9 @@ def watch_notices(node: Node, stack: contextlib.AsyncExitStack) -> None:
     sources = [cloud_source(node, settings, loop) for settings in node.settings.clouds]
     if node.settings.notices is not None:
         sources.append(FileNotices(node.settings.notices, clock=node.clock, log=lambda problem: node.log.problem(problem)))
+    if node.settings.kernel_log is not None:
+        slots = {address(gpu): name for name, slot in node.settings.slot_ids().items() for gpu in slot.pci}
+        sources.append(GpuNotices(slots, node.settings.kernel_log, clock=node.clock, log=lambda problem: node.log.problem(problem)))
     node.sources = tuple(sources)
     source = Merged(sources, clock=node.clock)
 

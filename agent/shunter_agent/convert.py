@@ -64,4 +64,6 @@ def notice_message(notice: Notice) -> pb.NoticeReport:
         deadline=notice.deadline or 0.0,
         source=notice.source,
         detail=notice.detail,
+        slot=notice.slot,
+        not_dumpable=not notice.dumpable,
     )

@@ -10,6 +10,7 @@ bridge = "br0"                       # what the workers' own networks are connec
 prefix = 24                          # length of the workers' network prefix
 notices = "/run/shunter/notices"     # optional: folder of notices, one JSON file each
 clouds = [{name = "aws"}]            # optional: metadata services to ask for notices: aws, gcp, azure, alibaba
+kernel_log = "/dev/kmsg"             # optional: GPU errors (XIDs) in it become notices about the slots that name the GPU
 discovery = "/var/lib/dynamo-kv"     # optional: Dynamo's file discovery ($DYN_FILE_KV), to verify fences by
 [tls]
 ca = "ca.pem"
@@ -22,6 +23,7 @@ index = 0
 roles = ["prefill", "decode"]
 gpu_model = ""
 gpus = 0
+pci = []                             # the GPUs' addresses, such as "0000:4f:00"
 [[workers]]                          # started once; after that it lives wherever operations put it
 worker = "decode-0"
 role = "decode"
@@ -67,6 +69,8 @@ class SlotSettings(_Section, frozen=True, kw_only=True):
     roles: tuple[Role, ...] = ("prefill", "decode")
     gpu_model: str = ""
     gpus: int = 0
+    pci: tuple[str, ...] = ()
+    """PCI addresses of its GPUs, as `nvidia-smi` shows them: which slot an error in the kernel log is about."""
 
 
 class WorkerSettings(_Section, frozen=True, kw_only=True):
@@ -131,6 +135,8 @@ class Settings(_Section, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     notices: Path | None = None
     clouds: tuple[CloudSettings, ...] = ()
+    kernel_log: Path | None = None
+    """`/dev/kmsg`: GPU errors in it become notices. None: they aren't looked for."""
     discovery: Path | None = None
     hold: float = 300.0
     """The longest hold that an order may ask for: no copy stands still longer without a word from the engine."""

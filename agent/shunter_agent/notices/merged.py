@@ -1,12 +1,13 @@
 """Several sources, one word: what they say of one event becomes one notice, and one that comes and goes is damped.
 
-Sources see the same event under ids of their own, at times of their own. All open notices of one kind are one event here: a node goes once.
+Sources see the same event under ids of their own, at times of their own. All open notices of one kind about one thing are one event here: a
+node goes once.
 """
 
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 from shunter.model.errors import Problem
@@ -23,24 +24,25 @@ _CREDIBLE_S: Final = 5.0
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind's notice as it is told, and when the like of it was withdrawn lately. `until` is when a put-off withdrawal counts."""
+    """One event's notice as it is told, and when the like of it was withdrawn lately. `until` is when a put-off withdrawal counts."""
 
     told: Notice | None = None
     withdrawn: tuple[float, ...] = ()
     until: float | None = None
 
 
-Events = Mapping[str, Event]
-"""By kind."""
+Key: TypeAlias = tuple[str, str, bool]
+"""A kind, a slot (empty: the node), and whether it may be dumped."""
+Events: TypeAlias = Mapping[Key, Event]
 
 
-def merge(seen: Sequence[Notice], before: Events, now: float) -> dict[str, Event]:
+def merge(seen: Sequence[Notice], before: Events, now: float) -> dict[Key, Event]:
     """What is told at `now` (seconds since the epoch), from all that the sources say and what was told before."""
-    by_kind: dict[str, list[Notice]] = {}
+    by_key: dict[Key, list[Notice]] = {}
     for notice in sorted(seen, key=lambda n: (n.seen_at, n.source, n.id)):
-        by_kind.setdefault(notice.kind, []).append(notice)
-    after = {kind: _event(by_kind.get(kind, []), before.get(kind, Event()), now) for kind in {*by_kind, *before}}
-    return {kind: event for kind, event in after.items() if event.told is not None or event.withdrawn}
+        by_key.setdefault((notice.kind, notice.slot, notice.dumpable), []).append(notice)
+    after = {key: _event(by_key.get(key, []), before.get(key, Event()), now) for key in {*by_key, *before}}
+    return {key: event for key, event in after.items() if event.told is not None or event.withdrawn}
 
 
 def _event(said: list[Notice], before: Event, now: float) -> Event:
@@ -81,7 +83,7 @@ class Merged:
         self._clock = clock
         self._lock = threading.Lock()
         self._said: dict[int, Mapping[str, Notice]] = {}
-        self._events: dict[str, Event] = {}
+        self._events: dict[Key, Event] = {}
         self._told: dict[str, Notice] | None = None
         self._changed: Callable[[Mapping[str, Notice]], None] = lambda _notices: None
         self._again: threading.Timer | None = None

@@ -16,6 +16,10 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     source: str = ""
     detail: str = ""
+    slot: str = ""
+    """The slot whose GPU it is about; empty: the whole node."""
+    dumpable: bool = True
+    """False: nothing may be dumped through the GPU any more."""
 
 
 class NoticeSource(Protocol):

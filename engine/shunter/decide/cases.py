@@ -65,7 +65,9 @@ def cases_of(d: Deciding, policy: Policy) -> list[Case]:
     """
     spec, covered, subjects = spec_of(policy), d.covered(policy), d.subjects(policy)
     going = {node for node, notices in d.world.notices.items() if any(n.kind in spec.notices for n in notices)}
-    concerned = [w for w in subjects if w.node in going and w.state in _LIVE and covered[w.id] is not False]
+    concerned = [
+        w for w in subjects if w.node in going and w.state in _LIVE and covered[w.id] is not False and _notice(d, spec, w) is not None
+    ]
     chosen = {w.id for w in concerned}
     d.leave(policy, [w for w in subjects if w.id not in chosen], lambda worker: _against(d, policy, worker))
     return [case for worker in concerned if (case := _case(d, policy, worker)) is not None]
@@ -92,9 +94,11 @@ def _case(d: Deciding, policy: Policy, worker: Worker) -> Case | None:
     assert notice is not None, "its node is going"
     evidence = d.asked(policy, worker, "workers.where", spec.workers.where)
     seen = Evidence(gate="notices", result=True, detail=f"{notice.kind.value} {notice.id} from {notice.source or 'an unnamed source'}")
-    reason = _unable(d, worker)
+    reason, gate = _unable(d, worker), "worker"
+    if reason is None and not _dumpable(d, worker):
+        reason, gate = "its GPU is gone: nothing is dumped through it; once its process has ended it comes back from its last image", "gpu"
     if reason is not None:
-        d.find(policy, worker.id, Verdict.HOLD, reason, gate="worker", evidence=(*evidence, seen), since=notice.seen_at)
+        d.find(policy, worker.id, Verdict.HOLD, reason, gate=gate, evidence=(*evidence, seen), since=notice.seen_at)
         return None
     cause = round_of(f"notice:{notice.id}", notice.seen_at, d.now)
     limit, assumed = _limit(d, spec, worker, notice)
@@ -111,7 +115,13 @@ def _case(d: Deciding, policy: Policy, worker: Worker) -> Case | None:
 
 def _notice(d: Deciding, spec: PreemptionSpec, worker: Worker) -> Notice | None:
     open_for = d.world.notices.get(worker.node, ()) if worker.node else ()
-    return next((n for n in open_for if n.kind in spec.notices), None)
+    return next((n for n in open_for if n.kind in spec.notices and n.slot in (None, worker.slot)), None)
+
+
+def _dumpable(d: Deciding, worker: Worker) -> bool:
+    """Whatever else is said of it, no open notice says that its GPU can't be dumped through."""
+    open_for = d.world.notices.get(worker.node, ()) if worker.node else ()
+    return all(n.dumpable for n in open_for if n.slot in (None, worker.slot))
 
 
 def _limit(d: Deciding, spec: PreemptionSpec, worker: Worker, notice: Notice) -> tuple[float | None, tuple[Evidence, ...]]:

@@ -12,8 +12,16 @@ from shunter.model.snapshot import Slot
 class Ledger:
     """Who has what, while a plan is being made. Policies come to it in the order of precedence, so that the first one wins."""
 
-    def __init__(self, active: Sequence[OperationRecord], vacant: Mapping[NodeId, tuple[Slot, ...]] | None = None) -> None:
-        """`active` is under way; `vacant` are each node's slots that are empty as far as the fleet is known, in order."""
+    def __init__(
+        self,
+        active: Sequence[OperationRecord],
+        vacant: Mapping[NodeId, tuple[Slot, ...]] | None = None,
+        failing: frozenset[SlotId] = frozenset(),
+    ) -> None:
+        """`active` is under way; `vacant` are each node's slots that are empty as far as the fleet is known, in order; into `failing` ones
+        nobody is brought.
+        """
+        self._failing = failing
         self._busy: dict[WorkerId, OperationRecord] = {r.planned.worker: r for r in active}
         self._busy_slots: set[SlotId] = {s for r in active for s in (r.planned.from_slot, r.planned.to_slot, r.planned.expect.free) if s}
         self._workers: dict[WorkerId, PolicyName] = {}
@@ -44,7 +52,7 @@ class Ledger:
     def free(self, slot: Slot) -> bool:
         """The slot is empty and nobody is on the way to it, or from it, or planned to be."""
         taken = slot.id in self._busy_slots or slot.id in self._arriving or slot.id in self._leaving
-        return slot.worker is None and slot.reserved_by is None and not taken
+        return slot.worker is None and slot.reserved_by is None and not taken and slot.id not in self._failing
 
     def vacant(self) -> Mapping[NodeId, tuple[Slot, ...]]:
         """The slots for which `free` is true now, by node, in order. Nodes without one aren't in it. It stays as it is."""

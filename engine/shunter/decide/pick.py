@@ -69,9 +69,7 @@ def kept(d: Deciding, worker: Worker) -> str | None:
     """Why the worker can't be taken, whatever the policy prefers."""
     if worker.state is not WorkerState.RUNNING or worker.slot is None or worker.node is None:
         return f"it is {worker.state.value}"
-    if not d.world.stays(worker.node):
-        return f"{worker.node} is going, or doesn't answer"
-    return d.ledger.blocked(worker.id) or d.ledger.claimed(worker.slot)
+    return d.world.leaving(worker) or d.ledger.blocked(worker.id) or d.ledger.claimed(worker.slot)
 
 
 def fits(d: Deciding, needs: Needs, worker: Worker) -> bool:

@@ -122,7 +122,7 @@ def _held(d: Deciding, policy: Policy, one: Leaver) -> Refusal | None:
     assert slot is not None, "it was seen to occupy a slot"
     moves = [r for r in d.history.of_worker(worker.id) if r.planned.kind is OperationKind.MOVE and r.status is not Status.SUPERSEDED]
     reasons: tuple[tuple[str, Callable[[], str | None]], ...] = (
-        ("node.noticed", lambda: None if d.world.stays(node) else f"{node} is going, or doesn't answer"),
+        ("node.noticed", lambda: d.world.leaving(worker)),
         ("snapshot", d.outdated),
         ("lane", lambda: d.involuntary(worker.graph, preview=policy.mode == "preview")),
         ("worker", lambda: d.ledger.blocked(worker.id) or d.ledger.claimed(slot)),

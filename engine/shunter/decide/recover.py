@@ -93,7 +93,7 @@ def _away(d: Deciding, policy: Policy, worker: Worker) -> Away | None:
         image=image,
         cause=cause,
         why=reason,
-        notice=next((n.id for n in notices if n.kind in spec_of(policy).notices), None),
+        notice=next((n.id for n in notices if n.kind in spec_of(policy).notices and n.slot is None), None),
         failed=tuple(d.history.failures(OperationKind.RESTORE, worker.id, cause)),
     )
 

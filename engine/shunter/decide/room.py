@@ -59,7 +59,7 @@ def _givers(d: Deciding, graphs: set[str]) -> dict[SlotId, Worker]:
 
 
 def _can_give(d: Deciding, worker: Worker) -> bool:
-    if worker.state is not WorkerState.RUNNING or worker.slot is None or worker.node is None or not d.world.stays(worker.node):
+    if worker.state is not WorkerState.RUNNING or worker.slot is None or worker.node is None or d.world.leaving(worker) is not None:
         return False
     tried_in_vain = any(r.planned.kind is OperationKind.PARK and r.status in FAILURES for r in d.history.of_worker(worker.id))
     return not tried_in_vain and d.ledger.blocked(worker.id) is None and d.ledger.claimed(worker.slot) is None

@@ -67,8 +67,11 @@ class World:
 
     @cached_property
     def vacant(self) -> dict[NodeId, tuple[Slot, ...]]:
-        """Each node's slots that no worker has and none is reserved for, in order; nodes without one aren't in it."""
-        found = {node.id: [s for s in node.slots if s.worker is None and s.reserved_by is None] for node in self.nodes.values()}
+        """Each node's sound slots that no worker has and none is reserved for, in order; nodes without one aren't in it."""
+        found = {
+            node.id: [s for s in node.slots if s.worker is None and s.reserved_by is None and s.id not in self.failing]
+            for node in self.nodes.values()
+        }
         return {node: tuple(in_order(slots)) for node, slots in found.items() if slots}
 
     @cached_property
@@ -90,11 +93,21 @@ class World:
 
     @cached_property
     def notices(self) -> dict[NodeId, tuple[Notice, ...]]:
-        """Each node's open notices, the nearest deadline first, those without one last."""
+        """Each node's open notices, also those about one of its GPUs, the nearest deadline first, those without one last."""
         notices: dict[NodeId, list[Notice]] = defaultdict(list)
         for notice in self.snapshot.notices:
             notices[notice.node].append(notice)
         return {node: tuple(sorted(own, key=_urgency)) for node, own in notices.items()}
+
+    @cached_property
+    def going(self) -> frozenset[NodeId]:
+        """Nodes of which a notice says that they are going as a whole."""
+        return frozenset(n.node for n in self.snapshot.notices if n.slot is None)
+
+    @cached_property
+    def failing(self) -> frozenset[SlotId]:
+        """Slots with a notice about one of their GPUs."""
+        return frozenset(n.slot for n in self.snapshot.notices if n.slot is not None)
 
     def node_of_slot(self, slot: SlotId) -> Node | None:
         """The node of a slot, or None when it isn't in the fleet."""
@@ -102,7 +115,13 @@ class World:
 
     def stays(self, node: NodeId) -> bool:
         """The node is known, answers, and nothing says that it is going."""
-        return (known := self.nodes.get(node)) is not None and known.reachable and not self.notices.get(node)
+        return (known := self.nodes.get(node)) is not None and known.reachable and node not in self.going
+
+    def leaving(self, worker: Worker) -> str | None:
+        """Why nothing voluntary is done with a worker where it is: its node or its GPU is going. None: both stay."""
+        if worker.node is not None and not self.stays(worker.node):
+            return f"{worker.node} is going, or doesn't answer"
+        return f"a notice is open for a GPU of {worker.slot}" if worker.slot in self.failing else None
 
     def restorable(self, worker: WorkerId) -> Image | None:
         """The worker's newest image that a node which answers holds, or None."""

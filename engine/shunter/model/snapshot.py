@@ -28,7 +28,7 @@ class WorkerState(enum.StrEnum):
     """Its process is gone, or its node is, and no operation did it."""
 
 
-class Slot(msgspec.Struct, frozen=True, kw_only=True):
+class Slot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A group of GPUs that one worker can occupy. `roles` lists what it can serve; `worker` is None when free."""
 
     id: SlotId
@@ -40,7 +40,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     """The operation that holds it for a worker on its way here, or None."""
 
 
-class Node(msgspec.Struct, frozen=True, kw_only=True):
+class Node(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A machine. `reachable` is False when its agent didn't answer; its slots and workers are then the last ones known."""
 
     id: NodeId
@@ -59,7 +59,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """What is wrong with those sources now: one that is blind may miss a notice."""
 
 
-class Worker(msgspec.Struct, frozen=True, kw_only=True):
+class Worker(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One serving-engine instance. `slot` is None while parked or lost."""
 
     id: WorkerId
@@ -82,7 +82,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
         return pool_id(self.graph, self.role)
 
 
-class Image(msgspec.Struct, frozen=True, kw_only=True):
+class Image(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A checkpoint of one worker, and the nodes that hold a whole, verified copy."""
 
     id: ImageId
@@ -110,7 +110,7 @@ class NoticeKind(enum.StrEnum):
     GONE = "gone"
 
 
-class Notice(msgspec.Struct, frozen=True, kw_only=True):
+class Notice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A signal that a node or GPU is going. `deadline` is None when there is none (a hint, or no end known); seconds since the epoch."""
 
     id: NoticeId
@@ -120,6 +120,10 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     source: str = ""
     detail: str = ""
+    slot: SlotId | None = None
+    """The slot whose GPU it is about; None: the whole node."""
+    dumpable: bool = True
+    """False: the GPU is gone, and no dump through it may be tried."""
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):

@@ -333,20 +333,24 @@ class ImageInfo(_message.Message):
     def __init__(self, id: _Optional[str] = ..., spec: _Optional[_Union[WorkerSpec, _Mapping]] = ..., incarnation: _Optional[int] = ..., taken_at: _Optional[float] = ..., bytes: _Optional[int] = ..., pause_s: _Optional[float] = ..., facts: _Optional[_Mapping[str, str]] = ..., runtime: _Optional[str] = ...) -> None: ...
 
 class NoticeReport(_message.Message):
-    __slots__ = ("id", "kind", "seen_at", "deadline", "source", "detail")
+    __slots__ = ("id", "kind", "seen_at", "deadline", "source", "detail", "slot", "not_dumpable")
     ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SEEN_AT_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    NOT_DUMPABLE_FIELD_NUMBER: _ClassVar[int]
     id: str
     kind: str
     seen_at: float
     deadline: float
     source: str
     detail: str
-    def __init__(self, id: _Optional[str] = ..., kind: _Optional[str] = ..., seen_at: _Optional[float] = ..., deadline: _Optional[float] = ..., source: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+    slot: str
+    not_dumpable: bool
+    def __init__(self, id: _Optional[str] = ..., kind: _Optional[str] = ..., seen_at: _Optional[float] = ..., deadline: _Optional[float] = ..., source: _Optional[str] = ..., detail: _Optional[str] = ..., slot: _Optional[str] = ..., not_dumpable: _Optional[bool] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("hello", "notice", "notice_withdrawn", "progress", "exit")

@@ -111,4 +111,6 @@ def notice(report: pb.NoticeReport, about: NodeId) -> Notice:
         deadline=report.deadline or None,
         source=report.source,
         detail=report.detail,
+        slot=SlotId(report.slot) if report.slot else None,
+        dumpable=not report.not_dumpable,
     )

@@ -1,0 +1,159 @@
+"""GPU errors, from the kernel log: one bad GPU condemns the worker on it, not the node."""
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from shunter.model.errors import Problem
+from shunter.model.snapshot import NoticeKind
+
+from shunter_agent.notices.port import Notice
+from shunter_agent.notices.xid import Effect, Xid, read
+from shunter_agent.refusals import rejected
+
+KERNEL_LOG: Final = Path("/dev/kmsg")
+_RECORD: Final = 8192
+"""Bytes of the longest record that the kernel gives."""
+_LOOK_S: Final = 0.5
+"""How often a thread that waits for lines looks whether it shall stop."""
+
+
+class GpuNotices:
+    """Implements `port.NoticeSource` for the GPUs of this node.
+
+    All that the kernel still has since boot counts, so that a restart of the agent forgets nothing.
+    """
+
+    name = "gpu"
+
+    def __init__(
+        self,
+        slots: Mapping[str, str],
+        log_file: Path = KERNEL_LOG,
+        *,
+        clock: Callable[[], float] = time.time,
+        log: Callable[[Problem], None] = lambda _problem: None,
+    ) -> None:
+        """`slots` is PCI address (see `xid.address`) to slot: a GPU that isn't in it is taken for the node. `clock` gives seconds since the
+        epoch; `log` gets each new problem once.
+        """
+        self._slots = slots
+        self._file = log_file
+        self._clock = clock
+        self._log = log
+        self._changed: Callable[[Mapping[str, Notice]], None] = lambda _notices: None
+        self._open: dict[str, Notice] = {}
+        self._problem: Problem | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, changed: Callable[[Mapping[str, Notice]], None]) -> None:
+        """See the port."""
+        self._changed = changed
+        changed({})
+        self._thread = threading.Thread(target=self._run, name="gpu notices", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """See the port."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(5)
+            self._thread = None
+
+    def health(self) -> tuple[Problem, ...]:
+        """See the port: SH646 when the kernel log can't be read."""
+        return (self._problem,) if self._problem is not None else ()
+
+    def heard(self, error: Xid, at: float) -> None:
+        """Take in one error, that came at `at` (seconds since the epoch)."""
+        slot = self._slots.get(error.gpu, "")
+        before = dict(self._open)
+        if error.effect is Effect.RECOVERED:
+            self._open = {key: n for key, n in before.items() if not key.startswith(_prefix(error))}
+        elif error.effect is Effect.RESTART:
+            what = f"XID {error.number} on {error.gpu}: what the process on it computed is not to be trusted ({error.text or 'no text'})"
+            self._log(
+                Problem(
+                    code="SH647", what=what, remedy="Restart the worker from an image that is older than that", subject=slot or error.gpu
+                )
+            )
+        else:
+            notice = self._notice(error, slot, at)
+            self._open = {**before, notice.id: before.get(notice.id, notice)}
+        if self._open != before:
+            self._changed(dict(self._open))
+
+    def _notice(self, error: Xid, slot: str, at: float) -> Notice:
+        hazard = error.effect is Effect.HAZARD
+        return Notice(
+            id=f"{_prefix(error)}{error.effect.value}",
+            kind=(NoticeKind.REBALANCE if hazard else NoticeKind.GPU_FAILING).value,
+            seen_at=at,
+            source="gpu",
+            detail=f"XID {error.number} on {error.gpu}{f': {error.text}' if error.text else ''}",
+            slot=slot,
+            dumpable=error.effect is not Effect.GONE,
+        )
+
+    def _run(self) -> None:
+        try:
+            for age, text in self._records():
+                if (error := read(text)) is not None:
+                    self.heard(error, self._clock() - age)
+        except OSError as failed:
+            self._problem = rejected(
+                "SH646",
+                f"the kernel log can't be read: {failed.strerror or failed}",
+                "Let the agent read /dev/kmsg (CAP_SYSLOG); until then GPU errors aren't seen",
+                str(self._file),
+            ).problem
+            self._log(self._problem)
+
+    def _records(self) -> Iterator[tuple[float, str]]:
+        """Each record of the kernel log, from the oldest that is left, until `stop`: its age in seconds, and its text."""
+        descriptor = os.open(self._file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            while not self._stop.is_set():
+                if not select.select([descriptor], [], [], _LOOK_S)[0]:
+                    continue
+                data = _record(descriptor)
+                if data:
+                    yield _age(data, time.monotonic()), _text(data)
+                else:
+                    self._stop.wait(_LOOK_S)
+        finally:
+            os.close(descriptor)
+
+
+def _prefix(error: Xid) -> str:
+    """What the ids of all notices about a GPU begin with."""
+    return f"gpu-{error.gpu.replace(':', '.')}-"
+
+
+def _record(descriptor: int) -> bytes:
+    """The next record; empty when there is none. One that was overwritten before it was read is skipped: the kernel says so by EPIPE."""
+    while True:
+        try:
+            return os.read(descriptor, _RECORD)
+        except BrokenPipeError:
+            continue
+        except BlockingIOError:
+            return b""
+
+
+def _age(record: bytes, now: float) -> float:
+    """Seconds since a record was made, by its header: `priority,number,microseconds since boot,flags;`. 0 when it doesn't say."""
+    fields = record.partition(b";")[0].split(b",")
+    if len(fields) < 3 or not fields[2].isdigit():
+        return 0.0
+    return max(0.0, now - int(fields[2]) / 1e6)
+
+
+def _text(record: bytes) -> str:
+    head, found, text = record.decode(errors="replace").partition(";")
+    return (text if found else head).partition("\n")[0]

@@ -1,0 +1,134 @@
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from shunter.model.errors import Problem
+from shunter_agent.notices.gpu import GpuNotices
+from shunter_agent.notices.port import Notice
+from shunter_agent.notices.xid import Effect, address, read
+
+FELL_OFF = "NVRM: Xid (PCI:0000:4f:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+ECC = "NVRM: Xid (PCI:0000:4F:00): 48, pid=1234, name=python3, DBE (double bit error) occurred"
+REMAP = "NVRM: Xid (PCI:0000:50:00.0): 63, pid=99, Row Remapper: New row marked for remapping, reset gpu to activate."
+ENGINE = "NVRM: Xid (PCI:0000:4f:00): 31, pid=7, name=secret-app, Ch 00000010, intr 00000000. MMU Fault"
+BACK = "NVRM: Xid (PCI:0000:4f:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+NEEDS_RESET = "NVRM: Xid (PCI:0000:4f:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+NOW = 1_767_322_800.0
+
+
+@pytest.mark.parametrize(
+    ("line", "number", "effect", "text"),
+    [
+        (FELL_OFF, 79, Effect.GONE, "GPU has fallen off the bus."),
+        (ECC, 48, Effect.DRAIN, "DBE (double bit error) occurred"),
+        (REMAP, 63, Effect.HAZARD, "Row Remapper: New row marked for remapping, reset gpu to activate."),
+        (ENGINE, 31, Effect.RESTART, "Ch 00000010, intr 00000000. MMU Fault"),
+        (BACK, 154, Effect.RECOVERED, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"),
+        (NEEDS_RESET, 154, Effect.HAZARD, "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"),
+        ("NVRM: Xid (PCI:0000:4f:00): 999, something new", 999, Effect.HAZARD, "something new"),
+        ("NVRM: Xid (PCI:0000:4f:00): 79", 79, Effect.GONE, ""),
+    ],
+)
+def test_errors_and_what_they_mean(line: str, number: int, effect: Effect, text: str) -> None:
+    found = read(line + "\n")
+    assert found is not None
+    assert (found.number, found.effect, found.text) == (number, effect, text)
+    assert found.gpu in ("0000:4f:00", "0000:50:00")
+
+
+@pytest.mark.parametrize("line", ["", "usb 1-1: new device", "NVRM: Xid (PCI:0000:4f:00): x", "NVRM: loading NVIDIA UNIX driver"])
+def test_other_lines_are_none(line: str) -> None:
+    assert read(line) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [("00000000:4F:00.0", "0000:4f:00"), ("4f:00.0", "0000:4f:00"), ("0000:4f:00", "0000:4f:00"), ("0009:01:00", "0009:01:00")],
+)
+def test_addresses_are_one_however_they_are_written(text: str, normal: str) -> None:
+    assert address(text) == normal
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.notices: dict[str, Notice] = {}
+        self.problems: list[Problem] = []
+        self.news = threading.Event()
+
+    def __call__(self, found: Mapping[str, Notice]) -> None:
+        self.notices = dict(found)
+        self.news.set()
+
+
+def source(heard: Heard, log: Path = Path("/nowhere")) -> GpuNotices:
+    made = GpuNotices({"0000:4f:00": "n/1"}, log, clock=lambda: NOW, log=heard.problems.append)
+    made._changed = heard
+    return made
+
+
+def test_one_bad_gpu_is_about_its_slot_and_a_stranger_about_the_node() -> None:
+    heard = Heard()
+    gpus = source(heard)
+    for line in (FELL_OFF, REMAP, ECC):
+        error = read(line)
+        assert error is not None
+        gpus.heard(error, NOW - 5)
+    assert [(n.id, n.kind, n.slot, n.dumpable, n.seen_at - NOW) for n in heard.notices.values()] == [
+        ("gpu-0000.4f.00-gone", "gpu-failing", "n/1", False, -5),
+        ("gpu-0000.50.00-hazard", "rebalance", "", True, -5),
+        ("gpu-0000.4f.00-drain", "gpu-failing", "n/1", True, -5),
+    ]
+    back = read(BACK)
+    assert back is not None
+    gpus.heard(back, NOW)
+    assert list(heard.notices) == ["gpu-0000.50.00-hazard"]
+
+
+def test_an_error_of_the_process_alone_is_told_and_moves_nothing() -> None:
+    heard = Heard()
+    error = read(ENGINE)
+    assert error is not None
+    source(heard).heard(error, NOW)
+    assert heard.notices == {}
+    (problem,) = heard.problems
+    assert (problem.code, problem.subject) == ("SH647", "n/1")
+    assert "secret-app" not in problem.what
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Iterator[tuple[Path, int]]:
+    """Stands in for /dev/kmsg, which only a kernel with such a GPU fills: a record a read. It leaves out EPIPE for what was overwritten."""
+    path = tmp_path / "kmsg"
+    os.mkfifo(path)
+    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    yield path, descriptor
+    os.close(descriptor)
+
+
+def test_the_log_is_followed_with_the_age_of_each_record(fifo: tuple[Path, int]) -> None:
+    path, descriptor = fifo
+    made = int((time.monotonic() - 60.0) * 1e6)
+    os.write(descriptor, f"4,77,{made},-;{FELL_OFF}\n SUBSYSTEM=pci\n".encode())
+    heard = Heard()
+    gpus = GpuNotices({"0000:4f:00": "n/1"}, path, clock=lambda: NOW)
+    gpus.start(heard)
+    heard.news.clear()
+    while not heard.notices:
+        assert heard.news.wait(10)
+    gpus.stop()
+    (notice,) = heard.notices.values()
+    assert notice.seen_at == pytest.approx(NOW - 60.0, abs=5.0)
+    assert gpus.health() == ()
+
+
+def test_a_log_that_cant_be_read_is_a_blind_source(tmp_path: Path) -> None:
+    heard = Heard()
+    gpus = source(heard, tmp_path / "none")
+    gpus.start(heard)
+    gpus.stop()
+    (problem,) = gpus.health()
+    assert problem.code == "SH646"
+    assert heard.problems == [problem]
