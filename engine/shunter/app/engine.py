@@ -25,6 +25,7 @@ from shunter.app.policies import PolicyFeed
 from shunter.app.room import Room, suiting
 from shunter.app.settings import Settings
 from shunter.app.settled import settled
+from shunter.app.withdrawn import withdrawn
 from shunter.app.world import HOLD_MARGIN_S, Memory, World
 from shunter.audit.decisions import Tracker
 from shunter.audit.journal import Journal
@@ -153,6 +154,8 @@ class _Leading:
         """Operations that ended since the last look began."""
         self.gone: frozenset[NodeId] = frozenset()
         """Nodes that are dead for good, by the last look."""
+        self.in_force: PolicySet | None = None
+        """The policies of the last tick."""
         self.looked_at: float | None = None
         self.measured_at: float | None = None
         parts = Parts(
@@ -242,6 +245,7 @@ class _Leading:
         if policies is None:
             self.scheduler.pump()
             return
+        self._take_back(policies)
         e._snapshots.append(snapshot)
         while e._snapshots and now - e._snapshots[0].at > horizon(policies) + HISTORY_MARGIN_S:
             e._snapshots.popleft()
@@ -253,6 +257,13 @@ class _Leading:
             e.metrics.findings.labels(verdict).set(sum(f.verdict.value == verdict for f in evaluation.findings))
         e.on_tick(Told(snapshot=snapshot, evaluation=evaluation, policies=policies, plan_changed=plan_changed))
         self.scheduler.offer(evaluation.plan if self.store.healthy else urgent(evaluation.plan))
+
+    def _take_back(self, policies: PolicySet) -> None:
+        """Give up what a newer commit doesn't want: what is under way goes to a safe point, what waits is dropped."""
+        if self.in_force is None or self.in_force.commit != policies.commit:
+            for operation, because in withdrawn(self.store.active(), self.in_force, policies):
+                self.scheduler.cancel(operation, because)
+        self.in_force = policies
 
     def _account(self, evaluation: Evaluation, now: float, fleet: Fleet) -> bool:
         """Record what changed in the decisions; whether the plan did. What can be told later is, when too much waits for the disk."""
@@ -319,6 +330,8 @@ class _Leading:
             self.looked_at = now
         for node in self.agents:
             self._tell_or_clear(f"agent {node}", self.world.unreachable.get(node))
+        for seen in inventory.fleet.nodes:
+            self._tell_or_clear(f"notices {seen.id}", next(iter(seen.problems), None))
         for problem in inventory.problems:
             self._tell(problem)
         for notice in inventory.notices:

@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import ClassVar
 
+import msgspec
 import pytest
 from shunter.act.lease import Lease
 from shunter.act.store import Store
@@ -21,8 +22,9 @@ from shunter.audit.journal import Journal
 from shunter.audit.trail import Trail
 from shunter.model.errors import Problem, Stalled
 from shunter.model.finding import Finding, Verdict
-from shunter.model.ids import Commit, Digest, Incarnation, NodeId, NoticeId, PolicyName, SlotId, WorkerId
-from shunter.model.plan import Evaluation, OperationKind, Plan
+from shunter.model.ids import Commit, Digest, Incarnation, NodeId, NoticeId, OperationId, PolicyName, SlotId, WorkerId
+from shunter.model.operation import OperationRecord
+from shunter.model.plan import Evaluation, OperationKind, Plan, PlannedOperation, Preconditions
 from shunter.model.record import Record, RecordKind
 from shunter.model.snapshot import Fleet, Node, Notice, NoticeKind, Samples, Slot, Worker, WorkerState
 from shunter.model.units import Duration
@@ -242,3 +244,29 @@ async def test_while_the_disk_is_full_no_plan_that_could_wait_is_offered_and_the
     await s.leading._tick(104.0)
     assert saved == [100.0, 102.0, 104.0]
     assert [o.kind for o in offered[-1].operations] == [OperationKind.CHECKPOINT]
+
+
+async def test_a_newer_commit_gives_up_what_it_doesnt_want_once(stage: Callable[[int], Stage], monkeypatch: pytest.MonkeyPatch) -> None:
+    s = stage(0)
+    await s.leading._follow_policies_once()
+    first = s.engine.feed.current
+    assert first is not None
+    given_up: list[tuple[str, str]] = []
+    monkeypatch.setattr(s.leading.scheduler, "cancel", lambda operation, because: given_up.append((operation, because)))
+    s.leading._take_back(first)
+    planned = PlannedOperation(
+        id=OperationId("checkpoint-1"),
+        kind=OperationKind.CHECKPOINT,
+        worker=WorkerId("w"),
+        lane="voluntary",
+        policy=PolicyName("images"),
+        reason="",
+        expect=Preconditions(incarnation=Incarnation(0)),
+    )
+    s.leading.store.insert([OperationRecord(planned=planned, plan=Digest("p"), epoch=s.leading.epoch, created_at=100.0)])
+    s.leading._take_back(first)
+    assert given_up == []
+    newer = msgspec.structs.replace(first, commit=Commit("b" * 40), policies=())
+    s.leading._take_back(newer)
+    s.leading._take_back(newer)
+    assert given_up == [("checkpoint-1", "commit bbbbbbbbbbbb has no policy images")]
