@@ -39,8 +39,10 @@ class Depot(Protocol):
 
     root: Path
 
-    def begin(self, image: str) -> Path:
-        """An empty folder to write an image into; not visible as an image. Raises Rejected (the id exists or is no id)."""
+    def begin(self, image: str, expected: int = 0) -> Path:
+        """An empty folder to write an image of about `expected` bytes into (0: nobody knows); not visible as an image.
+
+        Raises Rejected (the id exists or is no id), Retry (the disk has no room)."""
         ...
 
     def commit(self, image: ImageFacts, *, durable: bool) -> ImageFacts:

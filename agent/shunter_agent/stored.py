@@ -10,6 +10,7 @@ from shunter.model.errors import Problem, Rejected, Stalled
 
 from shunter_agent.depot import ImageFacts
 from shunter_agent.images.manifest import ImageFile, ImageInfo, ImageManifest
+from shunter_agent.images.room import Dump
 from shunter_agent.images.store import ImageStore
 from shunter_agent.images.transfer import Growth, Peer, Sent, send_growing, send_whole
 from shunter_agent.tls import TlsFiles
@@ -28,13 +29,20 @@ class StoredDepot:
         self.store = store
         self._tls = tls
         self._known: dict[str, Mapping[str, ImageFile]] = {}
+        self._dumps: dict[str, Dump] = {}
 
-    def begin(self, image: str) -> Path:
-        """See `depot.Depot`. Raises Rejected SH801, SH803; Stalled SH667 when the disk doesn't take it."""
+    def begin(self, image: str, expected: int = 0) -> Path:
+        """See `depot.Depot`. Raises Rejected SH801, SH803; Retry SH814; Stalled SH667 when the disk doesn't take it."""
         try:
-            return self.store.begin(image)
+            folder = self.store.begin(image)
+            try:
+                self._dumps[image] = self.store.room.dump(image, expected, folder)
+            except BaseException:
+                self.store.abandon(image)
+                raise
         except OSError as error:
             raise _disk(image, error) from error
+        return folder
 
     def commit(self, image: ImageFacts, *, durable: bool) -> ImageFacts:
         """See `depot.Depot`. What was sent already isn't digested again. Raises Rejected SH801 to SH804; Stalled SH667."""
@@ -42,7 +50,13 @@ class StoredDepot:
             manifest = self.store.commit(_info(image), self._known.pop(image.id, None), fsync=durable)
         except OSError as error:
             raise _disk(image.id, error) from error
+        self._written(image.id)
         return facts_of(manifest)
+
+    def _written(self, image: str) -> None:
+        dump = self._dumps.pop(image, None)
+        if dump is not None:
+            dump.close()
 
     def sync(self, image: str) -> None:
         """See `depot.Depot`. Raises OSError."""
@@ -54,6 +68,7 @@ class StoredDepot:
         self._known.pop(image, None)
         with contextlib.suppress(Rejected):
             self.store.abandon(image)
+        self._written(image)
 
     def get(self, image: str) -> ImageFacts | None:
         """See `depot.Depot`. Raises Rejected SH801, SH804."""

@@ -1,8 +1,10 @@
 """Who may write how much to the disk of the images: all that are on their way share what is free, and none may take the journal's part."""
 
+import contextlib
 import threading
 from collections.abc import Callable
-from typing import Final
+from pathlib import Path
+from typing import Final, Protocol
 
 from shunter.model.errors import Problem, Retry
 from shunter.model.units import Bytes
@@ -13,6 +15,12 @@ KEEP: Final = 256 << 20
 """Bytes that no image may take: a full disk would stop the agent's journal, and with it every order."""
 
 
+class _Promise(Protocol):
+    def outstanding(self) -> int:
+        """Promised bytes that aren't on the disk yet."""
+        ...
+
+
 class Room:
     """The free bytes of one file system. Usable from any thread."""
 
@@ -21,31 +29,73 @@ class Room:
         self._free = free
         self._keep = keep
         self._lock = threading.Lock()
-        self._promised = 0
+        self._promises: set[_Promise] = set()
 
     def share(self, image: str) -> "Share":
-        """A share of nothing yet, for one image."""
+        """A share of nothing yet, for an image that is received."""
         return Share(self, image)
 
-    def take(self, more: int, image: str) -> None:
+    def dump(self, image: str, expected: int, folder: Path) -> "Dump":
+        """A promise to a driver that writes about `expected` bytes (0: nobody knows) into `folder` by itself.
+
+        It gets what there is, as a worker's memory says little of how large its dump will be. Raises Retry SH814 when that is nothing.
+        """
+        with self._lock:
+            left = self._left()
+            wanted = expected if expected > 0 else STEP
+            if left <= 0:
+                raise _full(image, wanted, left)
+            promise = Dump(self, folder, min(wanted, left))
+            self._promises.add(promise)
+            return promise
+
+    def _left(self) -> int:
+        return self._free() - self._keep - sum(promise.outstanding() for promise in self._promises)
+
+    def take(self, promise: "Share", more: int, image: str) -> None:
         """Promise `more` bytes to an image. Raises Retry SH814 when they aren't left, with both numbers; nothing is promised then."""
         with self._lock:
-            left = self._free() - self._keep - self._promised
+            left = self._left()
             if more > left:
-                raise Retry(
-                    Problem(
-                        code="SH814",
-                        what=f"the image needs {Bytes(more)} more on this node's disk, where {Bytes(max(left, 0))} are left for images",
-                        remedy="Discard images there, wait for those that are on their way, or choose another node",
-                        subject=image,
-                    )
-                )
-            self._promised += more
+                raise _full(image, more, left)
+            self._promises.add(promise)
+            promise.promised += more
 
-    def give_back(self, less: int) -> None:
-        """So many promised bytes are written, which the disk shows by itself, or won't be."""
+    def forget(self, promise: _Promise) -> None:
+        """Nothing more will be written of it. Idempotent."""
         with self._lock:
-            self._promised -= less
+            self._promises.discard(promise)
+
+
+def _full(image: str, needed: int, left: int) -> Retry:
+    return Retry(
+        Problem(
+            code="SH814",
+            what=f"the image needs {Bytes(needed)} more on this node's disk, where {Bytes(max(left, 0))} are left for images",
+            remedy="Discard images there, wait for those that are on their way, or choose another node",
+            subject=image,
+        )
+    )
+
+
+class Dump:
+    """What a driver was promised. `close` it once the image is whole or given up."""
+
+    def __init__(self, room: Room, folder: Path, promised: int) -> None:
+        self._room = room
+        self._folder = folder
+        self._promised = promised
+
+    def outstanding(self) -> int:
+        """Promised bytes that aren't in its folder yet."""
+        written = 0
+        with contextlib.suppress(OSError):
+            written = sum(path.stat().st_size for path in self._folder.iterdir())
+        return max(0, self._promised - written)
+
+    def close(self) -> None:
+        """Give back what wasn't written. Idempotent."""
+        self._room.forget(self)
 
 
 class Share:
@@ -54,15 +104,18 @@ class Share:
     def __init__(self, room: Room, image: str) -> None:
         self._room = room
         self._image = image
-        self._promised = 0
+        self.promised = 0
         self._unseen = 0
 
     def __enter__(self) -> "Share":
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        self._room.give_back(self._promised)
-        self._promised = 0
+        self._room.forget(self)
+
+    def outstanding(self) -> int:
+        """Promised bytes that aren't written yet."""
+        return self.promised
 
     def announce(self, size: int) -> None:
         """The image will have about `size` bytes (0: nobody knows). Raises Retry SH814 when there isn't the room for it."""
@@ -71,7 +124,7 @@ class Share:
     def need(self, size: int) -> None:
         """`size` bytes come next. Raises Retry SH814 when they weren't promised and there is no room for more, or when somebody else has
         written what was promised."""
-        missing = size - self._promised
+        missing = size - self.promised
         if missing > 0:
             try:
                 self._take(max(STEP, missing))
@@ -80,13 +133,11 @@ class Share:
         self._unseen += size
         if self._unseen >= STEP:
             self._unseen = 0
-            self._room.take(0, self._image)
+            self._take(0)
 
     def wrote(self, size: int) -> None:
         """They are written."""
-        self._room.give_back(size)
-        self._promised -= size
+        self.promised -= size
 
     def _take(self, more: int) -> None:
-        self._room.take(more, self._image)
-        self._promised += more
+        self._room.take(self, more, self._image)

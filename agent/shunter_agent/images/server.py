@@ -15,7 +15,6 @@ from shunter_agent.images.frames import CHUNK, VERSION, Broken, FromReceiver, He
 from shunter_agent.images.guests import Guests
 from shunter_agent.images.incoming import Incoming, problem, too_large
 from shunter_agent.images.manifest import ImageManifest, check_id
-from shunter_agent.images.room import KEEP, Room
 from shunter_agent.images.secure import Secure
 from shunter_agent.images.store import ImageStore
 from shunter_agent.images.transfer import digests_of
@@ -27,15 +26,13 @@ CROWD: Final = 4
 
 
 class Allowance(msgspec.Struct, frozen=True, kw_only=True):
-    """The most that is taken: bytes and files of an image, images at once; seconds for a handshake, silent, and in all. `keep` bytes of the
-    disk are left alone.
+    """The most that is taken: bytes and files of an image, images at once; seconds for a handshake, silent, and in all.
 
     There may be `CROWD` times as many connections as images, most of which haven't said who they are.
     """
 
     bytes: int = 4 << 40
     files: int = 100_000
-    keep: int = KEEP
     at_once: int = 8
     handshake_s: float = 5.0
     idle_s: float = 20.0
@@ -69,7 +66,6 @@ class ImageServer:
         self._received = received
         self._context = server_context(tls)
         self._listener = socket.create_server((host, port), backlog=64)
-        self._room = Room(store.free_bytes, allow.keep)
         self._guests = Guests(CROWD * allow.at_once, tell)
         self._places = threading.Semaphore(allow.at_once)
         self._closing = threading.Event()
@@ -156,7 +152,7 @@ class ImageServer:
             return
         if hello.bytes > self._allow.bytes:
             raise Rejected(too_large(hello.bytes, self._allow.bytes))
-        with self._room.share(hello.image) as share:
+        with self._store.room.share(hello.image) as share:
             share.announce(hello.bytes)
             with Incoming(self._store, hello.image, share, bytes=self._allow.bytes, files=self._allow.files) as incoming:
                 link.send(Ready())

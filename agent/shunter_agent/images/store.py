@@ -20,6 +20,7 @@ from blake3 import blake3
 from shunter.model.errors import Problem, Rejected
 
 from shunter_agent.images.manifest import MANIFEST, ImageFile, ImageInfo, ImageManifest, belongs, check_id, manifest_of
+from shunter_agent.images.room import Room
 
 PARTIAL: Final = ".partial"
 DOOMED: Final = ".discarded"
@@ -31,6 +32,8 @@ class ImageStore:
     def __init__(self, root: Path) -> None:
         """Make the folder if it is missing, and remove what an earlier run left half made or half discarded. Raises OSError."""
         self.root = root
+        self.room = Room(self.free_bytes)
+        """What is left of the disk for images."""
         self._lock = threading.Lock()
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         root.chmod(0o700)

@@ -85,13 +85,12 @@ class Source:
 
     async def _freeze(self, head: Asked, message: pb.FreezeOrder) -> Outcome[pb.FreezeReply]:
         node, row = self._node, self._node.row(head.worker)
-        folder = await self._begin(message.image)
+        folder, expected = await self._begin(message.image, row)
         node.busy_images[message.image] = head.operation
         sending: Sending | None = None
         try:
             if message.to.address:
                 progress = node.progress(head.operation, "freeze")
-                expected = await node.in_thread(node.runtime.memory, row.process) or 0
                 sending = await node.in_thread(
                     node.depot.sending, folder, message.image, message.to.node, message.to.address, progress, expected
                 )
@@ -154,10 +153,12 @@ class Source:
             raise
         await self._drop(copy.image, sending, keeping)
 
-    async def _begin(self, image: str) -> Path:
+    async def _begin(self, image: str, row: WorkerRow) -> tuple[Path, int]:
+        """A folder for the image, and about how many bytes it will have; 0 when nobody knows."""
         node = self._node
+        expected = await node.in_thread(node.runtime.memory, row.process) or 0
         try:
-            return await node.in_thread(node.depot.begin, image)
+            return await node.in_thread(node.depot.begin, image, expected), expected
         except Stalled as error:  # the disk is full, but the worker wasn't touched
             raise undone(error.problem) from error
 
@@ -373,7 +374,7 @@ class Source:
 
     async def _checkpoint(self, head: Asked, image: str) -> Outcome[pb.FreezeReply]:
         node, row = self._node, self._node.row(head.worker)
-        folder = await self._begin(image)
+        folder, _expected = await self._begin(image, row)
         node.busy_images[image] = head.operation
         try:
             frozen = await self._stop(row, folder)

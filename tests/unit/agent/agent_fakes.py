@@ -180,7 +180,7 @@ class FakeDepot:
         self.peers: dict[str, list[str]] = {}
         self.expected = 0
 
-    def begin(self, image: str) -> Path:
+    def begin(self, image: str, expected: int = 0) -> Path:
         self.faults.point("begin")
         if image in self.whole or image in self.partial:
             raise Rejected(problem("SH803"))

@@ -1,12 +1,19 @@
 """The disk of the images is shared: what is promised to one isn't to another, and the journal's part to none."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from shunter.model.errors import Retry
-from shunter_agent.images import room
+from shunter_agent.depot import ImageFacts
+from shunter_agent.images import room, store
 from shunter_agent.images.room import KEEP, STEP, Room
+from shunter_agent.images.store import ImageStore
+from shunter_agent.runtime.port import WorkerSpec
+from shunter_agent.stored import StoredDepot
+from shunter_agent.tls import TlsFiles
 
+SPEC = WorkerSpec(worker="w1", role="decode", graph="g", engine="vllm", address="10.0.0.1:9000")
 MB = 10**6
 
 
@@ -72,3 +79,39 @@ def test_a_disk_that_somebody_else_fills_is_noticed_in_spite_of_a_promise() -> N
         free = KEEP - 1
         with pytest.raises(Retry, match="SH814"):
             share.need(STEP)
+
+
+def test_a_dump_gets_what_there_is_and_others_get_the_rest(tmp_path: Path) -> None:
+    written = 0
+    shared = Room(lambda: KEEP + 100 * MB - written)
+    dump = shared.dump("d1", 70 * MB, tmp_path)
+    with pytest.raises(Retry, match="30MB are left"), shared.share("i1") as other:
+        other.announce(31 * MB)
+    with (tmp_path / "pages-1.img").open("wb") as pages:
+        pages.truncate(60 * MB)
+    written = 60 * MB
+    with pytest.raises(Retry, match="30MB are left"), shared.share("i1") as other:
+        other.announce(31 * MB)
+    dump.close()
+    with shared.share("i1") as other:
+        other.announce(40 * MB)
+        with pytest.raises(Retry, match=r"d2: SH814 .*needs 50MB .* 0B are left"):
+            shared.dump("d2", 50 * MB, tmp_path)
+    shared.dump("d2", 50 * MB, tmp_path)
+
+
+def test_a_depot_begins_no_dump_on_a_disk_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_free", lambda _root: KEEP)
+    kept = ImageStore(tmp_path / "images")
+    depot = StoredDepot(kept, TlsFiles(ca=tmp_path, cert=tmp_path, key=tmp_path))
+    with pytest.raises(Retry, match="SH814"):
+        depot.begin("d1", 100)
+    assert list(kept.root.iterdir()) == []
+    monkeypatch.setattr(store, "_free", lambda _root: KEEP + 100)
+    depot.begin("d1", 100)
+    with pytest.raises(Retry, match="SH814"):
+        depot.begin("d2", 100)
+    depot.abandon("d1")
+    depot.begin("d2", 100)
+    depot.commit(ImageFacts(id="d2", spec=SPEC, incarnation=1, taken_at=1.0), durable=False)
+    depot.begin("d3", 100)
