@@ -114,8 +114,8 @@ class Alibaba(Service):
 
 
 @contextmanager
-def serving(service: Service, clock: Callable[[], float] = time.time) -> Iterator[Service]:
-    """Answer requests on a loopback port until the end; `service.url` says where. `clock` gives the time of its `Date` headers."""
+def serving(service: Service, clock: Callable[[], float] = time.time, host: str = "127.0.0.1") -> Iterator[Service]:
+    """Answer requests on a port of `host` until the end; `service.url` says where. `clock` gives the time of its `Date` headers."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -139,11 +139,11 @@ def serving(service: Service, clock: Callable[[], float] = time.time) -> Iterato
         def log_message(self, *_args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer((host, 0), Handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
-    service.url = f"http://127.0.0.1:{server.server_address[1]}"
+    service.url = f"http://{host}:{server.server_address[1]}"
     try:
         yield service
     finally:

@@ -1,0 +1,83 @@
+"""From where a notice is first said to the worker's streams going on elsewhere, on the real parts."""
+
+import os
+import sys
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from conftest import MakeScene
+from fleet import ANY, GATEWAY, Fleet, NodePlan, WorkerPlan
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit" / "agent_notices"))
+from metadata_services import Aws, serving  # pyright: ignore[reportMissingImports]  (found by the line above)
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
+
+SAVE = """
+apiVersion: shunter.dev/v1alpha1
+kind: PreemptionPolicy
+metadata: {name: save}
+spec: {workers: {graph: tiny}, notices: [preemption, gpu-failing], reserve: 5s, otherwise: [checkpoint, drain]}
+"""
+TWO_WORKERS = (
+    NodePlan("node-a", 11, (ANY, ANY), (WorkerPlan("decode-0", "decode", 0, 111), WorkerPlan("decode-1", "decode", 1, 112))),
+    NodePlan("node-b", 12, (ANY, ANY), ()),
+)
+
+
+def configured(fleet: Fleet, node: str, *, first: str = "", slot: str = "") -> None:
+    """Give a node's agent more settings: `first` at the top of the file, `slot` in its first slot."""
+    plain = fleet.nodes[node].write_config
+
+    def write() -> None:
+        plain()
+        config = fleet.nodes[node].config
+        config.write_text(f"{first}\n" + config.read_text().replace("gpus = 0", f"gpus = 0\n{slot}", 1))
+
+    fleet.nodes[node].write_config = write  # type: ignore[method-assign]
+
+
+def test_a_spot_interruption_in_the_metadata_service_moves_the_worker(scene: MakeScene) -> None:
+    """Nobody posts anything: the agent finds it where AWS says it, and the deadline is AWS's own."""
+    service = Aws()
+    with ExitStack() as stack:
+
+        def prepare(fleet: Fleet) -> None:  # the network that the node reaches it by is there from here on
+            stack.enter_context(serving(service, host=GATEWAY))
+            configured(fleet, "node-a", first=f'clouds = [{{name = "aws", url = "{service.url}"}}]')
+
+        s = scene(policies={"save.yaml": SAVE}, prepare=prepare, prometheus=False)
+        s.stream(400)
+        s.fleet.start_engine()
+        ends = (datetime.now(UTC) + timedelta(seconds=90)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        service.says["spot/instance-action"] = f'{{"action": "terminate", "time": "{ends}"}}'
+        moved = s.outcome("move")
+    assert (moved["status"], moved["to"]) == ("succeeded", "node-b/0"), moved
+    (noticed,) = [r["body"]["notice"] for r in s.audit("notice")]
+    assert (noticed["kind"], noticed["source"]) == ("preemption", "aws")
+    assert noticed["deadline"] == datetime.fromisoformat(ends).timestamp()
+    s.whole()
+
+
+def test_an_error_of_one_gpu_moves_the_worker_on_it_and_leaves_its_neighbour(scene: MakeScene, tmp_path: Path) -> None:
+    """A FIFO stands in for the kernel's log, which holds such a line only where there is such a GPU."""
+    log = tmp_path / "kmsg"
+    os.mkfifo(log)
+    kernel = os.open(log, os.O_RDWR | os.O_NONBLOCK)
+
+    def prepare(fleet: Fleet) -> None:
+        configured(fleet, "node-a", first=f'kernel_log = "{log}"', slot='pci = ["0000:4f:00"]')
+
+    s = scene(nodes=TWO_WORKERS, policies={"save.yaml": SAVE}, prepare=prepare, prometheus=False)
+    s.stream(400, spread="1,1")
+    s.fleet.start_engine()
+    os.write(kernel, b"4,1,1000000,-;NVRM: Xid (PCI:0000:4F:00): 48, pid=1, name=worker, DBE (double bit error) occurred\n")
+    moved = s.outcome("move")
+    assert (moved["status"], moved["from"], moved["to"].partition("/")[0]) == ("succeeded", "node-a/0", "node-b"), moved
+    (noticed,) = [r["body"]["notice"] for r in s.audit("notice")]
+    assert (noticed["kind"], noticed["slot"], noticed["source"]) == ("gpu-failing", "node-a/0", "gpu")
+    s.whole()
+    assert len(s.outcomes("move")) == 1, "decode-1 stays where it is"
+    os.close(kernel)
