@@ -63,13 +63,12 @@ def cases_of(d: Deciding, policy: Policy) -> list[Case]:
     """All cases, in the order of the workers, with findings for those of whom nothing can be ordered now. What is said of the workers that
     the policy has nothing to do for is left for later.
     """
-    spec, covered, subjects = spec_of(policy), d.covered(policy), d.subjects(policy)
-    going = {node for node, notices in d.world.notices.items() if any(n.kind in spec.notices for n in notices)}
-    concerned = [
-        w for w in subjects if w.node in going and w.state in _LIVE and covered[w.id] is not False and _notice(d, spec, w) is not None
-    ]
-    chosen = {w.id for w in concerned}
-    d.leave(policy, [w for w in subjects if w.id not in chosen], lambda worker: _against(d, policy, worker))
+    spec = spec_of(policy)
+    going = sorted(node for node, notices in d.world.notices.items() if any(n.kind in spec.notices for n in notices))
+    there = [w for node in going for w in d.world.on.get(node, ()) if d.reaches(policy, w) and w.state in _LIVE]
+    noticed = sorted((w for w in there if _notice(d, spec, w) is not None), key=lambda w: w.id)
+    concerned = [w for w in noticed if d.covered(policy)[w.id] is not False]
+    d.leave(policy, d.subjects(policy), lambda worker: _against(d, policy, worker), but={w.id for w in concerned})
     return [case for worker in concerned if (case := _case(d, policy, worker)) is not None]
 
 

@@ -1,6 +1,7 @@
 """Periodic images of running workers: due by age, a few at a time, backing off where they fail."""
 
 import math
+from collections.abc import Callable
 from typing import TypeAlias
 
 import msgspec
@@ -88,19 +89,28 @@ def spec_of(policy: Policy) -> CheckpointSpec:
 
 def _wanting(d: Deciding, policy: Policy) -> list[Worker]:
     """The workers that want a checkpoint, by what doesn't change while a plan is made. What is said of the others is left for later."""
-    spec, covered, subjects = spec_of(policy), d.covered(policy), d.subjects(policy)
-    wanting = [w for w in subjects if covered[w.id] and w.state is WorkerState.RUNNING and w.slot is not None and _old(d, spec, w)]
+    spec, subjects = spec_of(policy), d.subjects(policy)
+    old = _old(d, spec)
+    wanting = [w for w in subjects if w.state is WorkerState.RUNNING and w.slot is not None and old(w)]
+    if wanting:
+        covered = d.covered(policy)
+        wanting = [w for w in wanting if covered[w.id]]
     if wanting and spec.when is not None:
         true = d.truths(policy, spec.when)
         wanting = [w for w in wanting if true[w.id]]
-    chosen = {w.id for w in wanting}
-    d.leave(policy, [w for w in subjects if w.id not in chosen], lambda worker: _against(d, policy, worker))
+    d.leave(policy, subjects, lambda worker: _against(d, policy, worker), but={w.id for w in wanting})
     return wanting
 
 
-def _old(d: Deciding, spec: CheckpointSpec, worker: Worker) -> bool:
-    taken = d.taken.get(worker.id)
-    return taken is None or d.now - taken >= interval_of(spec, pause_of(d, spec, worker)).seconds
+def _old(d: Deciding, spec: CheckpointSpec) -> Callable[[Worker], bool]:
+    """Whether a worker's newest image is old enough."""
+    same = float(spec.every) if spec.every is not None and spec.overhead is None else None
+
+    def old(worker: Worker) -> bool:
+        taken = d.taken.get(worker.id)
+        return taken is None or d.now - taken >= (same if same is not None else interval_of(spec, pause_of(d, spec, worker)).seconds)
+
+    return old
 
 
 def _against(d: Deciding, policy: Policy, worker: Worker) -> Said | None:
@@ -128,7 +138,7 @@ def _due(d: Deciding, policy: Policy, worker: Worker) -> Due | None:
     """The worker, which wants a checkpoint, if nothing is against it now; otherwise None, with the finding that says why."""
     spec = spec_of(policy)
     one = _begin(d, policy, worker, [*d.asked(policy, worker, "workers.where", spec.workers.where)])
-    one.gates.append(_aged(d, policy, one, old=True))
+    one.gates.append(lambda: _aged(d, policy, one, old=True))
     one.gates.extend(d.asked(policy, worker, "when", spec.when))
     refused = _held(d, policy, one)
     if refused is None:
@@ -181,7 +191,7 @@ def _held(d: Deciding, policy: Policy, one: Due) -> Refusal | None:
     worker = one.worker
     assert worker.node is not None, "it occupies a slot"
     reasons = (
-        ("node.noticed", None if d.world.stays(worker.node) else f"{worker.node} is going, or doesn't answer"),
+        ("node.noticed", d.world.leaving(worker)),
         ("snapshot", d.outdated()),
         ("lane", d.involuntary(worker.graph, preview=policy.mode == "preview")),
         ("worker", d.ledger.blocked(worker.id) or (d.ledger.claimed(worker.slot) if worker.slot else None)),

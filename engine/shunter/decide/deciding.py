@@ -1,6 +1,6 @@
 """One evaluation in the making: what every rule reads, and where it puts what it found."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
 from typing import Any
 
@@ -42,10 +42,10 @@ class Deciding:
         self.scopes = self._all_scopes[-1]
         self.history = History(state)
         self.costs = Costs(profile, self.history.ended)
-        self.ledger = Ledger(self.history.active, self.world.vacant)
+        self.ledger = Ledger(self.history.active, self.world.vacant, self.world.failing)
         self.finder = Finder(self.world, self.scopes, self.rules, self.ledger)
         self._concerning: dict[tuple[str, str], list[Policy]] = {}
-        self._sheets: dict[tuple[str | None, str | None], Workers] = {}
+        self._sheets: dict[str | None, Workers] = {}
         self._covered: dict[PolicyName, Mapping[WorkerId, bool | None]] = {}
         self.notes = Notes()
         self.turns = Turns()
@@ -80,9 +80,9 @@ class Deciding:
         said = Said(verdict=verdict, reason=reason, gate=gate, evidence=tuple(evidence), since=since)
         self.notes.say(policy.name, lane_of(policy), subject, said)
 
-    def leave(self, policy: Policy, workers: Sequence[Worker], explain: Explain) -> None:
-        """Leave it to `explain` why there is nothing to do for these workers: it is asked when somebody wants to know."""
-        self.notes.leave(policy.name, lane_of(policy), workers, explain)
+    def leave(self, policy: Policy, workers: Sequence[Worker], explain: Explain, *, but: Set[WorkerId] = frozenset()) -> None:
+        """Leave it to `explain` why there is nothing to do for these workers, `but` some: it is asked when somebody wants to know."""
+        self.notes.leave(policy.name, lane_of(policy), workers, explain, but)
 
     def said(self, policy: Policy, worker: WorkerId) -> Said | None:
         """What the policy says of the worker so far; None: nothing."""
@@ -144,26 +144,32 @@ class Deciding:
         select = policy.selector
         return self.world.among(select.graph, select.role) if select is not None else ()
 
+    def reaches(self, policy: Policy, worker: Worker) -> bool:
+        """The worker is one of the policy's subjects."""
+        select = policy.selector
+        return select is not None and select.graph in (None, worker.graph) and select.role in (None, worker.role)
+
     def concerning(self, worker: Worker) -> Sequence[Policy]:
         """Policies that aren't off and cover the worker by role and graph, in the order of the set."""
         key = (worker.graph, worker.role)
         if key not in self._concerning:
-            self._concerning[key] = [
-                p
-                for p in self.policies.policies
-                if p.mode != "off" and (s := p.selector) is not None and s.graph in (None, worker.graph) and s.role in (None, worker.role)
-            ]
+            self._concerning[key] = [p for p in self.policies.policies if p.mode != "off" and self.reaches(p, worker)]
         return self._concerning[key]
 
-    def test_all(self, policy: Policy, expression: Expression) -> Sequence[bool | None]:
-        """The truth of a condition for each of the policy's subjects, in their order; None: it has no answer."""
-        if any(name.startswith("metrics.") for name in self.rules.inputs(expression)):
-            return self.rules.test_all(expression, Workers(self.scopes, self.subjects(policy), policy))
+    def truths(self, policy: Policy, expression: Expression) -> Mapping[WorkerId, bool | None]:
+        """The truth of a condition for each of the policy's subjects; None: it has no answer."""
         select = policy.selector
-        key = (select.graph, select.role) if select is not None else ("", "")
-        if key not in self._sheets:
-            self._sheets[key] = Workers(self.scopes, self.subjects(policy), None)
-        return self.rules.test_all(expression, self._sheets[key])
+        if select is None:
+            return {}
+        if any(name.startswith("metrics.") for name in self.rules.inputs(expression)):
+            sheet = Workers(self.scopes, self.subjects(policy), policy)
+        else:
+            # both roles together, so that what is read of them is read once for all policies of the graph
+            if select.graph not in self._sheets:
+                self._sheets[select.graph] = Workers(self.scopes, self.world.among(select.graph, None), None)
+            sheet = self._sheets[select.graph]
+        answers = zip(sheet.workers, self.rules.test_all(expression, sheet), strict=True)
+        return {w.id: answer for w, answer in answers if select.role is None or w.role == select.role}
 
     def covered(self, policy: Policy) -> Mapping[WorkerId, bool | None]:
         """Whether the policy's selector covers each of its subjects: all at once, without evidence. None: it can't be said."""
@@ -173,10 +179,6 @@ class Deciding:
             found = self.truths(policy, where) if where is not None else {w.id: True for w in self.subjects(policy)}
             self._covered[policy.name] = found
         return found
-
-    def truths(self, policy: Policy, expression: Expression) -> Mapping[WorkerId, bool | None]:
-        """The truth of a condition for each of the policy's subjects; None: it has no answer."""
-        return {w.id: answer for w, answer in zip(self.subjects(policy), self.test_all(policy, expression), strict=True)}
 
     def covers(self, policy: Policy, worker: Worker) -> tuple[bool | Undecided, tuple[Evidence, ...]]:
         """Whether the policy's selector covers the worker. No evidence: role or graph alone decided."""

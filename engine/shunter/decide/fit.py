@@ -1,9 +1,9 @@
 """Where a worker or an image can go: hard limits first, then the policy's own words."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -11,7 +11,7 @@ from shunter.decide.conflict import Ledger
 from shunter.decide.place import Option
 from shunter.decide.scope import Destinations, Scopes, alike
 from shunter.decide.world import STANDING, World
-from shunter.model.expression import BulkRules, Scope
+from shunter.model.expression import BulkRules, Expression, Scope
 from shunter.model.ids import NodeId, SlotId, node_of
 from shunter.model.policy import Destination
 from shunter.model.snapshot import Image, Node, Role, Slot, Worker
@@ -60,7 +60,7 @@ def unfit_node(world: World, needs: Needs, node: Node) -> str | None:
     """Why nothing with these needs can go to the node, in words, or None."""
     if not node.reachable:
         return "it doesn't answer"
-    if world.notices.get(node.id):
+    if node.id in world.going:
         return "a notice is open for it"
     if needs.runtime and node.runtime != needs.runtime:
         return f"its runtime is {node.runtime}, not {needs.runtime}"
@@ -102,9 +102,9 @@ def unfit_slot(needs: Needs, slot: Slot) -> str | None:
 
 
 class Found:
-    """Slots that will do, and, for each node without one, why. Both are shared by all that look for the same: don't change them."""
+    """Slots that will do, and, for each node without one, why. The options are shared by all that look for the same: don't change them."""
 
-    def __init__(self, options: Mapping[SlotId, Option], refused: Mapping[NodeId, str], leaving: NodeId | None) -> None:
+    def __init__(self, options: Mapping[SlotId, Option], refused: Callable[[], Mapping[NodeId, str]], leaving: NodeId | None) -> None:
         self.options, self._refused, self._leaving = options, refused, leaving
 
     def why(self) -> str:
@@ -113,22 +113,21 @@ class Found:
 
     @cached_property
     def _why(self) -> str:
-        refused = [(node, why) for node, why in self._refused.items() if node != self._leaving]
+        refused = [(node, why) for node, why in self._refused().items() if node != self._leaving]
         told = [f"{node}: {why}" for node, why in refused[:_SAID]]
         rest = Counter(why for _, why in refused[_SAID:])
         return "; ".join([*told, *(f"{n} more: {why}" for why, n in rest.most_common(_SAID))]) or "there is no node"
 
 
-class Wish(NamedTuple):
-    """What a policy says of a node as a destination: why not, or how doubtful and how preferred it is."""
+class Offer(NamedTuple):
+    """What is found for all that look for the same. `nodes` are those of the options; `refused` says why the others aren't among them."""
 
-    against: str | None = None
-    doubtful: int = 0
-    prefer: float | None = None
+    options: dict[SlotId, Option]
+    nodes: frozenset[NodeId]
+    refused: Callable[[], Mapping[NodeId, str]]
 
 
-Fitting = list[tuple[Node, list[Slot]]]
-_NO_WISH: Final = Wish()
+Fitting: TypeAlias = list[tuple[Node, list[Slot]]]
 
 
 class Finder:
@@ -143,9 +142,11 @@ class Finder:
         self._fitness = Fitness(world)
         self._free: Mapping[NodeId, Sequence[Slot]] = {}
         self._arrivals = 0
-        self._fitting: dict[Needs, tuple[Fitting, dict[NodeId, str]]] = {}
-        self._offers: dict[Hashable, tuple[dict[SlotId, Option], dict[NodeId, str]]] = {}
+        self._fitting: dict[Needs, Fitting] = {}
+        self._offers: dict[Hashable, Offer] = {}
         self._found: dict[Hashable, Found] = {}
+        self._where: dict[str, dict[NodeId, bool | None]] = {}
+        self._prefer: dict[str, dict[NodeId, float | None]] = {}
 
     @cached_property
     def _standing(self) -> Counter[NodeId | None]:
@@ -176,10 +177,13 @@ class Finder:
         key = (needs, avoid, *self._asked(to, scope))
         found = self._found.get((key, leaving))
         if found is None:
-            options, refused = self._offer(key, needs, to, scope, avoid)
-            if leaving is not None and leaving not in refused:
+            offer = self._offers.get(key)
+            if offer is None:
+                offer = self._offers[key] = self._offer(needs, to, scope, avoid)
+            options = offer.options
+            if leaving in offer.nodes:
                 options = {slot: option for slot, option in options.items() if node_of(slot) != leaving}
-            found = self._found[key, leaving] = Found(options, refused, leaving)
+            found = self._found[key, leaving] = Found(options, offer.refused, leaving)
         return found
 
     def _asked(self, to: Destination | None, scope: Scope) -> Iterator[Hashable]:
@@ -190,53 +194,68 @@ class Finder:
                 if not name.startswith(_OF_NODE):
                     yield alike(scope.get(name))
 
-    def _offer(
-        self, key: Hashable, needs: Needs, to: Destination | None, scope: Scope, avoid: frozenset[NodeId]
-    ) -> tuple[dict[SlotId, Option], dict[NodeId, str]]:
-        """The options, and why the other nodes have none."""
-        if key in self._offers:
-            return self._offers[key]
-        fitting, unfit = self._fit(needs)
+    def _offer(self, needs: Needs, to: Destination | None, scope: Scope, avoid: frozenset[NodeId]) -> Offer:
+        free, fitting = self._free, self._fit(needs)
+        sheet = Destinations(self._scopes, scope, [node for node, _ in fitting])
+        where: Sequence[bool | None] = self._test(to.where, sheet) if to and to.where else [True] * len(fitting)
+        prefer: Sequence[float | None] = self._measure(to.prefer, sheet) if to and to.prefer else [None] * len(fitting)
+        wished = bool(to and to.prefer)
         options: dict[SlotId, Option] = {}
-        unwanted: dict[NodeId, str] = {}
-        for (node, slots), wish in zip(fitting, self._wishes(to, scope, [node for node, _ in fitting]), strict=True):
-            if wish.against is not None:
-                unwanted[node.id] = wish.against
+        nodes: set[NodeId] = set()
+        for (node, slots), answer, liking in zip(fitting, where, prefer, strict=True):
+            if answer is False:
                 continue
+            nodes.add(node.id)
             base = self._standing[node.id] + self._ledger.arriving(node.id)
-            doubt = 2 if node.id in avoid else wish.doubtful
-            options.update({s.id: Option(doubtful=doubt, prefer=wish.prefer, load=base + rank) for rank, s in enumerate(slots)})
-        refused = {node: why for node in self._world.nodes if (why := unfit.get(node) or unwanted.get(node))} if unwanted else unfit
-        self._offers[key] = options, refused
-        return options, refused
+            doubt = 2 if node.id in avoid else 1 if answer is None or (wished and liking is None) else 0
+            for rank, slot in enumerate(slots):
+                options[slot.id] = Option(doubtful=doubt, prefer=liking, load=base + rank)
+        against = f"`move.to.where` is false there: {to.where.text}" if to and to.where else ""
+        return Offer(options, frozenset(nodes), lambda: self._refused(needs, free, nodes, against))
 
-    def _fit(self, needs: Needs) -> tuple[Fitting, dict[NodeId, str]]:
-        """The nodes with free slots that fit, with those; and why the other nodes have none."""
-        if needs in self._fitting:
-            return self._fitting[needs]
-        fitting: Fitting = []
-        refused: dict[NodeId, str] = {}
+    def _refused(self, needs: Needs, free: Mapping[NodeId, Sequence[Slot]], offered: Container[NodeId], against: str) -> dict[NodeId, str]:
+        """Why each node that isn't offered isn't."""
         unfit = self._fitness.of(needs)
-        for node in self._world.nodes.values():
-            there = self._free.get(node.id, ())
-            slots = [] if (why := unfit(node.id)) else [s for s in there if unfit_slot(needs, s) is None]
-            if slots:
-                fitting.append((node, slots))
-            else:
-                refused[node.id] = why or (unfit_slot(needs, there[0]) if there else None) or "no free slot"
-        self._fitting[needs] = fitting, refused
-        return fitting, refused
+        refused: dict[NodeId, str] = {}
+        for node in self._world.nodes:
+            if node in offered:
+                continue
+            slots = [unfit_slot(needs, slot) for slot in free.get(node, ())]
+            refused[node] = unfit(node) or (against if None in slots else next(iter(slots), None) or "no free slot")
+        return refused
 
-    def _wishes(self, to: Destination | None, scope: Scope, nodes: Sequence[Node]) -> Iterable[Wish]:
-        if to is None or (to.where is None and to.prefer is None):
-            return [_NO_WISH] * len(nodes)
-        sheet = Destinations(self._scopes, scope, nodes)
-        where = self._rules.test_all(to.where, sheet) if to.where else [True] * len(nodes)
-        prefer: Sequence[float | None] = self._rules.measure_all(to.prefer, sheet) if to.prefer else [None] * len(nodes)
-        against = f"`move.to.where` is false there: {to.where.text}" if to.where else ""
-        return (
-            Wish(against=against)
-            if answer is False
-            else Wish(doubtful=1 if answer is None or (to.prefer and value is None) else 0, prefer=value)
-            for answer, value in zip(where, prefer, strict=True)
-        )
+    def _fit(self, needs: Needs) -> Fitting:
+        """The nodes with free slots that fit, with those."""
+        found = self._fitting.get(needs)
+        if found is None:
+            unfit, known = self._fitness.of(needs), self._world.nodes
+            there = ((known[node], slots) for node, slots in self._free.items() if node in known and unfit(node) is None)
+            fit = ((node, [s for s in slots if unfit_slot(needs, s) is None]) for node, slots in there)
+            found = self._fitting[needs] = [(node, slots) for node, slots in fit if slots]
+        return found
+
+    def _test(self, where: Expression, sheet: Destinations) -> Sequence[bool | None]:
+        if not self._of_nodes_alone(where):
+            return self._rules.test_all(where, sheet)
+        if where.text not in self._where:
+            answers = self._rules.test_all(where, self._everywhere)
+            self._where[where.text] = {n.id: answer for n, answer in zip(self._everywhere.nodes, answers, strict=True)}
+        known = self._where[where.text]
+        return [known[n.id] for n in sheet.nodes]
+
+    def _measure(self, prefer: Expression, sheet: Destinations) -> Sequence[float | None]:
+        if not self._of_nodes_alone(prefer):
+            return self._rules.measure_all(prefer, sheet)
+        if prefer.text not in self._prefer:
+            answers = self._rules.measure_all(prefer, self._everywhere)
+            self._prefer[prefer.text] = {n.id: answer for n, answer in zip(self._everywhere.nodes, answers, strict=True)}
+        known = self._prefer[prefer.text]
+        return [known[n.id] for n in sheet.nodes]
+
+    def _of_nodes_alone(self, expression: Expression) -> bool:
+        """It says the same of a node whoever wants to go there."""
+        return all(name.startswith(_OF_NODE) for name in self._rules.inputs(expression))
+
+    @cached_property
+    def _everywhere(self) -> Destinations:
+        return Destinations(self._scopes, {}, tuple(self._world.nodes.values()))

@@ -65,6 +65,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 def place(jobs: Sequence[Job], options: Options, lanes: Mapping[NodeId, float], now: float) -> Placement:
     """Place what can be placed. `lanes` are seconds for which a node's lane is still occupied."""
+    if not jobs:
+        return Placement(slots={}, ends={}, late=(), without=(), most=0.0)
     queue = sorted(jobs, key=lambda j: (-j.value, j.worker))
     chosen, most = _choose(queue, options, lanes, now)
     ids = {j.worker for j in chosen}
@@ -107,30 +109,41 @@ def _by_lane(jobs: Iterable[Job]) -> defaultdict[NodeId | None, list[Job]]:
     return own
 
 
+class _Tried:
+    """The order in which a worker's slots are tried: the least doubtful, the preferred ones, the emptiest nodes first."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._lists: dict[int, list[SlotId]] = {}
+
+    def of(self, worker: WorkerId) -> tuple[int, list[SlotId]]:
+        """Its slots in that order, and a number that is the same for all workers with the same mapping of options."""
+        own = self._options.get(worker, _NO_OPTIONS)
+        found = self._lists.get(id(own))
+        if found is None:
+            found = self._lists[id(own)] = sorted(own, key=lambda s: (own[s].doubtful, -(own[s].prefer or 0.0), own[s].load, s))
+        return id(own), found
+
+
 class _Matching:
     """Slots given to workers so far; enlarged along augmenting paths, so that a worker fits whenever it can fit at all.
 
     Workers with the same mapping of options are alike: where one has found nothing, no other will.
     """
 
-    def __init__(self, options: Options) -> None:
-        self._options = options
-        self._tried: dict[int, list[SlotId]] = {}
+    def __init__(self, tried: _Tried) -> None:
+        self._tried = tried
         self._next: dict[int, Iterator[SlotId]] = {}
         self._full: set[int] = set()
         self.owner: dict[SlotId, WorkerId] = {}
 
     def add(self, worker: WorkerId) -> bool:
         """Give the worker a slot if there is a way."""
-        own = self._options.get(worker, _NO_OPTIONS)
-        alike = id(own)
+        alike, slots = self._tried.of(worker)
         if alike in self._full:
             return False
-        if alike not in self._tried:
-            self._tried[alike] = sorted(own, key=lambda s: (own[s].doubtful, -(own[s].prefer or 0.0), own[s].load, s))
-            self._next[alike] = iter(self._tried[alike])
         # a slot that has an owner always will, so that one look through the list finds all that are free
-        slot = next((s for s in self._next[alike] if s not in self.owner), None)
+        slot = next((s for s in self._next.setdefault(alike, iter(slots)) if s not in self.owner), None)
         if slot is not None:
             self.owner[slot] = worker
         elif not self._seek(worker):
@@ -160,10 +173,8 @@ class _Matching:
         return False
 
     def _list(self, worker: WorkerId, lists: dict[int, Iterator[SlotId]]) -> Iterator[SlotId]:
-        alike = id(self._options[worker])
-        if alike not in lists:
-            lists[alike] = iter(self._tried[alike])
-        return lists[alike]
+        alike, slots = self._tried.of(worker)
+        return lists.setdefault(alike, iter(slots))
 
 
 class _Classes:
@@ -189,13 +200,14 @@ def _choose(queue: Sequence[Job], options: Options, lanes: Mapping[NodeId, float
     """Who is saved, and a value that no choice can exceed, None where it isn't known."""
     # Without a shortage of time, taking the most valuable first is the optimum: sets of workers that can have slots form a matroid.
     able = [j for j in queue if options.get(j.worker) and timetable([j], lanes, now) is not None]
-    best = _greedy(able, options, lanes, now)
+    tried = _Tried(options)
+    best = _greedy(able, tried, lanes, now)
     if len(best) == len(able) or timetable(able, lanes, now) is not None:
         return best, _worth(best)[0]
     if len(able) <= EXACT_SET:
-        best = _search(able, options, lanes, now, best)
+        best = _search(able, options, tried, lanes, now, best)
         return best, _worth(best)[0]
-    dense = _greedy(sorted(able, key=lambda j: (-j.value / max(j.occupy, 1e-9), j.worker)), options, lanes, now)
+    dense = _greedy(sorted(able, key=lambda j: (-j.value / max(j.occupy, 1e-9), j.worker)), tried, lanes, now)
     priced, most = _priced(able, options, lanes, now)
     return max(best, dense, priced, key=_worth), most
 
@@ -204,8 +216,8 @@ def _worth(jobs: Sequence[Job]) -> tuple[float, int]:
     return sum(j.value for j in jobs), len(jobs)
 
 
-def _greedy(queue: Sequence[Job], options: Options, lanes: Mapping[NodeId, float], now: float) -> list[Job]:
-    matching = _Matching(options)
+def _greedy(queue: Sequence[Job], tried: _Tried, lanes: Mapping[NodeId, float], now: float) -> list[Job]:
+    matching = _Matching(tried)
     chosen: list[Job] = []
     own: defaultdict[NodeId | None, list[Job]] = defaultdict(list)
     for job in queue:
@@ -240,7 +252,7 @@ def _busy(jobs: Sequence[Job], lanes: Mapping[NodeId, float]) -> float:
     return lanes.get(lane, 0.0) if lane else 0.0
 
 
-def _search(able: Sequence[Job], options: Options, lanes: Mapping[NodeId, float], now: float, best: list[Job]) -> list[Job]:
+def _search(able: Sequence[Job], options: Options, tried: _Tried, lanes: Mapping[NodeId, float], now: float, best: list[Job]) -> list[Job]:
     """Branch and bound over the sets, the most valuable first, cut off where all that is left can't beat the best."""
     slots = len({s for j in able for s in options[j.worker]})
 
@@ -248,7 +260,7 @@ def _search(able: Sequence[Job], options: Options, lanes: Mapping[NodeId, float]
         lane = jobs[-1].lane
         if timetable([j for j in jobs if j.lane == lane] if lane else jobs[-1:], lanes, now) is None:
             return False
-        matching = _Matching(options)
+        matching = _Matching(tried)
         return all(matching.add(j.worker) for j in jobs)
 
     def descend(at: int, chosen: list[Job], best: list[Job]) -> list[Job]:
@@ -269,7 +281,7 @@ def _slots(chosen: Sequence[Job], options: Options) -> dict[WorkerId, SlotId]:
     if len(chosen) > EXACT_SLOTS:
         return _many_slots(chosen, options)
     rows = sorted(j.worker for j in chosen)
-    columns = sorted({s for w in rows for s in options[w]})
+    columns = sorted({s for own in {id(options[w]): options[w] for w in rows}.values() for s in own})
     costs = _costs(rows, columns, options)
     found = assign(costs)
     assert found is not None, "every chosen worker can have a slot"
@@ -278,7 +290,7 @@ def _slots(chosen: Sequence[Job], options: Options) -> dict[WorkerId, SlotId]:
 
 def _many_slots(chosen: Sequence[Job], options: Options) -> dict[WorkerId, SlotId]:
     """Any that fit, the preferred ones tried first."""
-    matching = _Matching(options)
+    matching = _Matching(_Tried(options))
     for job in chosen:
         matching.add(job.worker)
     return {w: s for s, w in sorted(matching.owner.items())}
@@ -286,9 +298,10 @@ def _many_slots(chosen: Sequence[Job], options: Options) -> dict[WorkerId, SlotI
 
 def _costs(rows: Sequence[WorkerId], columns: Sequence[SlotId], options: Options) -> list[list[int | None]]:
     """Doubt, preference and spread in one whole number each, no sum of the lesser ever outweighing one of the greater."""
-    known = [o.prefer for w in rows for o in options[w].values() if o.prefer is not None]
+    different = {id(options[w]): options[w] for w in rows}
+    known = [o.prefer for own in different.values() for o in own.values() if o.prefer is not None]
     top, span = max(known, default=0.0), (max(known) - min(known)) if known else 0.0
-    spread = 1 + len(rows) * max((o.load for w in rows for o in options[w].values()), default=0)
+    spread = 1 + len(rows) * max((o.load for own in different.values() for o in own.values()), default=0)
     liking = 1 + len(rows) * _FINE
 
     def cost(option: Option | None) -> int | None:
@@ -297,4 +310,5 @@ def _costs(rows: Sequence[WorkerId], columns: Sequence[SlotId], options: Options
         short = round((top - option.prefer) / span * _FINE) if span and option.prefer is not None else 0
         return (option.doubtful * liking + short) * spread + option.load
 
-    return [[cost(options[w].get(s)) for s in columns] for w in rows]
+    costs = {alike: [cost(own.get(s)) for s in columns] for alike, own in different.items()}
+    return [costs[id(options[w])] for w in rows]

@@ -18,10 +18,9 @@ _RETRY = 60.0
 
 def retain(d: Deciding, policy: Policy) -> None:
     """Plan a discard for every covered worker that has images to spare and nothing else to do."""
-    covered = d.covered(policy)
     for worker in d.subjects(policy):
         # the only image of a worker is never one too many
-        if len(d.world.images.get(worker.id, ())) > 1 and covered[worker.id] is True:
+        if len(d.world.images.get(worker.id, ())) > 1 and d.covered(policy)[worker.id] is True:
             _retain(d, policy, worker)
 
 

@@ -1,6 +1,7 @@
 """Scopes: the variables of `model.vocabulary`, bound to what a snapshot says."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from shunter.decide.world import AWAY, STANDING, World, in_order
@@ -46,14 +47,35 @@ class Bound(Mapping[str, Value]):
         return Bound({**self._parts, root: part})
 
 
+class Computed(Mapping[str, Value]):
+    """A part of a scope whose values are worked out when they are first read."""
+
+    __slots__ = ("_known", "_make")
+
+    def __init__(self, make: dict[str, Callable[[], Value]]) -> None:
+        self._make = make
+        self._known: dict[str, Value] = {}
+
+    def __getitem__(self, name: str) -> Value:
+        if name not in self._known:
+            self._known[name] = self._make[name]()
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._make)
+
+    def __len__(self) -> int:
+        return len(self._make)
+
+
 class Scopes:
     """Scopes over one world. Parts that many expressions share are made once."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._figures: dict[tuple[str, str], dict[str, Value]] = {}
-        self._prefixed: dict[tuple[str, str], dict[str, Value]] = {}
-        self._pools: dict[str, dict[str, Value]] = {}
+        self._figures: dict[tuple[str, str], Computed] = {}
+        self._own: dict[tuple[str, str], Computed] = {}
+        self._pools: dict[str, Computed] = {}
         self._workers: dict[str, dict[str, Value]] = {}
         self._nodes: dict[str, dict[str, Value]] = {}
         self.now: Final = world.at
@@ -90,17 +112,18 @@ class Scopes:
         """`worker`, its metrics included."""
         found = self._workers.get(worker.id)
         if found is None:
-            found = {name: read(self._world, worker) for name, read in _WORKER.items()}
-            found |= {f"worker.{name}": s for name, s in self._world.snapshot.samples.workers.get(worker.id, {}).items()}
+            samples = self._world.snapshot.samples.workers.get(worker.id, _NOTHING)
+            found = {f"worker.{name}": sample for name, sample in samples.items()}
+            found |= {name: read(self._world, worker) for name, read in _WORKER.items()}
             self._workers[worker.id] = found
         return found
 
     def of_workers(self, workers: Sequence[Worker], name: str) -> list[Value | None]:
         """One variable of `worker` for many, as `of_worker` has it."""
+        if (read := _WORKER.get(name)) is not None:
+            return [read(self._world, w) for w in workers]
         taken, field = self._world.snapshot.samples.workers, name.removeprefix("worker.")
-        samples: list[Value | None] = [taken.get(w.id, _NOTHING).get(field) for w in workers]
-        read = _WORKER.get(name)
-        return samples if read is None else [read(self._world, w) if s is None else s for w, s in zip(workers, samples, strict=True)]
+        return [taken.get(w.id, _NOTHING).get(field) for w in workers]
 
     def of_node(self, node: Node) -> dict[str, Value]:
         """`node`."""
@@ -111,55 +134,54 @@ class Scopes:
                 "node.labels": node.labels,
                 "node.gpuModel": next((s.gpu_model for s in in_order(node.slots) if s.gpu_model), ""),
                 "node.freeSlots": len(self._world.vacant.get(node.id, ())),
-                "node.noticed": bool(self._world.notices.get(node.id)),
+                "node.noticed": node.id in self._world.going,
             }
         return found
 
-    def of_pool(self, worker: Worker) -> dict[str, Value]:
+    def of_pool(self, worker: Worker) -> Computed:
         """`pool`: the worker's own."""
         key = (worker.graph, worker.role)
-        if key not in self._prefixed:
-            self._prefixed[key] = {f"pool.{name}": value for name, value in self._pool(*key).items()}
-        return self._prefixed[key]
+        if key not in self._own:
+            self._own[key] = Computed({f"pool.{name}": partial(self._pool(*key).__getitem__, name) for name in self._pool(*key)})
+        return self._own[key]
 
-    def of_graph(self, graph: str) -> dict[str, Value]:
+    def of_graph(self, graph: str) -> Computed:
         """`pools`."""
         if graph not in self._pools:
-            self._pools[graph] = {
-                f"pools.{role}.{name}": value for role in ("prefill", "decode") for name, value in self._pool(graph, role).items()
-            }
+            both = {role: self._pool(graph, role) for role in ("prefill", "decode")}
+            self._pools[graph] = Computed(
+                {f"pools.{role}.{name}": partial(pool.__getitem__, name) for role, pool in both.items() for name in pool}
+            )
         return self._pools[graph]
 
-    def _pool(self, graph: str, role: str) -> dict[str, Value]:
+    def _pool(self, graph: str, role: str) -> Computed:
         if (graph, role) not in self._figures:
             self._figures[graph, role] = self._measure(graph, role)
         return self._figures[graph, role]
 
-    def _measure(self, graph: str, role: str) -> dict[str, Value]:
+    def _measure(self, graph: str, role: str) -> Computed:
         members = self._world.pools.get(pool_id(graph, role), ())
         own = self._world.snapshot.samples.pools.get(pool_id(graph, role), {})
         running = [w for w in members if w.state is WorkerState.RUNNING]
-        return {
-            "workers": sum(w.state in STANDING for w in members),
-            "parked": sum(w.state in AWAY and bool(self._world.images.get(w.id)) for w in members),
-            **{v.name: self._figure(running, v.name, v.unit) for v in WORKER_METRICS},
-            **{v.name: own.get(v.name, Missing(reason="not collected")) for v in POOL_METRICS},
-        }
+        return Computed(
+            {
+                "workers": lambda: sum(w.state in STANDING for w in members),
+                "parked": lambda: sum(w.state in AWAY and bool(self._world.images.get(w.id)) for w in members),
+                **{v.name: partial(self._figure, running, v.name, v.unit) for v in WORKER_METRICS},
+                **{v.name: partial(_or_missing, own, v.name) for v in POOL_METRICS},
+            }
+        )
 
     def _figure(self, running: Sequence[Worker], field: str, unit: str) -> Sample:
         taken = self._world.snapshot.samples.workers
         word = "mean" if field in _MEANS else "sum"
         if not running and field in _MEANS:
             return Missing(reason="no worker of the pool is running")
-        known: list[Known] = []
-        unknown: list[str] = []
-        for worker in running:
-            sample = taken.get(worker.id, {}).get(field)
-            if isinstance(sample, Known):
-                known.append(sample)
-            else:
-                unknown.append(f"{worker.id}: {say(sample) if sample else 'not collected'}")
-        if unknown:
+        samples = [taken.get(w.id, _NOTHING).get(field) for w in running]
+        known = [s for s in samples if isinstance(s, Known)]
+        if len(known) < len(samples):
+            both = zip(running, samples, strict=True)
+            unknown = [f"{w.id}: {say(s) if s else 'not collected'}" for w, s in both if not isinstance(s, Known)]
             more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
             return Missing(reason=f"{', '.join(unknown[:_NAMED])}{more}")
         total = sum(s.value for s in known)
@@ -210,6 +232,11 @@ _WORKER: Final[dict[str, Callable[[World, Worker], Value]]] = {
 }
 
 
+def _or_missing(given: Mapping[str, Sample], field: str) -> Value:
+    sample = given.get(field)
+    return Missing(reason="not collected") if sample is None else sample
+
+
 def _image_age(world: World, worker: Worker) -> Value:
     images = world.images.get(worker.id, ())
     return world.at - max(i.taken_at for i in images) if images else Missing(reason="it has no image")
@@ -226,17 +253,17 @@ class Workers:
     """A sheet of workers, as `Scopes.worker` sees each. `policy` is None where no `metrics` are read."""
 
     def __init__(self, scopes: Scopes, workers: Sequence[Worker], policy: Policy | None) -> None:
-        self._scopes, self._workers, self._policy = scopes, workers, policy
+        self._scopes, self.workers, self._policy = scopes, workers, policy
         self.graphs = {w.graph for w in workers}
 
     @property
     def size(self) -> int:
         """How many workers."""
-        return len(self._workers)
+        return len(self.workers)
 
     def values(self, name: str) -> Sequence[Value | None]:
         """The variable's value for each worker, or one for all."""
-        scopes, workers = self._scopes, self._workers
+        scopes, workers = self._scopes, self.workers
         match name.partition(".")[0]:
             case "worker":
                 return scopes.of_workers(workers, name)
@@ -259,17 +286,17 @@ class Destinations:
     """A sheet of candidate destinations, as `Scopes.at` sees each from one scope."""
 
     def __init__(self, scopes: Scopes, scope: Scope, nodes: Sequence[Node]) -> None:
-        self._scopes, self._scope, self._nodes = scopes, scope, nodes
+        self._scopes, self._scope, self.nodes = scopes, scope, nodes
 
     @property
     def size(self) -> int:
         """How many nodes."""
-        return len(self._nodes)
+        return len(self.nodes)
 
     def values(self, name: str) -> Sequence[Value | None]:
         """The variable's value at each node, or one for all."""
         if name.startswith("node."):
-            return [self._scopes.of_node(n).get(name) for n in self._nodes]
+            return [self._scopes.of_node(n).get(name) for n in self.nodes]
         return [self._scope.get(name)]
 
 

@@ -56,6 +56,15 @@ class World:
         return (w for w in self.workers.values() if role is None or w.role == role)
 
     @cached_property
+    def on(self) -> dict[NodeId, list[Worker]]:
+        """The workers of each node, or that were there last, in the order of their ids."""
+        on: dict[NodeId, list[Worker]] = defaultdict(list)
+        for worker in self.workers.values():
+            if worker.node is not None:
+                on[worker.node].append(worker)
+        return dict(on)
+
+    @cached_property
     def graphs(self) -> tuple[str, ...]:
         """Graphs that have workers, sorted."""
         return tuple(sorted({w.graph for w in self.snapshot.fleet.workers}))

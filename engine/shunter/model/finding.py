@@ -1,7 +1,4 @@
-"""What one policy says of one subject, with the evidence that decided it.
-
-There are many of these, and they can't refer back to each other: the garbage collector needn't look at them (`gc=False`).
-"""
+"""What one policy says of one subject, with the evidence that decided it."""
 
 import enum
 from collections.abc import Callable, Sequence

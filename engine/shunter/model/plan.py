@@ -29,7 +29,7 @@ class OperationKind(enum.StrEnum):
     """Delete an image that retention no longer keeps."""
 
 
-class Preconditions(msgspec.Struct, frozen=True, kw_only=True):
+class Preconditions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What must still be true when the operation starts: checked by the engine and again by the agents. None or empty: not required.
 
     `free` slots may also be held by this very operation or freed by one in `after`.
@@ -44,7 +44,7 @@ class Preconditions(msgspec.Struct, frozen=True, kw_only=True):
     image: ImageId | None = None
 
 
-class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+class Estimate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the operation is expected to cost, and from what: seconds stopped, bytes moved, seconds in all. None: unknown."""
 
     bytes: int | None = None
@@ -53,7 +53,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     basis: str = ""
 
 
-class PlannedOperation(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedOperation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One operation of a plan.
 
     `id` is derived from kind, subject, cause and attempt, so the same decision made again is the same operation.

@@ -1,4 +1,8 @@
-"""Metric values with their provenance. Unknown is not a number: there is no default value anywhere."""
+"""Metric values with their provenance. Unknown is not a number: there is no default value anywhere.
+
+There are many of these, and of the values below them; none can refer back to another, so that the garbage collector needn't look at them
+(`gc=False`): it would go through all of a large fleet's again and again.
+"""
 
 import math
 from typing import TypeAlias
@@ -6,7 +10,7 @@ from typing import TypeAlias
 import msgspec
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True, tag="known", tag_field="is"):
+class Known(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="known", tag_field="is"):
     """A finite value measured at `at` (seconds since the epoch, UTC) by `query`; `labels` identify the series."""
 
     value: float
@@ -20,14 +24,14 @@ class Known(msgspec.Struct, frozen=True, kw_only=True, tag="known", tag_field="i
             raise ValueError(f"{self.value} is not a known value: use Missing")
 
 
-class Missing(msgspec.Struct, frozen=True, kw_only=True, tag="missing", tag_field="is"):
+class Missing(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="missing", tag_field="is"):
     """No usable value, and why, in words for people: `query returned 0 series; expected 1`, `NaN`, `Prometheus is away`."""
 
     reason: str
     query: str = ""
 
 
-class Stale(msgspec.Struct, frozen=True, kw_only=True, tag="stale", tag_field="is"):
+class Stale(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="stale", tag_field="is"):
     """A value exists but is older than it may be. Ages in seconds; the value is for people, never for a decision."""
 
     value: float

@@ -1,6 +1,7 @@
 """Tables: the variables of many subjects, a column each. A text is held once for all its rows; labels become columns when read."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final, TypeVar
 from weakref import ref
 
@@ -117,8 +118,7 @@ class Column:
         give to CEL (a text where a number belongs, NaN) is unknown here too.
         """
         plain = _PLAIN[kind](values)
-        gaps = [value is None for value in plain]
-        known = ~np.array(gaps, dtype=np.bool_) if any(gaps) else None
+        known = np.array([value is not None for value in plain], dtype=np.bool_) if None in plain else None
 
         def reason(row: int) -> Value | None:
             return why(row) if why and values[row] is None else values[row]
@@ -299,15 +299,25 @@ def _plain_ints(values: Sequence[Value | None]) -> list[Any]:
 
 
 def _plain_strings(values: Sequence[Value | None]) -> list[Any]:
+    try:
+        distinct = set(values)
+    except TypeError:  # a sample can't be hashed
+        distinct = {0}
+    if all(value is None or (type(value) is str and value.isascii()) for value in distinct):
+        return list(values)
     return [value if type(value) is str and value.isascii() else bound(Kind.STRING, value)[0] for value in values]
 
 
-def _plain_map(labels: dict[Any, Any]) -> bool:
-    """All of its keys and values are ASCII texts."""
+def _plain_labels(values: Sequence[Value | None]) -> list[Any]:
+    """All at once where all of them are ASCII texts."""
+    maps = [value for value in values if type(value) is dict]
     try:
-        return "".join((*labels, *labels.values())).isascii()
+        ascii_only = "".join(chain.from_iterable(chain.from_iterable(m.items() for m in maps))).isascii()
     except TypeError:
-        return False
+        ascii_only = False
+    if ascii_only and len(maps) == len(values):
+        return list(values)
+    return [bound(Kind.LABELS, value)[0] for value in values]
 
 
 _WHOLE: Final = 2**63
@@ -316,15 +326,15 @@ _PLAIN: Final[dict[Kind, Callable[[Sequence[Value | None]], list[Any]]]] = {
     Kind.INT: _plain_ints,
     Kind.BOOL: lambda values: [value if type(value) is bool else bound(Kind.BOOL, value)[0] for value in values],
     Kind.STRING: _plain_strings,
-    Kind.LABELS: lambda values: [value if type(value) is dict and _plain_map(value) else bound(Kind.LABELS, value)[0] for value in values],
+    Kind.LABELS: _plain_labels,
 }
 
 
 def _encode(values: Sequence[Any]) -> tuple[Codes, Dictionary]:
     """Positions of texts among the distinct ones; None is at any."""
-    seen: dict[str, int] = {}
-    codes = np.array([0 if value is None else seen.setdefault(value, len(seen)) for value in values], dtype=np.intp)
-    return codes, Dictionary(tuple(seen))
+    words = [word for word in dict.fromkeys(values) if word is not None]
+    place = {word: code for code, word in enumerate(words)} | {None: 0}
+    return np.array(list(map(place.__getitem__, values)), dtype=np.intp), Dictionary(words)
 
 
 def _strings(plain: Sequence[Any], known: Mask | None, why: Why) -> Column:
