@@ -17,13 +17,23 @@ from shunter.model.finding import Verdict
 from shunter.model.operation import EngineState, OperationRecord, Outcome, Status
 from shunter.model.plan import Evaluation, OperationKind, PlannedOperation, Preconditions
 from shunter.model.policy import (
+    BudgetSpec,
+    Cadence,
     CheckpointPolicy,
     CheckpointSpec,
     Destination,
+    DisruptionBudget,
+    FleetProfile,
+    FleetProfileSpec,
+    Gain,
     Keep,
     Limits,
     Metadata,
     Move,
+    Optimal,
+    Overhead,
+    Pause,
+    PerWindow,
     Pick,
     Policy,
     PolicySet,
@@ -31,12 +41,15 @@ from shunter.model.policy import (
     PreemptionSpec,
     ReassignmentPolicy,
     ReassignmentSpec,
+    RebalancePolicy,
+    RebalanceSpec,
     Trigger,
+    Window,
     WorkerSelector,
 )
 from shunter.model.sample import Known, Missing
 from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Samples, Slot, Snapshot, Worker, WorkerState
-from shunter.model.units import Duration
+from shunter.model.units import Bandwidth, Duration, Rate, Share
 
 NOW = 50_000.0
 PROFILE = Profile(gpu_restore_floor_s=0)
@@ -73,6 +86,17 @@ WORKER = ("worker.sessions>1", "worker.waiting>0")
 POOLS = ("pools.prefill.waiting>1", "pools.decode.sessions>2", "pools.decode.workers>1")
 
 
+FACTS = (
+    "pools.decode.workers>1",
+    "pools.prefill.workers>1",
+    "worker.incarnation>0",
+    "node.freeSlots>1",
+    "node.freeSlots",
+    "node.freeSlots>0",
+)
+"""What is known without any metric."""
+
+
 def selector(dice: Random) -> WorkerSelector:
     where = maybe(dice, *WORKER) if dice.random() < 0.3 else None
     return WorkerSelector(role=dice.choice([None, None, "decode"]), where=where, all=True)
@@ -80,14 +104,14 @@ def selector(dice: Random) -> WorkerSelector:
 
 def policies(dice: Random) -> list[Policy]:
     made: list[Any] = []
-    for index in range(dice.choice([2, 3, 4, 1])):
+    for index in range(dice.choice([3, 4, 5, 2])):
         meta = Metadata(name=f"p{index}")
         base: dict[str, Any] = {
             "workers": selector(dice),
             "mode": dice.choice(["enforce", "enforce", "enforce", "preview", "off"]),
             "priority": dice.randint(0, 2),
         }
-        kind = dice.choice(["preemption", "checkpoint", "reassignment"])
+        kind = dice.choice(["preemption", "checkpoint", "reassignment", "rebalance", "budget", "profile"])
         if kind == "preemption":
             move = Move(
                 to=Destination(
@@ -98,22 +122,34 @@ def policies(dice: Random) -> list[Policy]:
             )
             made.append(PreemptionPolicy(metadata=meta, spec=PreemptionSpec(notices=tuple(NoticeKind), move=move, **base)))
         elif kind == "checkpoint":
-            spec = CheckpointSpec(
-                every=Duration(60),
-                when=maybe(dice, *WORKER),
-                keep=Keep(last=dice.randint(1, 2)),
-                copies=dice.randint(1, 3),
-                **base,
-            )
-            made.append(CheckpointPolicy(metadata=meta, spec=spec))
+            made.append(CheckpointPolicy(metadata=meta, spec=checkpoints(dice, base)))
+        elif kind == "rebalance":
+            gain = dice.choice([None, Gain(at_least=1)])
+            prefer = Expression(text="node.freeSlots") if gain else maybe(dice, "node.freeSlots", "worker.sessions")
+            to = Destination(where=maybe(dice, "node.freeSlots>1", "worker.waiting>1"), prefer=prefer)
+            spec_r = RebalanceSpec(
+                when=Expression(text=dice.choice(["worker.sessions>1", "worker.incarnation>0", *["node.freeSlots>0"] * 3])),
+                for_=Duration(dice.choice([0, 0, 4])), to=to, gain=gain, cooldown=Duration(60), step=dice.randint(1, 3), **base,
+            )  # fmt: skip
+            made.append(RebalancePolicy(metadata=meta, spec=spec_r))
+        elif kind == "budget":
+            made.append(DisruptionBudget(metadata=meta, spec=budget(dice, base["workers"], base["mode"])))
+        elif kind == "profile":
+            spec_f = FleetProfileSpec(
+                mode=base["mode"], dump=dice.choice([None, Bandwidth(1e9)]), native_start=dice.choice([None, Duration(1), Duration(900)]),
+                prefill_rate=dice.choice([None, 1.0]), lead={NoticeKind.MAINTENANCE: Duration(dice.choice([5, 60]))},
+            )  # fmt: skip
+            made.append(FleetProfile(metadata=meta, spec=spec_f))
         else:
             way = dice.choice([("decode", "prefill"), ("prefill", "decode")])
+            planner = dice.random() < 0.3
             spec_ = ReassignmentSpec(
                 from_=way[0],
                 to=way[1],
-                when=Expression(text=dice.choice(POOLS)),
+                when=None if planner else Expression(text=dice.choice(POOLS)),
                 for_=Duration(dice.choice([0, 0, 4])),
-                revert=dice.choice([None, None, Trigger(when=Expression(text="pools.prefill.workers>1"))]),
+                follow="planner" if planner else "thresholds",
+                revert=None if planner else dice.choice([None, None, Trigger(when=Expression(text="pools.prefill.workers>1"))]),
                 pick=Pick(where=maybe(dice, *WORKER), prefer=maybe(dice, "worker.sessions")),
                 sessions=dice.choice(["move", "park", "drain"]),
                 limits=Limits(step=dice.randint(1, 2)),
@@ -122,6 +158,33 @@ def policies(dice: Random) -> list[Policy]:
             )
             made.append(ReassignmentPolicy(metadata=meta, spec=spec_))
     return [Policy(document=d, place=Place(file="p", line=1, column=1), blob="b", commit="c") for d in made]
+
+
+def checkpoints(dice: Random, base: dict[str, Any]) -> CheckpointSpec:
+    fixed = dice.random() < 0.6
+    return CheckpointSpec(
+        every=Duration(60) if fixed else None,
+        cadence=None if fixed else Cadence(optimal=Optimal(hazard=Rate.parse("1/24h"), min=Duration(30), max=Duration(90))),
+        when=maybe(dice, *WORKER),
+        pause=Pause(at_most=dice.choice([None, None, Duration(5)]), share=Share(dice.choice([0.2, 0.5]))),
+        overhead=dice.choice([None, Overhead(at_most=Share(0.02))]),
+        prefer=dice.choice([None, None, "idle"]),
+        keep=Keep(last=dice.randint(1, 2), within=dice.choice([None, Duration(100)])),
+        copies=dice.randint(1, 3),
+        **base,
+    )
+
+
+def budget(dice: Random, select: WorkerSelector, mode: Any) -> BudgetSpec:
+    return BudgetSpec(
+        workers=select,
+        mode=mode,
+        operations=dice.choice([("move", "park", "drain", "reassign"), ("move", "checkpoint")]),
+        per=dice.choice(["pool", "node", "zone", "all"]),
+        max_concurrent=dice.choice([None, 0, 1, 2, Share(0.5)]),
+        max_per_window=dice.choice([None, PerWindow(max=2, window=Duration(600))]),
+        windows=dice.choice([(), (), (Window(zone="Europe/Berlin", from_="22:00", to="06:00"),)]),
+    )
 
 
 def fleets(dice: Random) -> Fleet:
@@ -140,6 +203,7 @@ def fleets(dice: Random) -> Fleet:
                 id=f"n{n}",
                 slots=tuple(slots),
                 reachable=dice.choice([True] * 7 + [False]),
+                labels=dice.choice([{}, {"topology.kubernetes.io/zone": "x"}, {"topology.kubernetes.io/zone": "y"}]),
                 facts={"kernel": dice.choice("111112")},
             )
         )
@@ -170,7 +234,9 @@ def samples(dice: Random, fleet: Fleet) -> Samples:
         value = dice.choice([0, 1, 2, 3, 4, 5] * 4 + [-1])
         return Missing(reason="no data") if value < 0 else Known(value=value, unit="1", at=NOW, query="q")
 
-    return Samples(workers={w.id: {f: one() for f in ("sessions", "waiting", "kvTokens")} for w in fleet.workers})
+    pools = {f"{w.graph}/{role}": {"desired": one()} for w in fleet.workers for role in ("prefill", "decode")}
+    fields = ("sessions", "waiting", "kvTokens", "running")
+    return Samples(workers={w.id: {f: one() for f in fields} for w in fleet.workers}, pools=pools)
 
 
 def situation_of(dice: Random) -> tuple[list[Policy], list[Snapshot], EngineState]:
@@ -238,7 +304,7 @@ def test_the_order_of_the_inputs_does_not_matter(situation, random):
     def shuffled(snapshot: Snapshot) -> Snapshot:
         fleet = snapshot.fleet
         nodes = mixed([msgspec.structs.replace(n, slots=mixed(n.slots)) for n in fleet.nodes])
-        given_ = Samples(workers=dict(mixed(snapshot.samples.workers.items())))
+        given_ = Samples(workers=dict(mixed(snapshot.samples.workers.items())), pools=dict(mixed(snapshot.samples.pools.items())))
         other = Fleet(nodes=nodes, workers=mixed(fleet.workers), images=mixed(fleet.images))
         return msgspec.structs.replace(snapshot, fleet=other, notices=mixed(snapshot.notices), samples=given_)
 
@@ -314,13 +380,16 @@ def test_nothing_voluntary_is_done_on_an_unknown_input(situation):
             continue
         spec = reads[o.policy].document.spec
         conditions = [spec.workers.where if o.kind is not OperationKind.RESTORE and "revert" not in o.cause else None]
-        if isinstance(spec, CheckpointSpec):
+        if isinstance(spec, CheckpointSpec | RebalanceSpec):
             conditions.append(spec.when)
+        if isinstance(spec, RebalanceSpec):
+            conditions += [spec.to.where, spec.to.prefer if spec.gain else None]
         if isinstance(spec, ReassignmentSpec):
+            assert spec.follow != "planner", "what the planner wants isn't known"
             conditions.append(spec.revert.when if o.cause.startswith("revert") and spec.revert else spec.when)
             conditions.append(spec.pick.where if o.kind is not OperationKind.RESTORE and "revert" not in o.cause else None)
         for condition in conditions:
-            assert condition is None or condition.text in ("pools.decode.workers>1", "pools.prefill.workers>1"), condition
+            assert condition is None or condition.text in FACTS, condition
 
 
 @given(SITUATIONS)
