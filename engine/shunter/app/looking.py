@@ -3,9 +3,8 @@
 What a running engine has seen tick by tick is read from Prometheus' history instead; what it did is read from its store.
 """
 
-from collections.abc import Sequence
-from contextlib import closing
-from pathlib import Path
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
@@ -49,20 +48,12 @@ async def look(
     without what wasn't there yet. Raises Rejected SH912 for a notice about a node that isn't in the settings. Agents and a Prometheus that
     don't answer are part of what is seen.
     """
-    tls = TlsFiles(ca=settings.tls.ca, cert=settings.tls.cert, key=settings.tls.key)
-    agents = {NodeId(a.node): AgentClient(NodeId(a.node), a.address, tls) for a in settings.agents}
     moment = now if at is None else at
-    state, memory = _remembered(settings.state / "engine.db", now, moment)
-    memory = msgspec.structs.replace(memory, gone_after=float(settings.hold) + HOLD_MARGIN_S)
-    try:
-        async with Prometheus(settings.prometheus.url, deadline_s=float(settings.prometheus.deadline)) as prometheus:
-            world = World(agents, prometheus, Catalog(label=settings.prometheus.label))
-            fleet, open_notices = _at(await world.look(memory, now), at)
-            times = past(moment, max((horizon(s) for s in sets), default=0.0), float(settings.tick))
-            sampled = await _sampled(world, fleet, asked(sets), (*times, moment), float(settings.prometheus.deadline))
-    finally:
-        for agent in agents.values():
-            await agent.close()
+    state, memory = _remembered(settings, now, moment)
+    async with _connected(settings) as world:
+        fleet, open_notices = _at(await world.look(memory, now), at)
+        times = past(moment, max((horizon(s) for s in sets), default=0.0), float(settings.tick))
+        found = await sampled(world, fleet, asked(sets), (*times, moment), float(settings.prometheus.deadline))
     told = with_assumed(open_notices, notices, moment, {node.id for node in fleet.nodes})
     unreachable = tuple(world.unreachable.values())
     remarks = (
@@ -79,8 +70,15 @@ async def look(
             unreachable=unreachable,
             remarks=remarks,
         )
-        for samples in sampled
+        for samples in found
     )
+
+
+async def look_at_fleet(settings: Settings, now: float) -> tuple[Fleet, tuple[Problem, ...]]:
+    """The fleet alone, as agents report it or it is remembered, and why nodes didn't answer."""
+    _, memory = _remembered(settings, now, now)
+    async with _connected(settings) as world:
+        return (await world.look(memory, now)).fleet, tuple(world.unreachable.values())
 
 
 def look_again(recording: Recording, sets: Sequence[PolicySet], notices: Sequence[Assumed] = ()) -> tuple[Seen, ...]:
@@ -107,8 +105,22 @@ def past(now: float, reach: float, tick: float) -> list[float]:
     return [now - step * k for k in range(count, 0, -1)]
 
 
-async def _sampled(world: World, fleet: Fleet, ask: Asked, times: Sequence[float], within_s: float) -> list[list[Samples]]:
-    """For each set the samples at each time. The catalog is asked once, so that all sets see the same."""
+@contextlib.asynccontextmanager
+async def _connected(settings: Settings) -> AsyncIterator[World]:
+    tls = TlsFiles(ca=settings.tls.ca, cert=settings.tls.cert, key=settings.tls.key)
+    agents = {NodeId(a.node): AgentClient(NodeId(a.node), a.address, tls) for a in settings.agents}
+    try:
+        async with Prometheus(settings.prometheus.url, deadline_s=float(settings.prometheus.deadline)) as prometheus:
+            yield World(agents, prometheus, Catalog(label=settings.prometheus.label))
+    finally:
+        for agent in agents.values():
+            await agent.close()
+
+
+async def sampled(world: World, fleet: Fleet, ask: Asked, times: Sequence[float], within_s: float) -> list[list[Samples]]:
+    """For each set the samples at each time. The catalog is asked once, so that all sets see the same. The last time gets `within_s`
+    seconds, those before it VIEW_TIMEOUT_S.
+    """
     found: list[list[Samples]] = [[] for _ in ask.own]
     for at in times:
         within = within_s if at == times[-1] else VIEW_TIMEOUT_S
@@ -131,16 +143,17 @@ def _at(inventory: Inventory, at: float | None) -> tuple[Fleet, tuple[Notice, ..
     return fleet, tuple(sorted(notices, key=lambda n: (n.node, n.id)))
 
 
-def _remembered(path: Path, now: float, at: float) -> tuple[EngineState, Memory]:
+def _remembered(settings: Settings, now: float, at: float) -> tuple[EngineState, Memory]:
     """What the engine on this state directory had done by `at`, and remembers now; nothing if there never was one."""
+    path, gone_after = settings.state / "engine.db", float(settings.hold) + HOLD_MARGIN_S
     if not path.exists():
-        return EngineState(), Memory()
-    with closing(Store(path, read_only=True)) as store:
+        return EngineState(), Memory(gone_after=gone_after)
+    with contextlib.closing(Store(path, read_only=True)) as store:
         last = store.load_fleet()
         busy = frozenset(WorkerId(r.planned.worker) for r in store.active() if not r.waits)
         said = declared(path.parent)
         before = tuple(n for n in last.notices if n.source != SOURCE) if last else ()
-        memory = Memory(fleet=last.fleet if last else None, notices=(*before, *said), ended=store.ended(), busy=busy)
+        memory = Memory(fleet=last.fleet if last else None, notices=(*before, *said), ended=store.ended(), busy=busy, gone_after=gone_after)
         state = store.state(now) if at >= now else state_at(store.active(), store.recent(at - _HOUR), at)
         return state, memory
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from math import nan
 from typing import Final, Protocol, TypeAlias
 
+import msgspec
+
 from shunter.observe.prometheus import Answer, Series
 
 CHUNK_S: Final = 1800.0
@@ -80,7 +82,7 @@ class _Chunk:
     """An answer over a stretch of time, packed; `reach` is how far back from an instant a point counts, in seconds."""
 
     def __init__(self, answer: Answer, reach: float) -> None:
-        self._kind, self._warnings, self._infos = answer.kind, answer.warnings, answer.infos
+        self._answer = msgspec.structs.replace(answer, series=())
         self._reach = reach
         self._tracks = [_Track(series) for series in answer.series]
 
@@ -88,7 +90,7 @@ class _Chunk:
         """Of each series the newest point within reach: of older ones nothing is asked."""
         oldest = at - self._reach
         found = [series for track in self._tracks if (series := track.newest(at, oldest)) is not None]
-        return Answer(kind=self._kind, series=tuple(found), warnings=self._warnings, infos=self._infos)
+        return msgspec.structs.replace(self._answer, series=tuple(found))
 
 
 class _Track:

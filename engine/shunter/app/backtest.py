@@ -1,0 +1,125 @@
+"""A backtest: the engine's own deciding over Prometheus' history, on the fleet that there is."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from shunter.app.inputs import asked
+from shunter.app.looking import sampled
+from shunter.app.world import World
+from shunter.audit.journal import Journal
+from shunter.backtest.run import Run
+from shunter.decide.profile import Profile
+from shunter.lang.cel import CelRules
+from shunter.model.backtest import Backtest
+from shunter.model.errors import ShunterError
+from shunter.model.policy import Policy, PolicySet
+from shunter.model.record import RecordKind
+from shunter.model.sample import Known
+from shunter.model.snapshot import Fleet, Notice, Samples, WorkerState
+from shunter.observe.catalog import Catalog
+from shunter.observe.history import History, Ranged
+from shunter.report.words import count
+
+_ANSWER_S = 120.0
+"""How long one instant may take: once in a while a chunk of history is fetched for it."""
+_RUNNING = (WorkerState.RUNNING, WorkerState.FENCED)
+_REMARKS = (
+    "Workers begin where they are now, each with its newest image as if it had just been taken: where they were then isn't recorded",
+    "A worker that didn't exist yet has no metrics, so nothing voluntary is decided on it",
+    "Load doesn't react to what would have been done: a shift that relieves a queue doesn't shorten it here",
+    "Operations succeed and take exactly their estimate; the engine's own queue, and what else happened to workers, isn't simulated",
+)
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """From `begin` to `end`, seconds since the epoch, a step every `step` seconds."""
+
+    begin: float
+    end: float
+    step: float
+
+    @property
+    def times(self) -> list[float]:
+        """Every instant, oldest first; the last is not after the end."""
+        return [self.begin + n * self.step for n in range(int((self.end - self.begin) / self.step + 1e-9) + 1)]
+
+
+async def backtest(
+    server: Ranged,
+    sets: Sequence[PolicySet],
+    fleet: Fleet,
+    notices: Sequence[Notice],
+    span: Span,
+    *,
+    catalog: Catalog,
+    profile: Profile,
+    remarks: Sequence[str] = (),
+    progress: Callable[[float], None] = lambda _share: None,
+) -> tuple[Backtest, ...]:
+    """One for each set, over the same samples. `progress` is told the share that is done."""
+    times, rules, ask = span.times, CelRules(), asked(sets)
+    began = _as_it_began(fleet, times[0])
+    world = World({}, History(server, times[-1], span.step), catalog)
+    everybody = _all_running(began)
+    runs = [Run(s, began, notices, rules, profile, begin=times[0], end=times[-1], step=span.step) for s in sets]
+    silent = 0
+    for number, at in enumerate(times):
+        seen = await sampled(world, everybody, ask, (at,), _ANSWER_S)
+        silent += _says_nothing(seen[0][0])
+        for run, (samples,) in zip(runs, seen, strict=True):
+            run.step(at, samples)
+        progress((number + 1) / len(times))
+    gaps = [f"At {silent:,} of {len(times):,} steps no worker had a value of any metric"] if silent else []
+    return tuple(run.result((*remarks, *gaps, *_REMARKS)) for run in runs)
+
+
+def enforced(policies: PolicySet) -> PolicySet:
+    """The set as if no policy were in preview. Its commit and digest stay those of what is written."""
+    return msgspec.structs.replace(policies, policies=tuple(_enforced(p) if p.mode == "preview" else p for p in policies.policies))
+
+
+def _enforced(policy: Policy) -> Policy:
+    document = policy.document
+    spec = msgspec.structs.replace(document.spec, mode="enforce")
+    return msgspec.structs.replace(policy, document=msgspec.structs.replace(document, spec=spec))
+
+
+def noticed(state: Path, span: Span) -> tuple[tuple[Notice, ...], str]:
+    """The notices that the audit has of that time, and what to say of where they are from."""
+    try:
+        with Journal(state / "audit.db", read_only=True) as journal:
+            records = journal.list(kind=RecordKind.NOTICE, since=span.begin, until=span.end, limit=None)
+    except ShunterError:
+        return (), "Notices aren't known: there is no audit of that time here, so policies that answer notices had nothing to answer"
+    found: dict[tuple[str, str], Notice] = {}
+    for sealed in records:
+        notice = msgspec.convert(sealed.record.body.get("notice"), Notice | None)
+        if notice is not None:
+            found.setdefault((notice.node, notice.id), notice)
+    return tuple(
+        found.values()
+    ), f"Notices are the {count(len(found), 'one')} that the audit has of that time; one that was withdrawn counts as open"
+
+
+def _as_it_began(fleet: Fleet, at: float) -> Fleet:
+    """The fleet of now for `at`: all nodes answer, no slot is reserved, and no worker is in the middle of an operation."""
+    nodes = tuple(
+        msgspec.structs.replace(n, reachable=True, slots=tuple(msgspec.structs.replace(s, reserved_by=None) for s in n.slots))
+        for n in fleet.nodes
+    )
+    workers = tuple(w if w.slot is None else msgspec.structs.replace(w, state=WorkerState.RUNNING) for w in fleet.workers)
+    newest = {i.worker: i for i in sorted(fleet.images, key=lambda i: (i.incarnation, i.taken_at, i.id))}
+    images = sorted((msgspec.structs.replace(i, taken_at=min(i.taken_at, at)) for i in newest.values()), key=lambda i: i.id)
+    return Fleet(nodes=nodes, workers=workers, images=tuple(images))
+
+
+def _all_running(fleet: Fleet) -> Fleet:
+    """Whom to take samples of: whoever runs at some time."""
+    workers = tuple(w if w.state in _RUNNING else msgspec.structs.replace(w, state=WorkerState.RUNNING) for w in fleet.workers)
+    return msgspec.structs.replace(fleet, workers=workers)
+
+
+def _says_nothing(samples: Samples) -> bool:
+    return not any(isinstance(s, Known) for fields in samples.workers.values() for s in fields.values())

@@ -1,0 +1,117 @@
+"""What acts cost and what the same would have cost by four other ways. Formulas and figures are named, so that they can be disputed.
+
+For an act that carries a worker with G GPUs and n tokens of context elsewhere, standing still for t seconds:
+
+- spent: G * t
+- cold: G * (S + n / P), with S the time of a native start and P the tokens of context that a worker computes again in a second
+- peer: G * (S' + n / P), a start with weights and compiled artifacts from a peer
+- store: G * (S + (1 - d) * n / P), a cold start beside a KV store that has the share d of the context
+- flip: G * (F + n / P), the role flipped in place; only where hardware and node stay the same, which is never so when a node is going
+
+S and P are a FleetProfile's if it gives them. The others, and those where none does, are public figures for 8xB200 nodes: a native start of
+481 s and one from a peer of 104 s (ModelExpress' benchmark of DeepSeek-V4-Pro), 18,471 tokens a second and GPU (LMSYS on GB200), a flip of
+1 s beside the drain. d is 0.9, the hits within a turn of a production trace; across turns it is 0.55, so the store is given the better of
+the two. None of them was measured on the fleet at hand.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+
+from shunter.decide.figures import AllFigures
+from shunter.decide.profile import Profile
+from shunter.model.backtest import Act, Price
+from shunter.model.plan import OperationKind
+from shunter.model.policy import Policy
+
+_CARRIES: Final = (OperationKind.MOVE, OperationKind.PARK)
+
+
+class Defaults(msgspec.Struct, frozen=True, kw_only=True):
+    """Public figures; seconds, and tokens a second for each GPU."""
+
+    native_start: float = 481.0
+    peer_start: float = 104.0
+    flip: float = 1.0
+    prefill_rate_per_gpu: float = 18471.0
+    stored: float = 0.9
+
+
+class _Case(msgspec.Struct, frozen=True, kw_only=True):
+    """An act's own figures: `again` is the time to compute its context again, None when that isn't known."""
+
+    gpus: float
+    start: float
+    again: float | None
+    in_place: bool
+
+
+Way = Callable[[_Case, Defaults], float | None]
+
+
+def _cold(c: _Case, _: Defaults) -> float | None:
+    return None if c.again is None else c.start + c.again
+
+
+def _peer(c: _Case, d: Defaults) -> float | None:
+    return None if c.again is None else min(c.start, d.peer_start) + c.again
+
+
+def _store(c: _Case, d: Defaults) -> float | None:
+    return None if c.again is None else c.start + (1 - d.stored) * c.again
+
+
+def _flip(c: _Case, d: Defaults) -> float | None:
+    return d.flip + c.again if c.in_place and c.again is not None else None
+
+
+_WAYS: Final[tuple[tuple[str, str, Way], ...]] = (
+    ("cold start", "GPUs x (native start + tokens / prefill rate)", _cold),
+    ("weights and artifacts from a peer", "GPUs x (start from a peer + tokens / prefill rate)", _peer),
+    ("KV store and cold start", "GPUs x (native start + what the store lacks of the tokens / prefill rate)", _store),
+    ("flip in place", "GPUs x (flip + tokens / prefill rate), only where node and hardware stay", _flip),
+)
+
+
+class Prices:
+    """Prices acts with the figures of these policies' fleet profiles."""
+
+    def __init__(self, policies: Iterable[Policy], profile: Profile, defaults: Defaults | None = None) -> None:
+        self._figures = AllFigures(tuple(policies), profile)
+        self._defaults = defaults or Defaults()
+
+    def of(self, acts: Iterable[Act]) -> tuple[Price, ...]:
+        """One price for each of the four ways, over all acts that carry a decode worker elsewhere and are carried out."""
+        carried = [a for a in acts if a.operation.kind in _CARRIES and not a.operation.preview]
+        return tuple(self._price(name, formula, way, carried) for name, formula, way in _WAYS)
+
+    def assumed(self) -> str:
+        """The figures in words, and whose they are."""
+        d = self._defaults
+        return (
+            f"Where no FleetProfile says otherwise: native start {d.native_start:g} s, from a peer {d.peer_start:g} s, flip {d.flip:g} s,"
+            f" {d.prefill_rate_per_gpu:,.0f} tokens a second and GPU computed again, {d.stored:.0%} of the context in a KV store; public"
+            " figures for 8xB200 nodes, not measured on this fleet"
+        )
+
+    def _price(self, name: str, formula: str, way: Way, acts: list[Act]) -> Price:
+        spent = instead = 0.0
+        priced = 0
+        for act in acts:
+            case, stopped = self._case(act), act.operation.estimate.stopped
+            other = way(case, self._defaults)
+            if other is None or stopped is None:
+                continue
+            priced += 1
+            spent += case.gpus * stopped
+            instead += case.gpus * other
+        return Price(baseline=name, formula=formula, spent=spent, instead=instead, acts=priced, unpriced=len(acts) - priced)
+
+    def _case(self, act: Act) -> _Case:
+        figures = self._figures.of(act.gpu_model)
+        rate = figures.prefill_rate or self._defaults.prefill_rate_per_gpu * act.gpus
+        again = act.tokens / rate if act.tokens is not None and rate else None
+        start = figures.native_start if figures.native_start is not None else self._defaults.native_start
+        in_place = act.operation.lane == "voluntary" and act.operation.kind is OperationKind.PARK
+        return _Case(gpus=act.gpus or 1, start=start, again=again, in_place=in_place)

@@ -1,0 +1,181 @@
+"""Step through the past: at each step a snapshot, the engine's own decision on it, and a fleet in which that has happened."""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from shunter.backtest.price import Prices
+from shunter.backtest.tally import Tallies
+from shunter.backtest.world import Simulated
+from shunter.decide.evaluate import evaluate
+from shunter.decide.hold import horizon
+from shunter.decide.profile import Profile
+from shunter.model.backtest import Act, Backtest, Lost, Point
+from shunter.model.expression import Rules
+from shunter.model.finding import Verdict
+from shunter.model.ids import NodeId, OperationId, PolicyName, PoolId, SlotId, WorkerId
+from shunter.model.operation import EngineState
+from shunter.model.plan import OperationKind, Plan, PlannedOperation
+from shunter.model.policy import PolicySet
+from shunter.model.sample import Known
+from shunter.model.snapshot import Fleet, Notice, NoticeKind, Samples, Snapshot, Worker, WorkerState
+
+MARGIN_S = 15.0
+"""Snapshots are kept so much longer than the longest `for`, as the engine does."""
+POINTS = 600
+"""Steps that are kept for the picture."""
+_UNDONE_S = 3600.0
+_LIVE = (WorkerState.RUNNING, WorkerState.FENCED)
+_TAKES = (NoticeKind.PREEMPTION, NoticeKind.GONE)
+"""Notices after whose deadline the node is away."""
+OPEN_S = 600.0
+"""How long a notice without a deadline is taken to be open, in seconds: nothing recorded when it was withdrawn."""
+
+
+class Run:
+    """One backtest in the making. Call `step` for each instant in order, then `result`."""
+
+    def __init__(
+        self,
+        policies: PolicySet,
+        fleet: Fleet,
+        notices: Sequence[Notice],
+        rules: Rules,
+        profile: Profile,
+        *,
+        begin: float,
+        end: float,
+        step: float,
+    ) -> None:
+        """`fleet` is the one at the beginning, `notices` all that came within the time."""
+        self._policies, self._rules, self._profile = policies, rules, profile
+        self._begin, self._end, self._step = begin, end, step
+        self.world = Simulated(fleet, EngineState())
+        self._notices = sorted(notices, key=lambda n: (n.node, n.id))
+        self._kept: deque[Snapshot] = deque()
+        self._window = horizon(policies) + MARGIN_S
+        self._tallies = Tallies(policies)
+        self._acts: list[Act] = []
+        self._shown: set[OperationId] = set()
+        self._lost: list[Lost] = []
+        self._away: set[NodeId] = set()
+        self._points: list[Point] = []
+        self._every = max(1, int((end - begin) / step / POINTS))
+        self._steps = 0
+
+    def step(self, at: float, samples: Samples) -> None:
+        """Decide on what was known at `at`, and let it happen. Samples of workers that don't run by now are left out."""
+        self.world.advance(at)
+        self._take_away(at, samples)
+        fleet = self.world.fleet
+        live = [w for w in fleet.workers if w.state in _LIVE]
+        known = {w.id: found for w in live if (found := samples.workers.get(w.id)) is not None}
+        seen = msgspec.structs.replace(samples, workers=known)
+        snapshot = Snapshot(at=at, fleet=fleet, samples=seen, notices=self._open(at))
+        self._kept.append(snapshot)
+        while at - self._kept[0].at > self._window:
+            self._kept.popleft()
+        evaluation = evaluate(self._policies, list(self._kept), self.world.state(at), at, self._rules, self._profile)
+        begun = [self._act(operation, at, seen) for operation in (*self.world.begin(evaluation.plan, at), *self._previews(evaluation.plan))]
+        self._acts += begun
+        verdicts = self._tallies.add(evaluation.findings, begun)
+        if self._steps % self._every == 0:
+            self._points.append(_point(at, live, seen, verdicts))
+        self._steps += 1
+
+    def result(self, remarks: Sequence[str] = ()) -> Backtest:
+        """What came of it. `remarks` are put before the run's own."""
+        prices = Prices(self._policies.policies, self._profile)
+        has_gpus = any(s.gpus for n in self.world.fleet.nodes for s in n.slots)
+        return Backtest(
+            begin=self._begin,
+            end=self._end,
+            step=self._step,
+            steps=self._steps,
+            commit=self._policies.commit,
+            policy_set=self._policies.digest,
+            acts=tuple(self._acts),
+            prices=prices.of(self._acts),
+            tallies=self._tallies.result(),
+            budgets=self._tallies.budgets(),
+            lost=tuple(self._lost),
+            points=tuple(self._points),
+            unit="GPU-seconds" if has_gpus else "worker-seconds",
+            remarks=(*remarks, prices.assumed()),
+        )
+
+    def _open(self, at: float) -> tuple[Notice, ...]:
+        """Notices that are open: until the deadline, and as long as their node is there."""
+        return tuple(n for n in self._notices if n.seen_at <= at and (n.node in self._away or at <= _ends(n)))
+
+    def _take_away(self, at: float, samples: Samples) -> None:
+        for notice in self._notices:
+            if notice.kind in _TAKES and notice.node not in self._away and notice.seen_at <= at and _ends(notice) < at:
+                self._away.add(notice.node)
+                for worker in self.world.take_away(notice.node, at):
+                    sessions = _value(samples, worker.id, "sessions")
+                    self._lost.append(Lost(at=at, worker=worker.id, node=notice.node, sessions=sessions))
+
+    def _previews(self, plan: Plan) -> Iterator[PlannedOperation]:
+        """What is only shown is told once, however often it is planned again."""
+        for operation in plan.operations:
+            if operation.preview and operation.id not in self._shown:
+                self._shown.add(operation.id)
+                yield operation
+
+    def _act(self, operation: PlannedOperation, at: float, samples: Samples) -> Act:
+        slot = self.world.slot(operation.from_slot or operation.expect.at or operation.to_slot)
+        worker = next((w for w in self.world.fleet.workers if w.id == operation.worker), None)
+        holds = worker is not None and worker.role == "decode"
+        return Act(
+            at=at,
+            operation=operation,
+            sessions=_value(samples, operation.worker, "sessions") if holds else 0.0,
+            tokens=_value(samples, operation.worker, "kvTokens") if holds else 0.0,
+            gpus=slot.gpus if slot else 0,
+            gpu_model=slot.gpu_model if slot else "",
+            undoes=self._undoes(operation, at),
+        )
+
+    def _undoes(self, operation: PlannedOperation, at: float) -> bool:
+        """It takes a worker back to a slot that it left less than an hour ago, or changes its mind on whether the worker runs at all."""
+        if operation.lane == "involuntary" or operation.preview:
+            return False
+        for act in reversed(self._acts):
+            if at - act.at > _UNDONE_S:
+                return False
+            if act.operation.worker == operation.worker and not act.operation.preview and _opposite(act.operation, operation):
+                return True
+        return False
+
+
+def _opposite(before: PlannedOperation, after: PlannedOperation) -> bool:
+    kinds = (before.kind, after.kind)
+    if kinds in ((OperationKind.PARK, OperationKind.RESTORE), (OperationKind.RESTORE, OperationKind.PARK)):
+        return before.lane == "voluntary"
+    left: SlotId | None = before.from_slot
+    return before.kind is OperationKind.MOVE and left is not None and after.to_slot == left
+
+
+def _ends(notice: Notice) -> float:
+    return notice.deadline if notice.deadline is not None else notice.seen_at + (0.0 if notice.kind is NoticeKind.GONE else OPEN_S)
+
+
+def _value(samples: Samples, worker: WorkerId, field: str) -> float | None:
+    found = samples.workers.get(worker, {}).get(field)
+    return found.value if isinstance(found, Known) else None
+
+
+def _point(at: float, live: Sequence[Worker], samples: Samples, verdicts: Mapping[PolicyName, Counter[Verdict]]) -> Point:
+    members: dict[PoolId, list[WorkerId]] = defaultdict(list)
+    for worker in live:
+        members[worker.pool].append(worker.id)
+    pools: dict[PoolId, tuple[int, float | None, float | None]] = {}
+    for pool, own in sorted(members.items()):
+        waiting = [_value(samples, w, "waiting") for w in own]
+        usage = [_value(samples, w, "kvUsage") for w in own]
+        total = sum(w for w in waiting if w is not None) if None not in waiting else None
+        mean = sum(u for u in usage if u is not None) / len(own) if None not in usage else None
+        pools[pool] = (len(own), total, mean)
+    return Point(at=at, pools=pools, verdicts={policy: dict(counts) for policy, counts in verdicts.items()})

@@ -1,0 +1,161 @@
+"""`shunter backtest`: what the policies would have done over a stretch of the past."""
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+
+from shunter.app.backtest import Span, backtest, enforced, noticed
+from shunter.app.looking import look_at_fleet
+from shunter.app.preview import policies_of
+from shunter.app.private import write_private
+from shunter.app.recording import load as load_recording
+from shunter.app.revisions import Revisions
+from shunter.app.settings import Settings, load
+from shunter.cli.moments import moment, stretch
+from shunter.model.backtest import Backtest
+from shunter.model.errors import Problem, Rejected, Retry
+from shunter.model.policy import PolicySet
+from shunter.model.snapshot import Fleet, Notice
+from shunter.observe.catalog import Catalog
+from shunter.observe.prometheus import Prometheus
+from shunter.report.backtest import backtest_json, backtest_markdown, backtest_text
+from shunter.report.timeline import timeline_svg
+
+_DEADLINE_S: Final = 60.0
+"""How long Prometheus may take for half an hour of one metric."""
+
+
+class Format(StrEnum):
+    """Forms of the result."""
+
+    TEXT = "text"
+    JSON = "json"
+    MARKDOWN = "markdown"
+
+
+def run_backtest(
+    since: Annotated[str, typer.Option("--since", metavar="WHEN", help="Begin: 7d ago as `7d`, or a time in UTC.")] = "7d",
+    until: Annotated[str | None, typer.Option("--until", metavar="WHEN", help="End, written like --since; now without it.")] = None,
+    step: Annotated[str, typer.Option("--step", metavar="TIME", help="Time between two decisions.")] = "30s",
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option("--compare", metavar="BASE HEAD", help="Two directories or Git revisions of the policies, over the same samples."),
+    ] = None,
+    config: Annotated[Path, typer.Option("--config", "-c", help="The engine's settings file (TOML).")] = Path("engine.toml"),
+    snapshot: Annotated[
+        Path | None, typer.Option("--snapshot", metavar="FILE", help="Begin with the fleet of this recording, and ask no agent.")
+    ] = None,
+    repository: Annotated[
+        Path | None, typer.Option("--repository", metavar="PATH", help="The repository of the revisions; else the settings'.")
+    ] = None,
+    folder: Annotated[str | None, typer.Option("--folder", help="Where policies are in it; as the settings say, or its root.")] = None,
+    enforce: Annotated[bool, typer.Option("--enforce", help="Carry out what policies in `mode: preview` decide too.")] = False,
+    output: Annotated[Format, typer.Option("--format", "-f", help="text for people, json, or markdown for a pull request.")] = Format.TEXT,
+    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Also draw pools, policies and operations over time.")] = None,
+    link: Annotated[str, typer.Option("--link", metavar="URL", help="Where all of it is, for --format markdown.")] = "",
+) -> None:
+    """Decide at each step of the past on what Prometheus knew then, as if what was decided had happened.
+
+    Says when each policy would have acted, what it would have undone again, which budgets it would have used, which sessions it would have
+    kept, and what that saves against four other ways; and what can't be known. With --compare --svg, the picture is that of HEAD.
+    """
+    settings, now = load(config), time.time()
+    span = _span(since, until, step, now)
+    sets = _sets(settings, compare, repository, folder, now)
+    if enforce:
+        sets = tuple(enforced(policies) for policies in sets)
+    fleet, remarks = _fleet(settings, snapshot, now)
+    notices, said = noticed(settings.state, span)
+    found = asyncio.run(_run(settings, sets, fleet, span, (*remarks, said), notices))
+    match output:
+        case Format.JSON:
+            typer.echo(backtest_json(found), nl=False)
+        case Format.MARKDOWN:
+            typer.echo(backtest_markdown(found, link=link), nl=False)
+        case Format.TEXT:
+            backtest_text(found, Console(highlight=False, width=None if sys.stdout.isatty() else 160))
+    if svg is not None:
+        _draw(found[-1], svg)
+
+
+def _span(since: str, until: str | None, step: str, now: float) -> Span:
+    begin, end, every = moment("--since", since, now), moment("--until", until, now), stretch("--step", step)
+    last = now if end is None else end
+    if begin is None or begin + every > last or last > now:
+        raise Rejected(
+            Problem(
+                code="SH961",
+                what="the time to look at is shorter than a step, or isn't over yet",
+                remedy="Give --since and --until that lie in the past, --since first",
+                subject="--since",
+            )
+        )
+    return Span(begin=begin, end=last, step=every)
+
+
+def _sets(
+    settings: Settings, compare: tuple[str, str] | None, repository: Path | None, folder: str | None, now: float
+) -> tuple[PolicySet, ...]:
+    with tempfile.TemporaryDirectory(prefix="shunter-backtest-") as scratch:
+        if compare is None:
+            return (asyncio.run(policies_of(settings, Path(scratch) / "policies.git", now)),)
+        revisions = Revisions(settings, repository, folder, Path(scratch))
+        return tuple(revisions.read(name) for name in compare)
+
+
+def _fleet(settings: Settings, snapshot: Path | None, now: float) -> tuple[Fleet, tuple[str, ...]]:
+    if snapshot is not None:
+        return load_recording(snapshot).fleet, (f"The fleet is that of {snapshot.name}",)
+    fleet, unreachable = asyncio.run(look_at_fleet(settings, now))
+    if not fleet.workers:
+        raise Retry(
+            Problem(code="SH962", what="the fleet has no workers", remedy="Look at the agents, or give a --snapshot", subject="fleet")
+        )
+    return fleet, tuple(f"{p.subject} doesn't answer and is as it was last known" for p in unreachable)
+
+
+async def _run(
+    settings: Settings, sets: Sequence[PolicySet], fleet: Fleet, span: Span, remarks: Sequence[str], notices: Sequence[Notice]
+) -> tuple[Backtest, ...]:
+    async with Prometheus(settings.prometheus.url, deadline_s=_DEADLINE_S) as server:
+        return await backtest(
+            server,
+            sets,
+            fleet,
+            notices,
+            span,
+            catalog=Catalog(label=settings.prometheus.label),
+            profile=settings.rates(),
+            remarks=remarks,
+            progress=_Progress(),
+        )
+
+
+def _draw(one: Backtest, path: Path) -> None:
+    try:
+        write_private(path, timeline_svg(one).encode())
+    except OSError as error:
+        what = f"the picture can't be written: {error.strerror}"
+        raise Retry(Problem(code="SH963", what=what, remedy="Check the folder and the disk", subject=str(path))) from error
+
+
+class _Progress:
+    """The share that is done, on a terminal alone."""
+
+    def __init__(self) -> None:
+        self._shown = -1
+        self._terminal = sys.stderr.isatty()
+
+    def __call__(self, share: float) -> None:
+        percent = int(share * 100)
+        if self._terminal and percent != self._shown:
+            self._shown = percent
+            typer.echo(f"\r{percent:3} %", err=True, nl=percent == 100)

@@ -1,0 +1,115 @@
+"""What policies would have done over a stretch of the past, as figures for people and programs."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from shunter.model.finding import Verdict
+from shunter.model.ids import Commit, Digest, NodeId, PolicyName, PoolId, WorkerId
+from shunter.model.plan import PlannedOperation
+
+
+class Act(msgspec.Struct, frozen=True, kw_only=True):
+    """An operation that would have been begun at `at`. `sessions` and `tokens` are what its worker held then; None: not known.
+
+    `gpus` is the number of GPUs of the worker's slot; 0: none, or not known.
+    """
+
+    at: float
+    operation: PlannedOperation
+    sessions: float | None
+    tokens: float | None
+    gpus: int = 0
+    gpu_model: str = ""
+    undoes: bool = False
+    """It takes back what another did less than an hour before: a flap."""
+
+
+class Price(msgspec.Struct, frozen=True, kw_only=True):
+    """What acts cost, and what the same would have cost by another way; GPU-seconds. `unpriced` acts have a figure that isn't known, and
+    count nowhere.
+    """
+
+    baseline: str
+    formula: str
+    spent: float = 0.0
+    instead: float = 0.0
+    acts: int = 0
+    unpriced: int = 0
+
+    @property
+    def saved(self) -> float:
+        """GPU-seconds; negative where the other way would have been cheaper."""
+        return self.instead - self.spent
+
+
+class Tally(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy. `steps` counts steps at which it said so of at least one subject; `flips` how often a subject's verdict changed.
+
+    `acted` is how often it began to act, once for each subject and stretch; `undone` its operations that took back what was less than an
+    hour old.
+    """
+
+    policy: PolicyName
+    steps: dict[Verdict, int] = {}
+    acted: int = 0
+    flips: int = 0
+    operations: int = 0
+    undone: int = 0
+    inputs_missing: tuple[str, ...] = ()
+    """Gates that were inconclusive, the most frequent first."""
+
+
+class BudgetUse(msgspec.Struct, frozen=True, kw_only=True):
+    """One budget in one group: at how many steps it held something, and its own words at the step when it held the most."""
+
+    policy: PolicyName
+    group: str
+    held: int
+    told: str
+
+
+class Lost(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that was still on a node when that was taken away."""
+
+    at: float
+    worker: WorkerId
+    node: NodeId
+    sessions: float | None
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One step for the picture: figures of each pool (workers that run, requests that wait, mean KV usage; None: not known), and how many
+    subjects each policy said what of.
+    """
+
+    at: float
+    pools: Mapping[PoolId, tuple[int, float | None, float | None]]
+    verdicts: Mapping[PolicyName, Mapping[Verdict, int]]
+
+
+class Backtest(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it. Times in seconds since the epoch; `remarks` is what isn't known or was assumed, in sentences."""
+
+    begin: float
+    end: float
+    step: float
+    steps: int
+    commit: Commit
+    policy_set: Digest
+    acts: tuple[Act, ...]
+    prices: tuple[Price, ...]
+    tallies: tuple[Tally, ...]
+    budgets: tuple[BudgetUse, ...] = ()
+    lost: tuple[Lost, ...] = ()
+    points: tuple[Point, ...] = ()
+    unit: str = "GPU-seconds"
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def kept(self) -> tuple[float, float, int]:
+        """Sessions and tokens on workers that were carried elsewhere, and how many of those acts can't be told."""
+        carried = [a for a in self.acts if a.operation.kind.value in ("move", "park") and not a.operation.preview]
+        known = [a for a in carried if a.sessions is not None]
+        tokens = sum(a.tokens for a in carried if a.tokens is not None)
+        return sum(a.sessions for a in known if a.sessions is not None), tokens, len(carried) - len(known)
