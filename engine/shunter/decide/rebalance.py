@@ -1,5 +1,6 @@
 """Workers whose best place has changed: moved to a better slot, or off a node that is to be emptied, and not back and forth."""
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
@@ -11,6 +12,7 @@ from shunter.decide.gates import ask, missing, weigh
 from shunter.decide.history import FAILURES, HOUR, failed_nodes, said
 from shunter.decide.hold import Held, held
 from shunter.decide.place import Job, place
+from shunter.decide.said import Part, Said
 from shunter.decide.stay import Leaving, places, spec_of
 from shunter.decide.words import clock
 from shunter.decide.worth import Worth, weigh_move
@@ -19,7 +21,7 @@ from shunter.model.finding import Evidence, Verdict
 from shunter.model.ids import NodeId, SlotId
 from shunter.model.operation import OperationRecord, Status
 from shunter.model.plan import OperationKind, Preconditions
-from shunter.model.policy import Policy
+from shunter.model.policy import Policy, RebalanceSpec
 from shunter.model.snapshot import Slot, Worker, WorkerState
 
 MOST_PER_HOUR = 3
@@ -34,7 +36,7 @@ class Leaver(msgspec.Struct, frozen=True, kw_only=True):
 
     worker: Worker
     scope: Scope
-    gates: list[Evidence]
+    gates: list[Part]
     since: float | None = None
     named: str = ""
     here: float | None = None
@@ -42,7 +44,7 @@ class Leaver(msgspec.Struct, frozen=True, kw_only=True):
 
 def rebalance(d: Deciding, policy: Policy) -> None:
     """Find for every covered worker, and plan up to `step` moves: of those that have wanted to go for the longest, as far as is seen."""
-    leavers = [one for worker in d.subjects(policy) if (one := _leaver(d, policy, worker)) is not None]
+    leavers = [one for worker in _wanting(d, policy) if (one := _leaver(d, policy, worker)) is not None]
     free, done = d.free_slots(), 0
     for one in sorted(leavers, key=lambda o: (o.since or 0.0, o.worker.id)):
         if done >= max(1, spec_of(policy).step):
@@ -57,18 +59,43 @@ def _say(d: Deciding, policy: Policy, one: Leaver, refused: Refusal) -> None:
     d.find(policy, one.worker.id, refused[0], refused[1], gate=refused[2], evidence=one.gates, since=one.since)
 
 
-def _leaver(d: Deciding, policy: Policy, worker: Worker) -> Leaver | None:
-    """The worker if it ought to be elsewhere and nothing is against its moving now; otherwise None, with the finding that says why."""
+def _wanting(d: Deciding, policy: Policy) -> list[Worker]:
+    """The covered workers for which `when` is true. What is said of the others is left for later."""
+    subjects = d.subjects(policy)
+    running = [w for w in subjects if w.state is WorkerState.RUNNING and w.slot is not None and w.node is not None]
+    wanting: list[Worker] = []
+    if running:
+        covered, true = d.covered(policy), d.truths(policy, spec_of(policy).when)
+        wanting = [w for w in running if covered[w.id] and true[w.id]]
+    d.leave(policy, subjects, lambda worker: _content(d, policy, worker), but={w.id for w in wanting})
+    return wanting
+
+
+def _content(d: Deciding, policy: Policy, worker: Worker) -> Said | None:
+    """Why the worker isn't to be moved, asked about it alone."""
     covered, evidence = d.covers(policy, worker)
     if covered is False and not evidence:
         return None
-    one = Leaver(worker=worker, scope=d.scopes.worker(policy, worker), gates=[*evidence])
-    refused = _subject(covered, worker)
-    if refused is None:
-        refused, stretch = _when(d, policy, one)
-        if stretch is not None:
-            one = msgspec.structs.replace(one, since=stretch.since, named=_named(stretch, d.now))
-    refused = refused or _held(d, policy, one)
+    if isinstance(covered, Undecided):
+        return Said(Verdict.INCONCLUSIVE, missing(covered), "workers.where", evidence)
+    if not covered:
+        return Said(Verdict.PASS, "the policy doesn't cover it", "workers.where", evidence)
+    if worker.state is not WorkerState.RUNNING or worker.slot is None or worker.node is None:
+        return Said(Verdict.PASS, f"it is {worker.state.value}", "worker.state", evidence)
+    answer, asked = ask(d.rules, "when", spec_of(policy).when, d.scopes.worker(policy, worker))
+    if isinstance(answer, Undecided):
+        return Said(Verdict.INCONCLUSIVE, missing(answer), "when", (*evidence, asked))
+    return Said(Verdict.PASS, "`when` is false", "when", (*evidence, asked))
+
+
+def _leaver(d: Deciding, policy: Policy, worker: Worker) -> Leaver | None:
+    """The worker, which ought to be elsewhere, if nothing is against its moving now; otherwise None, with the finding that says why."""
+    spec = spec_of(policy)
+    gates = [*d.asked(policy, worker, "workers.where", spec.workers.where), *d.asked(policy, worker, "when", spec.when)]
+    one = Leaver(worker=worker, scope=d.scopes.worker(policy, worker), gates=gates)
+    stretch = held(_answers(d, policy, worker), d.now, float(spec.for_))
+    one = msgspec.structs.replace(one, since=stretch.since, named=_named(stretch, d.now))
+    refused = _lasting(spec, one, stretch) or _held(d, policy, one)
     if refused is None:
         refused, here = _here(d, policy, one)
         one = msgspec.structs.replace(one, here=here)
@@ -78,37 +105,27 @@ def _leaver(d: Deciding, policy: Policy, worker: Worker) -> Leaver | None:
     return None
 
 
-def _subject(covered: bool | Undecided, worker: Worker) -> Refusal | None:
-    if isinstance(covered, Undecided):
-        return Verdict.INCONCLUSIVE, missing(covered), "workers.where"
-    if not covered:
-        return Verdict.PASS, "the policy doesn't cover it", "workers.where"
-    if worker.state is not WorkerState.RUNNING or worker.slot is None or worker.node is None:
-        return Verdict.PASS, f"it is {worker.state.value}", "worker.state"
-    return None
+def _answers(d: Deciding, policy: Policy, worker: Worker) -> list[tuple[float, bool | None]]:
+    """What `when` was in each snapshot, oldest first, true now; no further back than to where it last wasn't true."""
+    when = spec_of(policy).when
+    found: deque[tuple[float, bool | None]] = deque([(d.world.at, True)])
+    for at, scope in reversed(d.worker_series(policy, worker.id)[:-1]):
+        answer = d.rules.test(when, scope) if scope is not None else None
+        found.appendleft((at, answer if isinstance(answer, bool) else None))
+        if answer is not True:
+            break
+    return list(found)
 
 
-def _when(d: Deciding, policy: Policy, one: Leaver) -> tuple[Refusal | None, Held | None]:
-    """Whether it ought to be elsewhere, and has for long enough."""
-    spec = spec_of(policy)
-    answer, evidence = ask(d.rules, "when", spec.when, one.scope)
-    one.gates.append(evidence)
-    if isinstance(answer, Undecided):
-        return (Verdict.INCONCLUSIVE, missing(answer), "when"), None
-    if not answer:
-        return (Verdict.PASS, "`when` is false", "when"), None
-    answers: list[tuple[float, bool | None]] = []
-    for at, scope in d.worker_series(policy, one.worker.id)[:-1]:
-        earlier = d.rules.test(spec.when, scope) if scope is not None else None
-        answers.append((at, earlier if isinstance(earlier, bool) else None))
-    stretch = held([*answers, (d.world.at, True)], d.now, float(spec.for_))
+def _lasting(spec: RebalanceSpec, one: Leaver, stretch: Held) -> Refusal | None:
+    """Whether it has had to go for long enough."""
     since = f"since {clock(stretch.since)}" if stretch.since is not None else "not at all"
     detail = f"{since}, {float(spec.for_):g} s wanted{'; ' if stretch.why else ''}{stretch.why}"
     one.gates.append(Evidence(gate="for", result=stretch.remaining <= 0, detail=detail))
     if stretch.remaining <= 0:
-        return None, stretch
+        return None
     told = f"`when` has held {since}" if stretch.since is not None else f"`when` is true, but {stretch.why}"
-    return (Verdict.HOLD, f"{told}: not long enough", "for"), stretch
+    return Verdict.HOLD, f"{told}: not long enough", "for"
 
 
 def _named(stretch: Held, now: float) -> str:
