@@ -156,16 +156,17 @@ def _explain(text: str, message: str, found: tuple[lexer.Chain, ...], names: set
     faults: dict[int, Fault] = {}
     for line, column, what in _ERROR.findall(message):
         row = min(int(line), len(starts)) - 1
-        fault = _fault(min(starts[row] + int(column) - 1, len(text)), what, found, names)
+        fault = _fault(text, min(starts[row] + int(column) - 1, len(text)), what, found, names)
         faults.setdefault(fault.offset, fault)
     if not faults:
         faults[0] = Fault(code="SH130", offset=0, what=f"the expression can't be read: {message[:200]}", remedy="Write it more simply")
     return tuple(faults[offset] for offset in sorted(faults))
 
 
-def _fault(offset: int, what: str, found: tuple[lexer.Chain, ...], names: set[str]) -> Fault:
+def _fault(text: str, offset: int, what: str, found: tuple[lexer.Chain, ...], names: set[str]) -> Fault:
     if missing := _UNDECLARED.match(what):
-        return _undeclared(offset, missing[1], found, names)
+        called = "." not in missing[1] and text.startswith("(", offset)  # CEL puts an unknown function at its parenthesis
+        return _no_function(text, offset, missing[1]) if called else _undeclared(offset, missing[1], found, names)
     if overload := _OVERLOAD.match(what):
         return _no_overload(offset, overload[1], overload[2])
     if what.startswith("Syntax error: "):
@@ -181,13 +182,14 @@ def _fault(offset: int, what: str, found: tuple[lexer.Chain, ...], names: set[st
     return Fault(code="SH130", offset=offset, what=what, remedy="Correct the expression here")
 
 
+def _no_function(text: str, offset: int, name: str) -> Fault:
+    remedy = suggest(name, _FUNCTIONS, "See the list of functions in the policy reference")
+    return Fault(code="SH137", offset=max(text.rfind(name, 0, offset), 0), what=f"{name} is not a function", remedy=remedy)
+
+
 def _undeclared(offset: int, name: str, found: tuple[lexer.Chain, ...], names: set[str]) -> Fault:
     chain = next((c for c in found if c.start <= offset <= c.end), None)
     name = name.removeprefix(".")
-    last = name.rpartition(".")[2]
-    if chain and chain.called and "." not in name and chain.name.rpartition(".")[2] == last:
-        remedy = suggest(last, _FUNCTIONS, "See the list of functions in the policy reference")
-        return Fault(code="SH137", offset=chain.starts[-1], what=f"{last} is not a function", remedy=remedy)
     start = chain.start if chain else offset
     elsewhere = next((n for n in (name, chain.name if chain else name) if n in VARIABLES), None)
     if elsewhere:

@@ -4,6 +4,7 @@ import difflib
 import re
 from bisect import bisect_right
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 from shunter.model.errors import Place, Problem, Severity
@@ -100,14 +101,26 @@ class SourceText:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that `word` most probably was meant to be, or None."""
+    """The known word that `word` most probably was meant to be, or None: of those that look alike the one with the fewest slips."""
     choices = sorted(known)
-    found = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
-    if found:
-        return found[0]
-    folded = {c.lower(): c for c in choices}
-    found = difflib.get_close_matches(word.lower(), list(folded), n=1, cutoff=0.6)
-    return folded[found[0]] if found else None
+    for written, words in ((word, {c: c for c in choices}), (word.lower(), {c.lower(): c for c in choices})):
+        found = difflib.get_close_matches(written, list(words), n=5, cutoff=0.6)
+        if found:
+            return words[min(found, key=partial(_unlikeness, written))]
+    return None
+
+
+def _unlikeness(one: str, other: str) -> tuple[int, int]:
+    """Letters to add, leave out, change, or swap with their neighbour, to make one word the other; and how they differ in length."""
+    before, above = list(range(len(other) + 1)), list(range(len(other) + 1))
+    for i, a in enumerate(one, 1):
+        here = [i]
+        for j, b in enumerate(other, 1):
+            least = min(above[j] + 1, here[j - 1] + 1, above[j - 1] + (a != b))
+            swapped = i > 1 and j > 1 and (a, one[i - 2]) == (other[j - 2], b)
+            here.append(min(least, before[j - 2] + 1) if swapped else least)
+        before, above = above, here
+    return above[-1], abs(len(one) - len(other))
 
 
 def suggest(word: str, known: Iterable[str], otherwise: str) -> str:

@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 from lang_documents import BUDGET, CADENCE, CHECKPOINT, FOLLOW, PROFILE, REASSIGN, REBALANCE, swap
-from shunter.lang.diagnostics import CODES
+from shunter.lang.cel import check
+from shunter.lang.diagnostics import CODES, nearest
 from shunter.lang.load import check_text
 from shunter.model.canon import encode
 from shunter.model.policy import DisruptionBudget, FleetProfile, Policy
@@ -205,3 +206,25 @@ def test_computed_cadences_arrive_in_the_structs():
     assert (spec["pause"], spec["overhead"]) == ({"atMost": 20.0, "share": 0.1}, {"atMost": 0.015})
     assert (spec["prefer"], spec["keep"]) == ("idle", {"last": 2, "within": 3600.0})
     assert Rate.parse("1/1000h") == 1 / 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "meant"),
+    [
+        ("mdoe", ["mode", "move", "model"], "mode"),
+        ("form", ["for", "from"], "from"),
+        ("metric", ["metrics", "method"], "metrics"),
+        ("MaxConcurrent", ["maxConcurrent", "maxPerWindow"], "maxConcurrent"),
+        ("maxconcurent", ["maxConcurrent", "maxPerWindow"], "maxConcurrent"),
+        ("zzz", ["mode", "move"], None),
+        ("mode", [], None),
+    ],
+)
+def test_the_nearest_word_has_the_fewest_slips(word, known, meant):
+    assert nearest(word, known) == meant
+
+
+@pytest.mark.parametrize(("text", "offset"), [("'x'.startWith('x')", 4), ("false && siz('x') > 1", 9), ("foo(1).bar(2) > siz(1)", 0)])
+def test_an_unknown_function_is_placed_at_its_name_on_whatever_it_is_called(text, offset):
+    first = check(text, "bool", frozenset({"worker"}), frozenset())[0]
+    assert (first.code, first.offset) == ("SH137", offset)
