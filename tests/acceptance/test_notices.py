@@ -1,5 +1,6 @@
 """From where a notice is first said to the worker's streams going on elsewhere, on the real parts."""
 
+import json
 import os
 import sys
 from contextlib import ExitStack
@@ -52,6 +53,11 @@ def test_a_spot_interruption_in_the_metadata_service_moves_the_worker(scene: Mak
         s.stream(400)
         s.fleet.start_engine()
         ends = (datetime.now(UTC) + timedelta(seconds=90)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        asked = s.fleet.shunter("notices", "-c", str(s.fleet.folder / "engine.toml"), "--notice", "node-a=preemption:60s", "--json")
+        (here, there) = json.loads(asked.stdout)["nodes"]
+        assert (here["sources"], here["problems"]) == (["aws", "file"], [])
+        assert [(o["kind"], o["to_slot"]) for o in here["notices"][0]["operations"]] == [("move", "node-b/0")]
+        assert (there["notices"], s.outcomes("move")) == ([], []), "it was only asked"
         service.says["spot/instance-action"] = f'{{"action": "terminate", "time": "{ends}"}}'
         moved = s.outcome("move")
     assert (moved["status"], moved["to"]) == ("succeeded", "node-b/0"), moved

@@ -23,12 +23,13 @@ from report_world import (
     record,
 )
 from rich.console import Console
-from shunter.model.finding import Verdict
-from shunter.model.ids import Commit, Digest, Epoch, ImageId, WorkerId
+from shunter.model.finding import Finding, Verdict
+from shunter.model.ids import Commit, Digest, Epoch, ImageId, NodeId, NoticeId, PolicyName, SlotId, WorkerId
 from shunter.model.operation import Outcome, Status, Step
 from shunter.model.record import Record, RecordKind, Sealed
-from shunter.model.snapshot import Snapshot
+from shunter.model.snapshot import Notice, NoticeKind, Snapshot
 from shunter.report.json import plan_json
+from shunter.report.notices import notices_document, notices_text
 from shunter.report.text import audit_text, operation_line, plan_text, record_text, status_text, summary_table
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -69,6 +70,39 @@ SEALED = tuple(
 )  # fmt: skip
 
 
+MORE = msgspec.structs.replace(
+    SNAPSHOT,
+    notices=(
+        *(msgspec.structs.replace(n, source="aws", detail="spot: terminate at 2027-01-15T08:02:00Z") for n in NOTICES),
+        Notice(
+            id=NoticeId("gpu"), kind=NoticeKind.GPU_FAILING, node=NodeId("node-b"), seen_at=NOW - 60, source="gpu",
+            detail="XID 48 on 0000:4f:00", slot=SlotId("node-b/0"),
+        ),
+        Notice(id=NoticeId("m"), kind=NoticeKind.MAINTENANCE, node=NodeId("node-c"), seen_at=NOW - 60),
+    ),
+)  # fmt: skip
+NOTICED = evaluation(
+    msgspec.structs.replace(MOVE, notice=NoticeId("n1")),
+    findings=(
+        Finding(
+            policy=PolicyName("save"), subject="decode-1", verdict=Verdict.HOLD, lane="involuntary", since=NOW - 2,
+            reason="no node has a free slot, and it can't be parked", gate="otherwise",
+        ),
+    ),
+)  # fmt: skip
+
+
+def test_notices_for_programs_say_the_same():
+    nodes = notices_document(NOTICED, MORE)["nodes"]
+    (first,) = nodes[0]["notices"]  # type: ignore[index]
+    assert ([o.worker for o in first["operations"]], [f.subject for f in first["held"]]) == (["decode-0"], ["decode-1"])
+    assert [(n["id"], n["sources"], [p.code for p in n["problems"]]) for n in nodes] == [  # type: ignore[attr-defined]
+        ("node-a", ("aws",), ["SH645"]),
+        ("node-b", (), []),
+        ("node-c", (), []),
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "write"),
     [
@@ -84,6 +118,7 @@ SEALED = tuple(
         ),
         ("audit.txt", lambda c: audit_text(SEALED, c)),
         ("record.txt", lambda c: record_text(SEALED[1], c)),
+        ("notices.txt", lambda c: notices_text(NOTICED, MORE, c)),
     ],
 )  # fmt: skip
 def test_what_people_read(name: str, write: Callable[[Console], None]):

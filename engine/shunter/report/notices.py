@@ -1,0 +1,89 @@
+"""What was announced for each node, by whom, and what is done about it now."""
+
+from rich.console import Console
+
+from shunter.model.finding import Finding, Verdict
+from shunter.model.plan import Evaluation, PlannedOperation
+from shunter.model.snapshot import Node, Notice, Snapshot
+from shunter.report.marks import Marks, mark
+from shunter.report.plan import headline
+from shunter.report.words import Page, count, moment, span
+
+
+def notices_text(evaluation: Evaluation, snapshot: Snapshot, console: Console) -> None:
+    """Write it: each node's sources and what is wrong with them, its open notices, and for each what is planned or held back, and why."""
+    page, marks = Page(console), Marks(snapshot.fleet)
+    nodes = snapshot.fleet.nodes
+    page.title(f"At {moment(snapshot.at)}: {count(len(snapshot.notices), 'notice')} on {count(len(nodes), 'node')}")
+    for node in nodes:
+        page.blank()
+        tag = mark(pretend=node.id in marks.nodes)
+        page.line(f"{tag}{node.id}: {_sources(node)}", style="bold")
+        for problem in node.problems:
+            page.line(f"{tag}{problem}", indent=2, hang=2, style="red")
+        for notice in (n for n in snapshot.notices if n.node == node.id):
+            _notice(page, marks, evaluation, snapshot, notice)
+
+
+def notices_document(evaluation: Evaluation, snapshot: Snapshot) -> dict[str, object]:
+    """The same as values for JSON: `at`, and `nodes` with `sources`, `problems` and `notices`, each with its `operations` and `held`."""
+    return {
+        "at": snapshot.at,
+        "nodes": [
+            {
+                "id": node.id,
+                "reachable": node.reachable,
+                "sources": node.sources,
+                "problems": node.problems,
+                "notices": [
+                    {"notice": n, "operations": _done(evaluation, n), "held": _held(evaluation, snapshot, n)}
+                    for n in snapshot.notices
+                    if n.node == node.id
+                ],
+            }
+            for node in snapshot.fleet.nodes
+        ],
+    }
+
+
+def _sources(node: Node) -> str:
+    if not node.reachable:
+        return "doesn't answer; what follows is what it said last"
+    return f"watches {', '.join(node.sources)}" if node.sources else "watches nothing: it won't be heard of before it is gone"
+
+
+def _notice(page: Page, marks: Marks, evaluation: Evaluation, snapshot: Snapshot, notice: Notice) -> None:
+    about = f" of {notice.slot}" if notice.slot is not None else ""
+    left = "no deadline" if notice.deadline is None else f"{span(notice.deadline - snapshot.at)} left"
+    told = f", from {notice.source}" if notice.source else ""
+    detail = f": {notice.detail}" if notice.detail else ""
+    page.line(f"{notice.kind.value}{about}, {left}{told}, seen {moment(notice.seen_at)}{detail}", indent=2, hang=2, style="yellow")
+    done, held = _done(evaluation, notice), _held(evaluation, snapshot, notice)
+    for operation in done:
+        page.line(f"{marks.of_operation(operation)}{headline(operation)} [{operation.policy}]", indent=4, hang=2)
+    for finding in held:
+        page.line(
+            f"{marks.of_subject(finding.subject)}{finding.subject}: {finding.verdict.value}, {finding.reason} [{finding.policy}]",
+            indent=4,
+            hang=2,
+        )
+    if not done and not held:
+        here = any(w.node == notice.node and notice.slot in (None, w.slot) for w in snapshot.fleet.workers)
+        page.line("no policy answers to it" if here else "no worker is there", indent=4)
+
+
+def _done(evaluation: Evaluation, notice: Notice) -> list[PlannedOperation]:
+    return [o for o in evaluation.plan.operations if o.notice == notice.id]
+
+
+def _held(evaluation: Evaluation, snapshot: Snapshot, notice: Notice) -> list[Finding]:
+    """Workers that it is about for which an involuntary policy wants to act and can't. One of another kind's notice isn't among them."""
+    about = {str(w.id) for w in snapshot.fleet.workers if w.node == notice.node and notice.slot in (None, w.slot)}
+    return [
+        f
+        for f in evaluation.findings
+        if f.lane == "involuntary"
+        and f.subject in about
+        and f.verdict in (Verdict.HOLD, Verdict.INCONCLUSIVE)
+        and f.since == notice.seen_at
+    ]
