@@ -20,10 +20,12 @@ as the sum is flat around its least value.
 
 import math
 from statistics import median
+from typing import NamedTuple
 
 import msgspec
 
 from shunter.decide.deciding import Deciding
+from shunter.decide.said import Part
 from shunter.model.finding import Evidence
 from shunter.model.ids import WorkerId
 from shunter.model.operation import Status
@@ -43,11 +45,11 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
         return f"a pause of {_said(self.seconds)} ({self.basis})" if self.seconds is not None else "a pause that isn't known"
 
 
-class Interval(msgspec.Struct, frozen=True, kw_only=True):
+class Interval(NamedTuple):
     """How long after its newest image a worker's next one is due, in seconds, and what that was computed from."""
 
     seconds: float
-    evidence: tuple[Evidence, ...] = ()
+    evidence: tuple[Part, ...] = ()
 
 
 def daly(pause: float, hazard: float) -> float:
@@ -98,27 +100,33 @@ def interval_of(spec: CheckpointSpec, pause: Pause) -> Interval:
 
 
 def _optimum(optimal: Optimal, pause: Pause) -> Interval:
-    gate, bounds = "cadence.optimal", f"at least {optimal.min}, at most {optimal.max}"
     if pause.seconds is None:
         detail = f"{pause}, so the longest interval: {optimal.max}"
-        return Interval(seconds=float(optimal.max), evidence=(Evidence(gate=gate, result=None, detail=detail),))
+        return Interval(seconds=float(optimal.max), evidence=(Evidence(gate="cadence.optimal", result=None, detail=detail),))
     best = daly(pause.seconds, float(optimal.hazard))
     seconds = min(float(optimal.max), max(float(optimal.min), best))
-    detail = (
-        f"every {_said(seconds)}: {_said(best)} by Daly's formula for {pause} and one loss in {_said(1 / optimal.hazard)} that no notice "
-        f"announces, taken to come at any time alike; {bounds}"
-    )
-    return Interval(seconds=seconds, evidence=(Evidence(gate=gate, result=True, detail=detail),))
+
+    def told() -> Evidence:
+        detail = (
+            f"every {_said(seconds)}: {_said(best)} by Daly's formula for {pause} and one loss in {_said(1 / optimal.hazard)} that no "
+            f"notice announces, taken to come at any time alike; at least {optimal.min}, at most {optimal.max}"
+        )
+        return Evidence(gate="cadence.optimal", result=True, detail=detail)
+
+    return Interval(seconds=seconds, evidence=(told,))
 
 
 def _lengthened(chosen: Interval, pause: Pause, most: float) -> Interval:
-    gate = "overhead.atMost"
     if pause.seconds is None:
-        return Interval(seconds=chosen.seconds, evidence=(*chosen.evidence, Evidence(gate=gate, result=None, detail=f"{pause}")))
+        unknown = Evidence(gate="overhead.atMost", result=None, detail=f"{pause}")
+        return Interval(seconds=chosen.seconds, evidence=(*chosen.evidence, unknown))
     least = pause.seconds / most if most > 0 else math.inf
-    detail = f"{pause} is at most {most * 100:g}% of {_said(least) if math.isfinite(least) else 'no interval'}"
-    longer = Evidence(gate=gate, result=chosen.seconds >= least, detail=detail)
-    return Interval(seconds=max(chosen.seconds, least), evidence=(*chosen.evidence, longer))
+
+    def told() -> Evidence:
+        detail = f"{pause} is at most {most * 100:g}% of {_said(least) if math.isfinite(least) else 'no interval'}"
+        return Evidence(gate="overhead.atMost", result=chosen.seconds >= least, detail=detail)
+
+    return Interval(seconds=max(chosen.seconds, least), evidence=(*chosen.evidence, told))
 
 
 def _said(seconds: float) -> str:
