@@ -74,7 +74,7 @@ def cases_of(d: Deciding, policy: Policy) -> list[Case]:
 
 def _against(d: Deciding, policy: Policy, worker: Worker) -> Said | None:
     """Why there is nothing to do for the worker; None where the policy isn't about it."""
-    covered, evidence = d.covers(policy, worker)
+    covered, evidence = d.coverage(policy, worker)
     if covered is False:
         return Said(Verdict.PASS, "the policy doesn't cover it", "workers.where", evidence) if evidence else None
     if worker.state not in _LIVE:

@@ -115,7 +115,7 @@ def _old(d: Deciding, spec: CheckpointSpec) -> Callable[[Worker], bool]:
 
 def _against(d: Deciding, policy: Policy, worker: Worker) -> Said | None:
     """Why the worker doesn't want a checkpoint, asked about it alone."""
-    covered, evidence = d.covers(policy, worker)
+    covered, evidence = d.coverage(policy, worker)
     if covered is False and not evidence:
         return None
     refused, gates = _subject(covered, worker), list[Part](evidence)

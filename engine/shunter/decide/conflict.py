@@ -28,7 +28,7 @@ class Ledger:
         self._leaving: dict[SlotId, PlannedOperation] = {}
         self._arriving: dict[SlotId, PlannedOperation] = {}
         self._load: Counter[NodeId] = Counter()
-        self._vacant = dict(vacant or {})
+        self._vacant, self._lent = dict(vacant or {}), False
         self.changes: list[NodeId] = []
         """Nodes of which a vacant slot was taken since the beginning, in that order."""
         for slot in self._busy_slots:
@@ -55,8 +55,11 @@ class Ledger:
         return slot.worker is None and slot.reserved_by is None and not taken and slot.id not in self._failing
 
     def vacant(self) -> Mapping[NodeId, tuple[Slot, ...]]:
-        """The slots for which `free` is true now, by node, in order. Nodes without one aren't in it. It stays as it is."""
-        return dict(self._vacant)
+        """The slots for which `free` is true now, by node, in order. Nodes without one aren't in it. It stays as it is, and is the same one
+        as long as nothing was taken.
+        """
+        self._lent = True
+        return self._vacant
 
     def vacancies(self, node: NodeId) -> int:
         """How many slots of the node are free now."""
@@ -104,6 +107,8 @@ class Ledger:
         if len(left) == len(before):
             return
         self.changes.append(node)
+        if self._lent:
+            self._vacant, self._lent = dict(self._vacant), False
         if left:
             self._vacant[node] = left
         else:

@@ -8,7 +8,7 @@ from shunter.decide.budget import Budgets
 from shunter.decide.conflict import Ledger
 from shunter.decide.figures import AllFigures, Figures, model_of
 from shunter.decide.fit import Finder, Needs, needs_of_image, needs_of_worker
-from shunter.decide.gates import ask
+from shunter.decide.gates import Teller, ask
 from shunter.decide.history import History
 from shunter.decide.hold import tolerance
 from shunter.decide.keep import Holding, Turns
@@ -48,6 +48,7 @@ class Deciding:
         self._sheets: dict[str | None, Workers] = {}
         self._covered: dict[PolicyName, Mapping[WorkerId, bool | None]] = {}
         self.notes = Notes()
+        self._teller = Teller(self.rules)
         self.turns = Turns()
         self.ranked: list[Ranked] = []
         self._involuntary: dict[tuple[str, bool], str] = {}
@@ -194,6 +195,16 @@ class Deciding:
         answer, evidence = ask(self.rules, "workers.where", select.where, self.scopes.worker(policy, worker))
         return answer, (evidence,)
 
+    def coverage(self, policy: Policy, worker: Worker) -> tuple[bool | Undecided, tuple[Evidence, ...]]:
+        """As `covers`, for a policy of the set, of which all its subjects are asked at once."""
+        where = policy.selector.where if policy.selector is not None else None
+        answer = self.covered(policy).get(worker.id, False) if where is not None else None
+        if answer is None or where is None:
+            return self.covers(policy, worker)
+        if not self.reaches(policy, worker):
+            return False, ()
+        return answer, (self._teller.tell("workers.where", where, self.scopes.worker(policy, worker), answer),)
+
     def asked(self, policy: Policy, worker: Worker, gate: str, expression: Expression | None) -> tuple[Part, ...]:
         """The evidence of a condition on a covered worker, left for later; none without a condition."""
         if expression is None:
@@ -249,9 +260,7 @@ class Deciding:
     @cached_property
     def taken(self) -> Mapping[WorkerId, float]:
         """When each worker's newest image was taken, also by a checkpoint that the snapshot doesn't show yet; only those that have one."""
-        taken: dict[WorkerId, float] = {}
-        for image in self.world.snapshot.fleet.images:
-            taken[image.worker] = max(image.taken_at, taken.get(image.worker, image.taken_at))
+        taken = {worker: max([i.taken_at for i in images]) for worker, images in self.world.images.items()}
         for record in self.history.ended:
             planned, worker = record.planned, self.world.workers.get(record.planned.worker)
             done = planned.kind is OperationKind.CHECKPOINT and record.status is Status.SUCCEEDED

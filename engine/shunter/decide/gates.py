@@ -9,9 +9,36 @@ def ask(rules: Rules, gate: str, expression: Expression, scope: Scope) -> tuple[
     """Test a condition. The evidence's result is None when it has no answer."""
     answer = rules.test(expression, scope)
     inputs = _inputs(rules, expression, scope)
-    result = None if isinstance(answer, Undecided) else answer
-    detail = str(answer) if result is None else ", ".join(_said(i) for i in inputs)
-    return answer, Evidence(gate=gate, result=result, detail=detail, expression=expression.text, inputs=inputs)
+    if not isinstance(answer, Undecided):
+        return answer, _told(gate, expression, answer, inputs)
+    return answer, Evidence(gate=gate, result=None, detail=str(answer), expression=expression.text, inputs=inputs)
+
+
+class Teller:
+    """Evidence of conditions whose answer is known. What read the same and came out the same is told once."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._names: dict[str, tuple[str, ...]] = {}
+        self._told: dict[tuple[object, ...], Evidence] = {}
+
+    def tell(self, gate: str, expression: Expression, scope: Scope, answer: bool) -> Evidence:
+        """The evidence that `ask` gives where the answer is this one."""
+        names = self._names.get(expression.text)
+        if names is None:
+            names = self._names[expression.text] = tuple(sorted(self._rules.inputs(expression)))
+        inputs = [(name, scope.get(name)) for name in names]
+        if any(value is None or isinstance(value, Known | Missing | Stale) for _, value in inputs):
+            return _told(gate, expression, answer, tuple(_input(name, value) for name, value in inputs))
+        key = (gate, expression.text, answer, *(repr(scalar(value)) for _, value in inputs if value is not None))
+        found = self._told.get(key)
+        if found is None:
+            found = self._told[key] = _told(gate, expression, answer, tuple(_input(name, value) for name, value in inputs))
+        return found
+
+
+def _told(gate: str, expression: Expression, answer: bool, inputs: tuple[Input, ...]) -> Evidence:
+    return Evidence(gate=gate, result=answer, detail=", ".join(_said(i) for i in inputs), expression=expression.text, inputs=inputs)
 
 
 def weigh(rules: Rules, gate: str, expression: Expression, scope: Scope) -> tuple[float | Undecided, Evidence]:

@@ -4,7 +4,7 @@ slots.
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from heapq import merge
 from typing import TypeAlias
 
@@ -28,40 +28,58 @@ class Turns:
         self.pools[worker.pool] += 1
 
 
+Key: TypeAlias = tuple[int, int, NodeId]
+"""Bytes held, less the free slots, node."""
+
+
 class Holding:
     """What each node that stays holds, in order. The order follows what is added here and what the ledger gives away."""
 
     def __init__(self, world: World, ledger: Ledger, used: Mapping[NodeId, int]) -> None:
         """`used` are bytes that nodes hold already; a node that isn't in it holds nothing."""
-        self._base, self._added = _Order(world, ledger, used), dict[NodeId, int]()
+        self._begin(_Order(world, ledger, used))
+
+    def _begin(self, base: "_Order") -> None:
+        self._base, self._changes = base, base.follow()
+        self._added: dict[NodeId, int] = {}
+        self._moved: list[Key] = []
 
     def copy(self) -> "Holding":
         """Another one to which nothing was added yet."""
         other = object.__new__(Holding)
-        other._base, other._added = self._base, {}
+        other._begin(self._base)
         return other
 
     def add(self, node: NodeId, size: int) -> None:
         """The node is given `size` bytes more."""
-        if size:
-            self._added[node] = self._added.get(node, 0) + size
+        self._follow()
+        if not size or node not in self._base.by_node:
+            return
+        if node in self._added:
+            self._moved.remove(self._key(node))
+        self._added[node] = self._added.get(node, 0) + size
+        insort(self._moved, self._key(node))
 
     def first(self, number: int, fits: Callable[[NodeId], bool], but: NodeId | None) -> tuple[NodeId, ...]:
         """Up to `number` nodes other than `but`: those that fit first, each in order."""
-        base, added = self._base, self._added
-        moved = sorted((used + more, free, node) for node, more in added.items() if (key := base.key(node)) for used, free in [key[:2]])
+        self._follow()
         chosen: list[NodeId] = []
         others: list[NodeId] = []
-        for _, _, node in merge((key for key in base.order() if key[2] not in added), moved):
+        for _, _, node in merge((key for key in self._base.order if key[2] not in self._added), self._moved):
             if len(chosen) >= number:
                 break
             if node != but:
                 (chosen if fits(node) else others).append(node)
         return tuple([*chosen, *others][:number])
 
+    def _follow(self) -> None:
+        changes = self._base.follow()
+        if changes != self._changes:
+            self._moved, self._changes = sorted(self._key(node) for node in self._added), changes
 
-Key: TypeAlias = tuple[int, int, NodeId]
-"""Bytes held, free slots less than none, node."""
+    def _key(self, node: NodeId) -> Key:
+        used, free, _ = self._base.by_node[node]
+        return used + self._added[node], free, node
 
 
 class _Order:
@@ -69,24 +87,16 @@ class _Order:
 
     def __init__(self, world: World, ledger: Ledger, used: Mapping[NodeId, int]) -> None:
         self._ledger, self._seen = ledger, len(ledger.changes)
-        self._by_node: dict[NodeId, Key] = {n: (used.get(n, 0), -ledger.vacancies(n), n) for n in world.nodes if world.stays(n)}
-        self._order = sorted(self._by_node.values())
+        self.by_node: dict[NodeId, Key] = {n: (used.get(n, 0), -ledger.vacancies(n), n) for n in world.nodes if world.stays(n)}
+        self.order = sorted(self.by_node.values())
+        """The first to be asked first."""
 
-    def order(self) -> Sequence[Key]:
-        """All of them, the first to be asked first."""
-        self._follow()
-        return self._order
-
-    def key(self, node: NodeId) -> Key | None:
-        """The node's; None when it doesn't stay."""
-        self._follow()
-        return self._by_node.get(node)
-
-    def _follow(self) -> None:
-        changes = self._ledger.changes
-        for node in changes[self._seen :] if len(changes) > self._seen else ():
-            if (before := self._by_node.get(node)) is not None:
-                del self._order[bisect_left(self._order, before)]
-                self._by_node[node] = after = (before[0], -self._ledger.vacancies(node), node)
-                insort(self._order, after)
-        self._seen = len(changes)
+    def follow(self) -> int:
+        """Catch up with the ledger. The answer is how many of its changes were taken in so far."""
+        for node in self._ledger.changes[self._seen :]:
+            if (before := self.by_node.get(node)) is not None:
+                del self.order[bisect_left(self.order, before)]
+                self.by_node[node] = after = (before[0], -self._ledger.vacancies(node), node)
+                insort(self.order, after)
+        self._seen = len(self._ledger.changes)
+        return self._seen

@@ -43,7 +43,8 @@ def _move(d: Deciding, policy: Policy, cases: Sequence[Case]) -> tuple[list[Case
             leaving=case.worker.node,
         )
         options[case.worker.id] = found.options
-        against[case.worker.id] = f"no slot ({found.why()})"
+        if not found.options:
+            against[case.worker.id] = f"no slot ({found.why()})"
     placed = place([job_of(d, c, values[c.worker.id]) for c in able], options, lanes(d, able), d.now)
     for case in able:
         if case.worker.id in placed.slots:

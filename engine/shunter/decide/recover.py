@@ -10,7 +10,6 @@ from shunter.decide.history import failed_nodes, said
 from shunter.decide.place import Job, place
 from shunter.decide.plan import round_of
 from shunter.decide.words import clock
-from shunter.decide.world import AWAY
 from shunter.model.finding import Evidence, Verdict
 from shunter.model.ids import NoticeId
 from shunter.model.operation import OperationRecord, Status
@@ -32,7 +31,7 @@ class Away(msgspec.Struct, frozen=True, kw_only=True):
 
 def recover(d: Deciding, policy: Policy, role: Role) -> None:
     """Restore workers of the role: lost ones if the policy answers to `gone`, and those that it parked itself when there was no room."""
-    away = [a for w in d.subjects(policy) if w.role == role and w.state in AWAY and (a := _away(d, policy, w)) is not None]
+    away = [a for w in d.world.away if w.role == role and d.reaches(policy, w) and (a := _away(d, policy, w)) is not None]
     ready = [a for a in away if _ready(d, policy, a)]
     free = d.free_slots()
     founds = {

@@ -68,6 +68,26 @@ class Computed(Mapping[str, Value]):
         return len(self._make)
 
 
+class _Own(Mapping[str, Value]):
+    """The variables of one worker, each looked up when it is read: few are."""
+
+    __slots__ = ("_samples", "_worker", "_world")
+
+    def __init__(self, world: World, worker: Worker, samples: Mapping[str, Sample]) -> None:
+        self._world, self._worker, self._samples = world, worker, samples
+
+    def __getitem__(self, name: str) -> Value:
+        read = _WORKER.get(name)
+        return read(self._world, self._worker) if read is not None else self._samples[name.removeprefix("worker.")]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from _WORKER
+        yield from (name for field in self._samples if (name := f"worker.{field}") not in _WORKER)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 class Scopes:
     """Scopes over one world. Parts that many expressions share are made once."""
 
@@ -76,7 +96,6 @@ class Scopes:
         self._figures: dict[tuple[str, str], Computed] = {}
         self._own: dict[tuple[str, str], Computed] = {}
         self._pools: dict[str, Computed] = {}
-        self._workers: dict[str, dict[str, Value]] = {}
         self._nodes: dict[str, dict[str, Value]] = {}
         self.now: Final = world.at
         self._now: dict[str, Value] = {"now": world.at}
@@ -108,15 +127,9 @@ class Scopes:
         """The node that the worker is on, if it is known."""
         return self._world.nodes.get(worker.node) if worker.node else None
 
-    def of_worker(self, worker: Worker) -> dict[str, Value]:
+    def of_worker(self, worker: Worker) -> Mapping[str, Value]:
         """`worker`, its metrics included."""
-        found = self._workers.get(worker.id)
-        if found is None:
-            samples = self._world.snapshot.samples.workers.get(worker.id, _NOTHING)
-            found = {f"worker.{name}": sample for name, sample in samples.items()}
-            found |= {name: read(self._world, worker) for name, read in _WORKER.items()}
-            self._workers[worker.id] = found
-        return found
+        return _Own(self._world, worker, self._world.snapshot.samples.workers.get(worker.id, _NOTHING))
 
     def of_workers(self, workers: Sequence[Worker], name: str) -> list[Value | None]:
         """One variable of `worker` for many, as `of_worker` has it."""

@@ -56,6 +56,11 @@ class World:
         return (w for w in self.workers.values() if role is None or w.role == role)
 
     @cached_property
+    def away(self) -> tuple[Worker, ...]:
+        """Workers that are parked or lost, in the order of their ids."""
+        return tuple(w for w in self.workers.values() if w.state in AWAY)
+
+    @cached_property
     def on(self) -> dict[NodeId, list[Worker]]:
         """The workers of each node, or that were there last, in the order of their ids."""
         on: dict[NodeId, list[Worker]] = defaultdict(list)

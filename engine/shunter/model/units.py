@@ -5,6 +5,7 @@ Grammar (no spaces, no sign): `<decimal><unit>`, for durations also a sum in fal
 """
 
 import re
+from functools import lru_cache
 from typing import Final, Self
 
 _DURATION_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -30,6 +31,18 @@ class UnitError(ValueError):
     """A text isn't a quantity of the kind asked for. The message says what would be."""
 
 
+@lru_cache(maxsize=4096)
+def _spelt(milliseconds: int) -> str:
+    left, parts = milliseconds, []
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000)):
+        if left >= size:
+            parts.append(f"{left // size}{unit}")
+            left %= size
+    if left:
+        parts.append(f"{left // 1000}s" if left % 1000 == 0 else f"{left / 1000:g}s")
+    return "".join(parts) or "0s"
+
+
 class Duration(float):
     """A span of time in seconds, finite and not negative."""
 
@@ -51,17 +64,7 @@ class Duration(float):
 
     def __str__(self) -> str:
         """The shortest form that `parse` reads back to the same value at millisecond precision."""
-        left = round(float(self) * 1000)
-        if left == 0:
-            return "0s"
-        parts = []
-        for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000)):
-            if left >= size:
-                parts.append(f"{left // size}{unit}")
-                left %= size
-        if left:
-            parts.append(f"{left // 1000}s" if left % 1000 == 0 else f"{left / 1000:g}s")
-        return "".join(parts)
+        return _spelt(round(float(self) * 1000))
 
     def __repr__(self) -> str:
         return f"Duration({float(self)!r})"
