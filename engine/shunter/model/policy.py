@@ -164,11 +164,12 @@ class ReassignmentSpec(_Spec, frozen=True, kw_only=True):
     """What happens to the sessions of the worker that gives up its slot: it moves to a free slot, is parked, or is drained."""
     follow: Literal["thresholds", "planner"] = "thresholds"
     """`planner`: carry out what the Dynamo planner wants (`pools.<role>.desired`), whichever way it goes between the two pools, instead of
-    own thresholds. Never below `limits.from.min` of either pool."""
+    own thresholds. Never below `limits.from.min` of either pool. Where only one pool lacks workers, parked ones are restored into free
+    slots; workers that are too many stay while nobody needs their slots; and more than there are slots for is said, and not tried."""
     method: Literal["auto", "checkpoint", "in-place"] = "auto"
     """How hardware changes its role. `checkpoint`: one worker leaves the slot and another is restored into it. `in-place`: the engine flips
-    its role where it stands; held where the worker's engine can't. `auto`: in place where the engine can and nobody has to leave, else by
-    checkpoint."""
+    its role where it stands; held where the worker's engine can't, which today is everywhere, as no agent reports an engine that can.
+    `auto`: in place where the engine can and nobody has to leave, else by checkpoint; so today always by checkpoint."""
     limits: Limits = Limits()
     cooldown: Duration = Duration(300)
     """No further reassignment by this policy for this long after one began."""
@@ -180,7 +181,8 @@ class Keep(_Yaml, frozen=True, kw_only=True):
     last: int = 1
     """Images."""
     within: Duration | None = None
-    """Images younger than this are kept too, however many. None: only `last` counts."""
+    """Images younger than this are kept too, however many. None: only `last` counts. Of several policies the one that keeps the most
+    decides."""
 
 
 class Optimal(_Yaml, frozen=True, kw_only=True):
@@ -191,7 +193,7 @@ class Optimal(_Yaml, frozen=True, kw_only=True):
     min: Duration = Duration(60)
     """No shorter interval, whatever the formula says."""
     max: Duration = Duration(3600)
-    """No longer interval, and the one taken while what the formula needs hasn't been measured."""
+    """No longer interval, and the one taken where the pause can be neither measured nor planned, as the worker's size isn't known."""
 
 
 class Cadence(_Yaml, frozen=True, kw_only=True):
@@ -204,7 +206,8 @@ class Pause(_Yaml, frozen=True, kw_only=True):
     """Bounds on standing still for a checkpoint."""
 
     at_most: Duration | None = None
-    """A checkpoint that is expected to stop its worker for longer isn't taken. None: no bound."""
+    """A checkpoint that is expected to stop its worker for longer isn't taken: by the median of what the worker's images cost it so far, or
+    else by its size. None: no bound."""
     share: Share = Share(0.2)
     """At most this share of a pool stands still for checkpoints at once; rounded down, but one worker always may."""
 
@@ -213,7 +216,7 @@ class Overhead(_Yaml, frozen=True, kw_only=True):
     """A bound on the share of its time that a worker stands still for checkpoints."""
 
     at_most: Share
-    """Where the interval would cost more than this, it is lengthened until it doesn't."""
+    """Where the interval would cost more than this, it is lengthened until it doesn't, also beyond the cadence's `max`."""
 
 
 class CheckpointSpec(_Spec, frozen=True, kw_only=True):
@@ -229,7 +232,7 @@ class CheckpointSpec(_Spec, frozen=True, kw_only=True):
     overhead: Overhead | None = None
     prefer: Literal["idle"] | None = None
     """`idle`: from when an image is due, wait for the worker to serve nothing, up to one more interval, then take it anyway.
-    A load that isn't known isn't idle. None: take it when it is due."""
+    A load that isn't known isn't idle; a worker without any image doesn't wait. None: take it when it is due."""
     keep: Keep = Keep()
     copies: int = 1
     """Nodes that hold each image, the worker's own included: with 1 it dies with its node."""
@@ -251,9 +254,11 @@ class RebalanceSpec(_Spec, frozen=True, kw_only=True):
     """How long `when` must hold without a break."""
     to: Destination = Destination()
     gain: Gain | None = None
-    """Without it any place that fits will do, once `when` says that the worker must go. With it `to.prefer` is required."""
+    """Without it any place that fits will do, once `when` says that the worker must go. With it `to.prefer` is required. Either way it
+    goes only to where it would stay: where `when` is false, or from where going back would be no such gain."""
     cooldown: Duration = Duration(1800)
-    """A worker that was moved, by whatever policy, isn't moved by this one again for this long."""
+    """A worker that was moved, by whatever policy, isn't moved by this one again for this long; each further move of it that fails in a row
+    doubles the time. After three voluntary moves within an hour a person is asked."""
     step: int = 1
     """Workers that move in one plan, at most."""
 
@@ -283,7 +288,9 @@ class PerWindow(_Yaml, frozen=True, kw_only=True):
 class BudgetSpec(_Scoped, frozen=True, kw_only=True):
     """How much voluntary disruption is allowed at once. Where several budgets cover a worker, the most restrictive one counts.
 
-    A worker that no budget covers has a budget of one disruption at a time in its pool.
+    A worker that no budget in force covers, or none that counts the operation at hand, has one disruption at a time in its pool. A budget
+    of which it can't be said whether it covers a worker counts as zero for that worker, and so does one by zone for a worker whose node has
+    no zone, and one whose windows can't be read. A chain counts once for each worker that it disrupts: a restore disrupts nobody.
     """
 
     operations: tuple[Disruption, ...] = ("move", "park", "drain", "reassign")
@@ -294,7 +301,7 @@ class BudgetSpec(_Scoped, frozen=True, kw_only=True):
     """Disruptions at once: a number, or a share of the group's workers (rounded down: 3% of 20 is none). Involuntary ones count too."""
     max_per_window: PerWindow | None = None
     windows: tuple[Window, ...] = ()
-    """Voluntary work begins only within one of these. Empty: at any time."""
+    """Voluntary work of the kinds in `operations` begins only within one of these. Empty: at any time."""
 
 
 class FleetProfileSpec(_Yaml, frozen=True, kw_only=True):
@@ -310,7 +317,7 @@ class FleetProfileSpec(_Yaml, frozen=True, kw_only=True):
     dump: Bandwidth | None = None
     """Device and host memory into an image."""
     restore: Bandwidth | None = None
-    """An image into a running worker."""
+    """An image into a running worker. Where it is given, the built-in least time of a restore with GPUs doesn't count any longer."""
     network: Bandwidth | None = None
     """Between two nodes."""
     fixed_dump: Duration | None = None
@@ -318,11 +325,13 @@ class FleetProfileSpec(_Yaml, frozen=True, kw_only=True):
     fixed_restore: Duration | None = None
     """Network identity, probe and commit of a restore, whatever the size."""
     native_start: Duration | None = None
-    """From nothing to serving, without an image: what a move is compared with."""
+    """From nothing to serving, without an image: what a voluntary move is compared with. It isn't made where a native start, and computing
+    the context again at `prefillRate`, would be quicker. None, as built in: nothing is compared."""
     prefill_rate: float | None = None
     """Tokens of context that a worker recomputes in a second: what losing sessions is weighed with."""
     lead: dict[NoticeKind, Duration] = {}
-    """Time from a notice to the node's end, by the notice's kind, for notices that give no deadline."""
+    """Time from a notice to the node's end, by the notice's kind, for notices that give no deadline: what has to fit into it, less the
+    reserve, is begun, and nothing is given up when it is over. A node that outlives it has no deadline again."""
 
 
 class _Document(_Yaml, frozen=True, kw_only=True):
