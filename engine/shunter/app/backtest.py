@@ -11,7 +11,7 @@ from shunter.app.world import World
 from shunter.audit.journal import Journal
 from shunter.backtest.run import Run
 from shunter.decide.profile import Profile
-from shunter.lang.cel import CelRules
+from shunter.lang.bulk import BulkCelRules
 from shunter.model.backtest import Backtest
 from shunter.model.errors import ShunterError
 from shunter.model.policy import Policy, PolicySet
@@ -59,7 +59,7 @@ async def backtest(
     progress: Callable[[float], None] = lambda _share: None,
 ) -> tuple[Backtest, ...]:
     """One for each set, over the same samples. `progress` is told the share that is done."""
-    times, rules, ask = span.times, CelRules(), asked(sets)
+    times, rules, ask = span.times, BulkCelRules(), asked(sets)
     began = _as_it_began(fleet, times[0])
     world = World({}, History(server, times[-1], span.step), catalog)
     everybody = _all_running(began)

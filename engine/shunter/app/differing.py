@@ -8,7 +8,7 @@ from shunter.app.looking import Seen
 from shunter.app.preview import decided
 from shunter.backtest.diff import difference
 from shunter.decide.profile import Profile
-from shunter.lang.cel import CelRules
+from shunter.lang.bulk import BulkCelRules
 from shunter.model.difference import Compared
 from shunter.model.policy import PolicySet
 
@@ -17,7 +17,7 @@ _SHOWN = 5
 
 def compare(base: PolicySet, head: PolicySet, seen: Sequence[Seen], profile: Profile | None = None) -> Compared:
     """How `head` would decide otherwise than `base`. `seen` is what each of the two sees; `profile` counts where it has none of its own."""
-    rules = CelRules()
+    rules = BulkCelRules()
     before, after = (decided(policies, what, profile, rules) for policies, what in zip((base, head), seen, strict=True))
     remarks = [*_refused("the base", base), *_refused("the head", head), *dict.fromkeys((*before.remarks, *after.remarks))]
     if before.snapshot.id != after.snapshot.id:

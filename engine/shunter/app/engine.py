@@ -32,7 +32,7 @@ from shunter.audit.journal import Journal
 from shunter.audit.trail import Trail
 from shunter.decide.evaluate import evaluate
 from shunter.decide.hold import horizon
-from shunter.lang.cel import CelRules
+from shunter.lang.bulk import BulkCelRules
 from shunter.model.canon import plain
 from shunter.model.errors import Problem, ShunterError, Stalled
 from shunter.model.ids import Commit, Epoch, NodeId, NoticeId, OperationId, WorkerId, node_of
@@ -80,7 +80,7 @@ class Engine:
         self.on_tick, self.on_step, self.on_problem = on_tick, on_step, on_problem
         self.metrics = Metrics()
         self.health = Health(self.metrics)
-        self.rules = CelRules()
+        self.rules = BulkCelRules()
         self.profile = settings.rates()
         self._snapshots: deque[Snapshot] = deque()
         self._tracker = Tracker()

@@ -14,7 +14,7 @@ from shunter.app.settings import Settings
 from shunter.app.sources import source_of
 from shunter.decide.evaluate import evaluate
 from shunter.decide.profile import Profile
-from shunter.lang.cel import CelRules
+from shunter.lang.bulk import BulkCelRules
 from shunter.model.errors import Problem, Retry
 from shunter.model.expression import Rules
 from shunter.model.plan import Evaluation
@@ -58,7 +58,7 @@ def decided(policies: PolicySet, seen: Seen, profile: Profile | None = None, rul
     recording = seen.recording
     snapshots = recording.snapshots()
     rates = recording.profile or profile or Profile()
-    evaluation = evaluate(policies, snapshots, recording.state, recording.at, rules or CelRules(), rates)
+    evaluation = evaluate(policies, snapshots, recording.state, recording.at, rules or BulkCelRules(), rates)
     return Preview(
         snapshot=snapshots[-1],
         evaluation=evaluation,
