@@ -15,6 +15,7 @@ from pathlib import Path
 import columns
 import large
 import msgspec
+import past
 from shunter.audit.journal import Journal
 from shunter.decide.evaluate import evaluate
 from shunter.lang.bulk import BulkCelRules
@@ -116,6 +117,22 @@ def audit_rate() -> Iterator[Figure]:
         yield Figure(name=name, value=round(rate), unit="records/s", target=target, met=None if target is None else rate >= target, how=how)
 
 
+def backtest_24h() -> Iterator[Figure]:
+    """A day of 1,000 workers, decided on every 30 s."""
+    found = past.measure(24.0)
+    how = f"{found['steps']:.0f} steps over a real Prometheus, {past.WORKERS:,} workers, {4 * past.GRAPHS} policies, {found['operations']:,.0f} operations"
+    yield seconds("backtest_24h", found["seconds"], 30.0, f"{how}; one run")
+    megabytes = found["bytes"] / 1e6
+    yield Figure(
+        name="backtest_24h_memory",
+        value=round(megabytes),
+        unit="MB",
+        target=500.0,
+        met=megabytes <= 500,
+        how="peak of the backtest's own process",
+    )
+
+
 def _record(n: int) -> Record:
     return Record(
         at=large.NOW,
@@ -134,6 +151,7 @@ BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "cli_help": cli_help,
     "validate_500": validate_500,
     "audit_rate": audit_rate,
+    "backtest_24h": backtest_24h,
 }
 
 

@@ -24,7 +24,9 @@ from shunter.model.snapshot import Fleet, Notice, NoticeKind, Samples, Snapshot,
 MARGIN_S = 15.0
 """Snapshots are kept so much longer than the longest `for`, as the engine does."""
 POINTS = 600
-"""Steps that are kept for the picture."""
+"""Steps at which it is looked what policies say, and that are kept for the picture: working out every finding of every step would take
+several times as long as deciding. What is done is counted at every step.
+"""
 _UNDONE_S = 3600.0
 _LIVE = (WorkerState.RUNNING, WorkerState.FENCED)
 _TAKES = (NoticeKind.PREEMPTION, NoticeKind.GONE)
@@ -61,7 +63,7 @@ class Run:
         self._lost: list[Lost] = []
         self._away: set[NodeId] = set()
         self._points: list[Point] = []
-        self._every = max(1, int((end - begin) / step / POINTS))
+        self._every = max(1, -(-int((end - begin) / step + 1) // POINTS))
         self._steps = 0
 
     def step(self, at: float, samples: Samples) -> None:
@@ -79,9 +81,9 @@ class Run:
         evaluation = evaluate(self._policies, list(self._kept), self.world.state(at), at, self._rules, self._profile)
         begun = [self._act(operation, at, seen) for operation in (*self.world.begin(evaluation.plan, at), *self._previews(evaluation.plan))]
         self._acts += begun
-        verdicts = self._tallies.add(evaluation.findings, begun)
+        self._tallies.begun(begun)
         if self._steps % self._every == 0:
-            self._points.append(_point(at, live, seen, verdicts))
+            self._points.append(_point(at, live, seen, self._tallies.said(evaluation.findings)))
         self._steps += 1
 
     def result(self, remarks: Sequence[str] = ()) -> Backtest:
@@ -93,6 +95,7 @@ class Run:
             end=self._end,
             step=self._step,
             steps=self._steps,
+            looked=len(self._points),
             commit=self._policies.commit,
             policy_set=self._policies.digest,
             acts=tuple(self._acts),
@@ -102,8 +105,13 @@ class Run:
             lost=tuple(self._lost),
             points=tuple(self._points),
             unit="GPU-seconds" if has_gpus else "worker-seconds",
-            remarks=(*remarks, prices.assumed()),
+            remarks=(*remarks, *self._sampled(), prices.assumed()),
         )
+
+    def _sampled(self) -> list[str]:
+        if self._every == 1:
+            return []
+        return [f"What policies and budgets say was looked at in one step of {self._every:,}; operations are counted at all of them"]
 
     def _open(self, at: float) -> tuple[Notice, ...]:
         """Notices that are open: until the deadline, and as long as their node is there."""

@@ -26,8 +26,8 @@ class Tallies:
         self._missing: defaultdict[PolicyName, Counter[str]] = defaultdict(Counter)
         self._held: dict[tuple[PolicyName, str], tuple[int, int, str]] = {}
 
-    def add(self, findings: Sequence[Finding], begun: Iterable[Act]) -> Mapping[PolicyName, Counter[Verdict]]:
-        """Count a step's findings and operations. Returns how many subjects each policy said what of."""
+    def said(self, findings: Sequence[Finding]) -> Mapping[PolicyName, Counter[Verdict]]:
+        """Count a step's findings. Returns how many subjects each policy said what of."""
         said: defaultdict[PolicyName, Counter[Verdict]] = defaultdict(Counter)
         for finding in findings:
             if finding.policy in self._budgets:
@@ -37,10 +37,13 @@ class Tallies:
             self._follow(finding)
         for policy, counts in said.items():
             self._steps[policy].update(counts.keys())
-        for act in begun:
+        return said
+
+    def begun(self, acts: Iterable[Act]) -> None:
+        """Count a step's operations."""
+        for act in acts:
             self._operations[act.operation.policy] += 1
             self._undone[act.operation.policy] += act.undoes
-        return said
 
     def result(self) -> tuple[Tally, ...]:
         """One for each policy that can act, in the order of names, also for those that never said anything."""

@@ -44,10 +44,9 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy. `steps` counts steps at which it said so of at least one subject; `flips` how often a subject's verdict changed.
-
-    `acted` is how often it began to act, once for each subject and stretch; `undone` its operations that took back what was less than an
-    hour old.
+    """One policy. `steps` counts the steps looked at in which it said so of at least one subject; `flips` how often a subject's verdict
+    changed from one of those to the next, and `acted` how often to `act`. `operations` and `undone` count all steps: what it began, and
+    what of that took back what was less than an hour old.
     """
 
     policy: PolicyName
@@ -61,7 +60,7 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BudgetUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One budget in one group: at how many steps it held something, and its own words at the step when it held the most."""
+    """One budget in one group: in how many of the steps looked at it held something, and its own words when it was used the most."""
 
     policy: PolicyName
     group: str
@@ -79,8 +78,8 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One step for the picture: figures of each pool (workers that run, requests that wait, mean KV usage; None: not known), and how many
-    subjects each policy said what of.
+    """One of the steps looked at, for the picture: figures of each pool (workers that run, requests that wait, mean KV usage; None: not
+    known), and how many subjects each policy said what of.
     """
 
     at: float
@@ -95,6 +94,8 @@ class Backtest(msgspec.Struct, frozen=True, kw_only=True):
     end: float
     step: float
     steps: int
+    looked: int
+    """Steps at which it was looked what policies say."""
     commit: Commit
     policy_set: Digest
     acts: tuple[Act, ...]

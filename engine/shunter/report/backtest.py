@@ -47,7 +47,7 @@ def _one(out: Page, console: Console, one: Backtest) -> None:
     out.line(_verdict(one), indent=2, hang=2)
     out.line(_kept(one), indent=2, hang=2)
     for title, head, rows in (
-        ("Policies (act, hold, inconclusive: share of the steps)", _POLICIES, _policies(one)),
+        ("Policies (act, hold, inconclusive: share of the steps looked at)", _POLICIES, _policies(one)),
         ("Budgets", ("budget", "group", "held something", "when used the most"), _budgets(one.budgets)),
         (f"{one.unit} against four other ways", _PRICES, _prices(one)),
     ):
@@ -128,7 +128,7 @@ def _still(one: Backtest) -> float:
 
 def _policies(one: Backtest) -> Rows:
     busiest = sorted(one.tallies, key=lambda t: (-t.operations, -t.acted, t.policy))
-    return [(t.policy, f"{t.operations:,}", f"{t.undone:,}", f"{t.acted:,}", f"{t.flips:,}", *_shares(t, one.steps)) for t in busiest]
+    return [(t.policy, f"{t.operations:,}", f"{t.undone:,}", f"{t.acted:,}", f"{t.flips:,}", *_shares(t, one.looked)) for t in busiest]
 
 
 def _shares(tally: Tally, steps: int) -> tuple[str, ...]:
@@ -139,7 +139,7 @@ def _shares(tally: Tally, steps: int) -> tuple[str, ...]:
 
 def _budgets(uses: Sequence[BudgetUse]) -> Rows:
     shown = sorted(uses, key=lambda u: (-u.held, u.policy, u.group))
-    return [(u.policy, u.group, f"{count(u.held, 'step')}", u.told) for u in shown[:_MOST]]
+    return [(u.policy, u.group, count(u.held, "step"), u.told) for u in shown[:_MOST]]
 
 
 def _prices(one: Backtest) -> Rows:
