@@ -309,7 +309,7 @@ def test_ac23_no_budget_is_one_at_a_time_and_the_effective_number_is_said() -> N
     half = read(EMPTY, BUDGET.replace("  windows: [{ZONE from: '22:00', to: '23:00'}]\n", ""))
     shared = decide(half, crowd(5))
     assert len(kinds(shared)) == 2
-    assert "2 of 2 at once in pool:chat/decode (50% of 5 rounded down: 2)" in of(shared, "calm", "pool:chat/decode").reason
+    assert "2 of 2 at once (50% of 5 rounded down: 2)" in of(shared, "calm", "pool:chat/decode").reason
     other = read(EMPTY, BUDGET.replace("  windows: [{ZONE from: '22:00', to: '23:00'}]\n", "  operations: [checkpoint]\n"))
     assert len(kinds(decide(other, crowd(5)))) == 1, "a budget for checkpoints says nothing of moves"
 

@@ -29,12 +29,14 @@ _HELD: Final = 5
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
-    """One limit of a budget in one group: `used` of `allowed` disruptions, with what follows in words."""
+    """One limit of a budget in one group: `used` of `allowed` disruptions, which ones in words, and how a share came to that number."""
 
     gate: str
+    group: str
     used: int
     allowed: int
     told: str
+    how: str = ""
 
     @property
     def spent(self) -> bool:
@@ -47,7 +49,11 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
         return (Input(name="used", value=self.used), Input(name="allowed", value=self.allowed))
 
     def __str__(self) -> str:
-        return f"{self.used} of {self.allowed} {self.told}"
+        return f"{self.used} of {self.allowed} {self.told}{self.how}"
+
+    def there(self) -> str:
+        """The same with the name of the group."""
+        return f"{self.used} of {self.allowed} {self.told} in {self.group}{self.how}"
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,13 +81,12 @@ class Budget:
         size, found, spec = self.usage.size[group], [], self.spec
         if spec.max_concurrent is not None:
             allowed, how = effective(spec.max_concurrent, size)
-            found.append(
-                Bound(gate="maxConcurrent", used=self.usage.going(group, shown=shown), allowed=allowed, told=f"at once in {group}{how}")
-            )
+            used = self.usage.going(group, shown=shown)
+            found.append(Bound(gate="maxConcurrent", group=group, used=used, allowed=allowed, told="at once", how=how))
         if spec.max_per_window is not None:
             allowed, how = effective(spec.max_per_window.max, size)
-            told = f"begun within {Duration(spec.max_per_window.window)} in {group}{how}"
-            found.append(Bound(gate="maxPerWindow", used=self.usage.begun(group, shown=shown), allowed=allowed, told=told))
+            used, told = self.usage.begun(group, shown=shown), f"begun within {Duration(spec.max_per_window.window)}"
+            found.append(Bound(gate="maxPerWindow", group=group, used=used, allowed=allowed, told=told, how=how))
         return found
 
     def refusal(self, worker: Worker, covered: bool | Undecided, *, shown: bool) -> tuple[str | None, str]:
@@ -97,7 +102,7 @@ class Budget:
             bounds = self.bounds(group, shown=shown)
             # the one with the least left speaks for all
             tightest = min((b for b in bounds if b.spent), key=lambda b: b.allowed - b.used, default=None)
-            return (str(tightest) if tightest else None), ", ".join(str(b) for b in bounds) or f"no limit on the number in {group}"
+            return (tightest.there() if tightest else None), ", ".join(b.there() for b in bounds) or f"no limit on the number in {group}"
         return why, why
 
     def hold(self, worker: Worker, what: str) -> None:

@@ -90,7 +90,7 @@ def test_at_once_counts_what_is_under_way_in_either_lane_and_what_is_planned():
     # an involuntary move holds the graph's voluntary work anyway; a checkpoint in either lane isn't a disruption by default
     result = decide([few, tidy()], busy(4), EngineState(active=(active("decode-3", lane="voluntary", pool="tiny/decode"),)))
     assert moved(result) == ["decode-0"]
-    assert finding(result, "pool:tiny/decode").reason.startswith("2 of 2 at once in pool:tiny/decode; it holds move of decode-1 by tidy")
+    assert finding(result, "pool:tiny/decode").reason.startswith("2 of 2 at once; it holds move of decode-1 by tidy")
     resting = EngineState(active=(active("decode-3", OperationKind.CHECKPOINT, lane="voluntary"),))
     assert len(moved(decide([few, tidy()], busy(4), resting))) == 2
 
@@ -100,7 +100,7 @@ def test_involuntary_work_counts_but_never_asks():
     none = budget(max_concurrent=0)
     result = decide([none, preemption()], world)
     assert moved(result) == ["decode-0", "decode-1"]
-    assert finding(result, "pool:tiny/decode").reason == "2 of 0 at once in pool:tiny/decode"
+    assert finding(result, "pool:tiny/decode").reason == "2 of 0 at once"
 
 
 def test_the_most_restrictive_budget_wins():
@@ -126,7 +126,7 @@ def test_within_a_stretch_of_time_what_began_in_it_counts_however_it_ended():
     ):
         assert len(moved(decide([few, tidy()], busy(6), EngineState(recent=recent)))) == allowed
     told = finding(decide([few, tidy()], busy(6), EngineState(recent=(before(5),))), "pool:tiny/decode").reason
-    assert told.startswith("3 of 3 begun within 10m in pool:tiny/decode; it holds")
+    assert told.startswith("3 of 3 begun within 10m; it holds")
 
 
 def test_an_operation_whose_worker_is_gone_counts_where_it_was_and_if_that_is_unknown_everywhere():
@@ -258,7 +258,7 @@ def test_findings_show_use_and_size_also_when_nothing_asks():
     result = decide([budget(max_concurrent=Share(0.5), max_per_window=PerWindow(max=2, window=Duration(3600)))], busy(5))
     found = finding(result, "pool:tiny/decode")
     assert found.verdict is Verdict.PASS
-    assert found.reason == ("0 of 2 at once in pool:tiny/decode (50% of 5 rounded down: 2); 0 of 2 begun within 1h in pool:tiny/decode")
+    assert found.reason == ("0 of 2 at once (50% of 5 rounded down: 2); 0 of 2 begun within 1h")
     assert [e.gate for e in found.evidence] == ["per", "maxConcurrent", "maxPerWindow"]
 
 

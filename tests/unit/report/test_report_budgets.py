@@ -28,8 +28,8 @@ def moved(name: str) -> Finding:
 
 
 SHOWN = (
-    budget("pool:tiny/decode", Verdict.PASS, "0 of 1 at once in pool:tiny/decode (3% of 40 rounded down: 1)"),
-    budget("zone:a", Verdict.HOLD, "1 of 1 at once in zone:a; it holds move of decode-1 by tidy", "one-a-zone"),
+    budget("pool:tiny/decode", Verdict.PASS, "0 of 1 at once (3% of 40 rounded down: 1)"),
+    budget("zone:a", Verdict.HOLD, "1 of 1 at once; it holds move of decode-1 by tidy", "one-a-zone"),
     moved("prefill-0"),
     moved("prefill-1"),
 )
