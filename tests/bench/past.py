@@ -61,9 +61,21 @@ def _serving(folder: Path, hours: float) -> Iterator[str]:
     names = [w.id for w in fleet().workers]
     for begin in range(0, math.ceil(hours * 3600), int(_BLOCK_S)):
         _write(folder / "made.om", names, begin, min(begin + _BLOCK_S, hours * 3600 + SCRAPE_S))
-        command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", "--quiet", str(folder / "made.om"), str(folder / "tsdb")]
-        subprocess.run(command, check=True, capture_output=True)
+        fill(folder)
+    with started(folder) as url:
+        yield url
+
+
+def fill(folder: Path) -> None:
+    """Make blocks of `made.om` in the folder, which goes."""
+    command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", "--quiet", str(folder / "made.om"), str(folder / "tsdb")]
+    subprocess.run(command, check=True, capture_output=True)
     (folder / "made.om").unlink()
+
+
+@contextlib.contextmanager
+def started(folder: Path) -> Iterator[str]:
+    """A Prometheus over the blocks in the folder; gives its URL."""
     (folder / "prometheus.yml").write_text("scrape_configs: []\n")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
