@@ -15,7 +15,8 @@ from shunter.decide.keep import Holding, Turns
 from shunter.decide.plan import Ranked, operation_id, patience
 from shunter.decide.profile import Costs, Phases, Profile
 from shunter.decide.said import Explain, Notes, Part, Said
-from shunter.decide.scope import Scopes, Workers
+from shunter.decide.scope import Scopes
+from shunter.decide.sheet import Workers
 from shunter.decide.world import World
 from shunter.model.expression import Expression, Rules, Scope, Undecided, in_bulk
 from shunter.model.finding import Evidence, Lane, Verdict

@@ -9,7 +9,8 @@ import msgspec
 
 from shunter.decide.conflict import Ledger
 from shunter.decide.place import Option
-from shunter.decide.scope import Destinations, Scopes, alike
+from shunter.decide.scope import Scopes
+from shunter.decide.sheet import Destinations, alike
 from shunter.decide.world import STANDING, World
 from shunter.model.expression import BulkRules, Expression, Scope
 from shunter.model.ids import NodeId, SlotId, node_of

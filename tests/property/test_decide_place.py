@@ -1,0 +1,210 @@
+"""Placing against every possibility there is, on thousands of small cases; and against its own bound on large ones."""
+
+import itertools
+import math
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+from shunter.decide import place as placing
+from shunter.decide.assign import _assign, assign
+from shunter.decide.lanes import Slots, Task, choose, menu
+from shunter.decide.place import Job, Option, place, timetable
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+from placement import NOW as BENCH_NOW
+from placement import instance, relaxed
+
+NOW = 1000.0
+
+
+def case(dice: Random) -> tuple[list[Job], dict[str, dict[str, Option]], dict[str, float]]:
+    """Up to seven workers of one to three kinds on up to three lanes of their own rates and times left."""
+    slots = [f"s/{i}" for i in range(dice.randint(1, 5))]
+    kinds = [
+        {s: Option(doubtful=dice.choice([0, 0, 1, 2]), prefer=dice.choice([None, 0.0, 1.0, 2.5]), load=dice.randint(0, 3)) for s in own}
+        for own in (dice.sample(slots, dice.randint(0, len(slots))) for _ in range(dice.randint(1, 3)))
+    ]
+    rates = {lane: dice.choice([0.5, 1.0, 1.7]) for lane in "abc"}
+    jobs, options = [], {}
+    for n in range(dice.randint(1, 7)):
+        lane = dice.choice(["a", "a", "b", "c", None])
+        jobs.append(
+            Job(
+                worker=f"w{n}",
+                value=float(dice.choice([0, 0, 1, 2, 3, 5, 8])),
+                lane=lane,
+                occupy=dice.randint(1, 9) / rates[lane or "a"],
+                tail=dice.uniform(0, 5),
+                limit=dice.choice([None, NOW + 8, NOW + 12, NOW + 20]),
+            )
+        )
+        options[f"w{n}"] = dice.choice(kinds)
+    return jobs, options, {"a": float(dice.choice([0, 3]))}
+
+
+def matched(jobs: tuple[Job, ...], options: dict[str, dict[str, Option]], taken: frozenset[str] = frozenset()) -> bool:
+    if not jobs:
+        return True
+    return any(matched(jobs[1:], options, taken | {s}) for s in options[jobs[0].worker] if s not in taken)
+
+
+def in_time(jobs: tuple[Job, ...], lanes: dict[str, float]) -> bool:
+    """By trying every order on every lane."""
+    for lane in {j.lane for j in jobs}:
+        own = [j for j in jobs if j.lane == lane]
+        orders = itertools.permutations(own) if lane else [[j] for j in own]
+        if lane and not any(_one_order(order, lanes.get(lane, 0.0)) for order in orders):
+            return False
+        if not lane and not all(_one_order(order, 0.0) for order in orders):
+            return False
+    return True
+
+
+def _one_order(order, clock: float) -> bool:
+    for job in order:
+        clock += job.occupy
+        if job.limit is not None and NOW + clock + job.tail > job.limit + 1e-9:
+            return False
+    return True
+
+
+def most(jobs, options, lanes) -> tuple[float, int]:
+    """The most value, and then the most workers, over every set of workers."""
+    best = (0.0, 0)
+    for size in range(len(jobs) + 1):
+        for chosen in itertools.combinations(jobs, size):
+            worth = (sum(j.value for j in chosen), size)
+            if worth > best and matched(chosen, options) and in_time(chosen, lanes):
+                best = worth
+    return best
+
+
+def worth_of(jobs, result) -> tuple[float, int]:
+    placed = [j for j in jobs if j.worker in result.slots]
+    return sum(j.value for j in placed), len(placed)
+
+
+def sound(jobs, options, lanes, result) -> None:
+    """Each has a slot of its own that it may have, all are over in time, and everybody is spoken of once."""
+    assert len(set(result.slots.values())) == len(result.slots)
+    assert all(slot in options[worker] for worker, slot in result.slots.items())
+    placed = [j for j in jobs if j.worker in result.slots]
+    assert timetable(placed, lanes, NOW) == result.ends
+    assert all(j.limit is None or result.ends[j.worker] <= j.limit for j in placed)
+    told = [*result.slots, *result.late, *result.without]
+    assert sorted(told) == sorted(j.worker for j in jobs)
+
+
+@pytest.mark.parametrize("seeds", [range(at, at + 500) for at in range(0, 2000, 500)])
+def test_small_cases_are_the_best_there_are(seeds):
+    for seed in seeds:
+        jobs, options, lanes = case(Random(seed))
+        result = place(jobs, options, lanes, NOW)
+        sound(jobs, options, lanes, result)
+        best = most(jobs, options, lanes)
+        assert worth_of(jobs, result) == pytest.approx(best), seed
+        assert result.most == pytest.approx(best[0])
+
+
+def test_what_is_done_for_many_is_near_the_best_and_its_bound_holds(monkeypatch):
+    """The way for large cases, on cases small enough to know the best."""
+    monkeypatch.setattr(placing, "EXACT_SET", 0)
+    monkeypatch.setattr(placing, "EXACT_SLOTS", 0)
+    exact, bounded, total, had = 0, 0, 0.0, 0.0
+    for seed in range(1000):
+        jobs, options, lanes = case(Random(seed))
+        result = place(jobs, options, lanes, NOW)
+        sound(jobs, options, lanes, result)
+        best = most(jobs, options, lanes)
+        value = worth_of(jobs, result)[0]
+        assert value <= best[0] + 1e-9
+        assert result.most is not None
+        assert result.most >= best[0] - 1e-9, seed
+        exact += math.isclose(value, best[0])
+        bounded += math.isclose(result.most, value, abs_tol=1e-6)
+        total, had = total + best[0], had + value
+    assert exact >= 990
+    assert bounded >= 900
+    assert had >= 0.999 * total
+
+
+@pytest.mark.parametrize(("seed", "free"), [(1, 0.75), (2, 0.75), (3, 0.35), (4, 0.2), (5, 1.5)])
+def test_500_workers_that_leave_60_nodes_are_within_two_percent_of_the_bound(seed, free):
+    jobs, options, lanes = instance(seed, free=free)
+    result = place(jobs, options, lanes, BENCH_NOW)
+    value = sum(j.value for j in jobs if j.worker in result.slots)
+    assert result.most is not None
+    assert 0.98 * result.most <= value <= result.most * (1 + 1e-9)
+    assert len(set(result.slots.values())) == len(result.slots) > 80
+    assert all(slot in options[worker] for worker, slot in result.slots.items())
+    assert timetable([j for j in jobs if j.worker in result.slots], lanes, BENCH_NOW) == result.ends
+
+
+def test_the_bound_is_no_looser_than_the_relaxation_over_single_workers():
+    pytest.importorskip("scipy", reason="scipy is not installed: the linear relaxation isn't solved")
+    jobs, options, lanes = instance(3, free=0.35)
+    bound = relaxed(jobs, options, lanes)
+    assert bound is not None
+    most_there_is = place(jobs, options, lanes, BENCH_NOW).most
+    assert most_there_is is not None
+    assert most_there_is <= bound * (1 + 1e-9)
+
+
+def test_a_menu_has_the_best_of_each_number_and_nothing_that_is_late():
+    for seed in range(300):
+        dice = Random(seed)
+        tasks = [
+            Task(dice.randint(1, 5), dice.randint(0, 3), dice.choice([None, 106.0, 110.0]), float(dice.randint(0, 9)), dice.randint(0, 1))
+            for _ in range(dice.randint(1, 6))
+        ]
+        tasks.sort(key=lambda t: math.inf if t.limit is None else t.limit - t.tail)
+        found = {e.counts: e for e in menu(tasks, 2.0, 100.0, 2)}
+        best: dict[tuple[int, int], float] = {}
+        for size in range(len(tasks) + 1):
+            for chosen in itertools.combinations(range(len(tasks)), size):
+                clock, late = 2.0, False
+                for n in chosen:
+                    clock += tasks[n].occupy
+                    late |= tasks[n].limit is not None and 100.0 + clock + tasks[n].tail > tasks[n].limit
+                counts = (sum(tasks[n].group == 0 for n in chosen), sum(tasks[n].group == 1 for n in chosen))
+                if not late:
+                    best[counts] = max(best.get(counts, 0.0), sum(tasks[n].value for n in chosen))
+        assert {counts: e.value for counts, e in found.items()} == best
+        assert all(sum(tasks[n].value for n in e.tasks) == e.value for e in found.values())
+
+
+def test_slots_suffice_when_every_set_of_classes_has_enough():
+    slots = Slots({frozenset({0}): 1, frozenset({0, 1}): 2}, 2)
+    assert slots.suffice([1, 2])
+    assert slots.suffice([3, 0])
+    assert not slots.suffice([0, 3])
+    assert not slots.suffice([2, 2])
+
+
+def test_scarce_slots_go_to_those_who_are_worth_most():
+    menus = [menu([Task(1.0, 0.0, None, v, 0) for v in values], 0.0, 0.0, 1) for values in ([5.0, 1.0], [4.0, 3.0], [2.0])]
+    choice = choose(menus, Slots({frozenset({0}): 3}, 1), 1)
+    assert sum(e.value for e in choice.entries) == 12.0
+    assert choice.bound == pytest.approx(12.0, abs=1e-3)
+
+
+def test_leaving_distant_columns_out_changes_no_assignment():
+    for seed in range(2000):
+        dice = Random(seed)
+        rows, columns = dice.randint(1, 6), dice.randint(1, 14)
+        costs = [[dice.choice([None, *range(dice.choice([2, 3, 6]))]) for _ in range(columns)] for _ in range(rows)]
+        assert assign(costs) == (_assign(costs) if columns >= rows else None)
+
+
+def test_a_long_chain_of_exchanges_is_found():
+    """Each worker can have its own slot and the next one's; the last one only the first slot: all move up by one."""
+    count = 2000
+    options = {f"w{n:04d}": {f"s/{n}": Option(prefer=1.0), f"s/{n + 1}": Option(prefer=0.0)} for n in range(count)}
+    options["x"] = {"s/0": Option()}
+    jobs = [Job(worker=w, value=float(w != "x")) for w in options]
+    result = place(jobs, options, {}, NOW)
+    assert result.slots["x"] == "s/0"
+    assert result.slots["w0000"] == "s/1"
+    assert len(result.slots) == count + 1
