@@ -1,5 +1,6 @@
 import datetime
 
+import msgspec
 import pytest
 from decide_world import (
     NOW,
@@ -30,9 +31,10 @@ from shunter.model.operation import EngineState, Status
 from shunter.model.plan import OperationKind
 from shunter.model.policy import Limits, PerWindow, Trigger, Window, WorkerSelector
 from shunter.model.sample import Missing
+from shunter.model.snapshot import WorkerState
 from shunter.model.units import Duration, Share
 
-LEAVE = ex('v("node.id")[0] == "a"')
+LEAVE = ex('("%s" % v("node.id"))[0] == "a"')
 """Workers of the nodes a0, a1, ... ought to be elsewhere; at the nodes b0, b1, ... they may stay."""
 
 
@@ -152,6 +154,23 @@ def test_a_node_without_a_zone_counts_as_zero_for_its_own_workers_only():
     result = decide([budget(max_concurrent=9, per="zone"), tidy()], busy(3, zone=lambda i: None if i == 1 else "x"))
     assert moved(result) == ["decode-0", "decode-2"]
     assert f"a1 has no label {ZONE_LABEL}" in finding(result, "decode-1").reason
+
+
+def test_what_goes_on_at_a_node_without_a_zone_is_in_no_zone():
+    going = EngineState(active=(active("decode-1", lane="voluntary", from_slot="a1/0", pool="tiny/decode"),))
+    result = decide([budget(max_concurrent=1, per="zone"), tidy()], busy(3, zone=lambda i: None if i == 1 else "x"), going)
+    assert moved(result) == ["decode-0"]
+    gone = EngineState(active=(active("decode-9", lane="voluntary", from_slot="elsewhere/0", pool="tiny/decode"),))
+    assert moved(decide([budget(max_concurrent=1, per="zone"), tidy()], busy(3, zone=lambda i: "x"), gone)) == [], "it may have been in x"
+
+
+def test_only_workers_that_run_or_are_fenced_make_up_a_group():
+    running = busy(4)
+    away = [worker(f"decode-{i}") for i in range(4, 9)]
+    fenced = [msgspec.structs.replace(running.fleet.workers[0], state=WorkerState.FENCED), *running.fleet.workers[1:]]
+    half = budget(max_concurrent=Share(0.5))
+    result = decide([half, tidy()], snap(running.fleet.nodes, [*fenced, *away]))
+    assert finding(result, "pool:tiny/decode").reason.startswith("2 of 2 at once (50% of 4: 2)")
 
 
 def test_a_selector_without_an_answer_counts_as_zero_for_its_own_worker_only():

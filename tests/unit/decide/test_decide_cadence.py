@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import pytest
 from decide_world import GB, NOW, begun, checkpoints, decide, ended, figures, finding, image, kinds, node, operation, snap, worker
 from shunter.decide.cadence import daly
@@ -101,6 +102,12 @@ def test_the_pause_is_the_median_of_what_is_known_and_an_image_counts_once():
     result = decide([optimal()], aged(5000, pause=5.0), state)
     told = next(e for e in finding(result, "decode-0").evidence if e.gate == "cadence.optimal").detail
     assert "a pause of 5s (measured in 3 of its own images)" in told
+    same = ended(operation(OperationKind.CHECKPOINT, "decode-0"), Status.SUCCEEDED, at=NOW - 3000, stopped=99.0)
+    assert same.outcome is not None
+    same = msgspec.structs.replace(same, outcome=msgspec.structs.replace(same.outcome, image="i"))
+    once = decide([optimal()], aged(5000, pause=5.0), EngineState(recent=(same,)))
+    told = next(e for e in finding(once, "decode-0").evidence if e.gate == "cadence.optimal").detail
+    assert "a pause of 5s (measured in 1 of its own images)" in told
 
 
 def test_one_decision_has_one_name_however_the_interval_drifts():

@@ -59,6 +59,16 @@ def test_it_does_not_go_where_it_would_be_moved_again():
     assert kinds(always) == [], "a condition that goes along with the worker would never be satisfied"
 
 
+def test_it_does_not_go_where_it_can_t_be_said_whether_it_would_stay():
+    crowded = rebalancing(when=ex('v("worker.sessions") / v("node.freeSlots") > 1'))
+    here = node("a", ("decode-0", None))
+    samples = {"decode-0": {"sessions": 3}}
+    full = decide([crowded], snap([here, node("b")], [D0], samples=samples))
+    assert (kinds(full), finding(full, "decode-0").gate) == ([], "after"), "with the worker there, b has no free slot to divide by"
+    room = decide([crowded], snap([here, node("b", (None,) * 5)], [D0], samples=samples))
+    assert kinds(room) == [("move", "decode-0")]
+
+
 FREE = ex('v("node.freeSlots")')
 
 
@@ -155,6 +165,12 @@ def test_failures_wait_twice_as_long_each_and_then_ask_a_person():
     third = [*failed, moved(150, status=Status.SUCCEEDED)]
     asked = finding(decide([rests], emptied(node("b"), node("c")), EngineState(recent=tuple(third))), "decode-0")
     assert (asked.gate, asked.reason) == ("repeats", "3 moves of it within the hour, 2 of them in vain: it needs a person")
+
+
+def test_moves_because_nodes_were_going_are_nobody_s_fault():
+    rests = rebalancing(when=EMPTY, cooldown=Duration(100))
+    state = EngineState(recent=tuple(moved(s, lane="involuntary", policy="save") for s in (900, 600, 300)))
+    assert kinds(decide([rests], emptied(node("b")), state)) == [("move", "decode-0")]
 
 
 def test_steps_go_to_those_who_have_waited_longest():
