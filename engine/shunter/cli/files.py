@@ -9,7 +9,6 @@ import msgspec
 
 from shunter.lang.load import is_policy_file
 from shunter.model.errors import Problem, Rejected
-from shunter.source.revision import read_revision, repository_around
 
 
 class Files(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +24,8 @@ class Files(msgspec.Struct, frozen=True, kw_only=True):
         """The path from the root of the repository that it is in, as it is where it is in none."""
         if self.root is not None or path == "<stdin>":
             return path
+        from shunter.source.revision import repository_around
+
         try:
             absolute = Path(path).absolute()
             return absolute.relative_to(repository_around(absolute.parent)).as_posix()
@@ -42,6 +43,8 @@ def from_revision(paths: list[Path], revision: str, repository: Path | None) -> 
 
     Raises what `source.revision.read_revision` does, and Rejected SH215 for a file that the revision doesn't have.
     """
+    from shunter.source.revision import repository_around
+
     root = repository_around(repository or Path.cwd())
     files: dict[str, bytes] = {}
     problems: dict[Problem, None] = {}
@@ -54,6 +57,8 @@ def from_revision(paths: list[Path], revision: str, repository: Path | None) -> 
 
 def _at(root: Path, revision: str, path: str) -> tuple[dict[str, bytes], list[Problem]]:
     """One folder's files, or one file."""
+    from shunter.source.revision import read_revision
+
     single = is_policy_file(path)
     folder = PurePosixPath(path).parent.as_posix() if single else path
     folder = "" if folder == "." else folder

@@ -2,7 +2,6 @@
 
 import importlib
 import sys
-from importlib.metadata import version
 from typing import Annotated, Any, Final
 
 import typer
@@ -70,6 +69,8 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"shunter {version('shunter')}")
         raise typer.Exit
 

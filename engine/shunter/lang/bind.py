@@ -4,7 +4,10 @@ number may stand.
 Quantities that can't be parsed are reported here. Anything else that doesn't fit is only marked: the schema has the words for it.
 """
 
+import enum
 import re
+from collections.abc import Callable
+from functools import cache
 from typing import Any, Final
 
 import msgspec
@@ -60,64 +63,57 @@ class Binder:
         return _NOTHING
 
     def _value(self, kind: mi.Type, node: Node, path: Path) -> object:
-        match kind:
-            case mi.StructType(cls=cls) if cls is Expression:
-                return self._expression(node, path)
-            case mi.StructType():
-                return self._struct(kind, node, path)
-            case mi.DictType(key_type=key, value_type=inner):
-                return self._dict(key, inner, node, path)
-            case mi.VarTupleType(item_type=inner):
-                return self._tuple(inner, node, path)
-            case mi.UnionType(types=types):
-                return self._union(types, node, path)
-            case mi.CustomType(cls=cls) if cls in QUANTITIES:
-                return self._quantity(cls, node)
-        return self._scalar(kind, node)
+        return _BINDERS[kind.__class__](self, kind, node, path)
 
     def _struct(self, kind: mi.StructType, node: Node, path: Path) -> object:
+        if kind.cls is Expression:
+            return self._expression(node, path)
         if not isinstance(node, Mapping):
             return self._misfit(node)
-        values: dict[str, object] = {}
-        known = {"kind"} if kind.tag_field else set()
-        for field, inner, limits in fields(kind.cls):
-            name = field.encode_name
-            known.add(name)
-            below = node.get(name)
-            if below is not None:
-                values[field.name] = self._bounded(inner, below, (*path, name), limits)
-            elif field.required or name == "apiVersion":
-                values[field.name] = self._misfit(node)
-        if not node.entries.keys() <= known:
-            self._misfit(node)
-            return _NOTHING
-        return _NOTHING if any(isinstance(value, _Nothing) for value in values.values()) else kind.cls(**values)
+        known, keys = _keys(kind.cls)
+        entries, values, sound = node.entries, dict[str, object](), True
+        for key in keys:
+            found = entries.get(key.name)
+            if found is not None:
+                below, here = found[1], (*path, key.name)
+                value = self._bounded(key.type, below, here, key.limits) if key.limits else self._value(key.type, below, here)
+            elif key.required:
+                value = self._misfit(node)
+            else:
+                continue
+            values[key.field] = value
+            sound = sound and value is not _NOTHING
+        if not entries.keys() <= known:
+            return self._misfit(node)
+        return kind.cls(**values) if sound else _NOTHING
 
     def _bounded(self, kind: mi.Type, node: Node, path: Path, limits: Schema) -> object:
         value = self._value(kind, node, path)
-        if limits and not isinstance(value, _Nothing):
+        if value is not _NOTHING:
             measured = tuple(node.entries) if isinstance(node, Mapping) else value
             if not keep(measured, limits):
                 return self._misfit(node)
         return value
 
-    def _dict(self, keys: mi.Type, kind: mi.Type, node: Node, path: Path) -> object:
+    def _dict(self, kind: mi.DictType, node: Node, path: Path) -> object:
         if not isinstance(node, Mapping):
             return self._misfit(node)
-        values = {self._scalar(keys, key): self._value(kind, below, (*path, name)) for name, (key, below) in node.entries.items()}
-        return _NOTHING if any(isinstance(part, _Nothing) for entry in values.items() for part in entry) else values
+        keys, inner = kind.key_type, kind.value_type
+        values = {self._value(keys, key, path): self._value(inner, below, (*path, name)) for name, (key, below) in node.entries.items()}
+        return _NOTHING if any(part is _NOTHING for entry in values.items() for part in entry) else values
 
-    def _tuple(self, kind: mi.Type, node: Node, path: Path) -> object:
+    def _tuple(self, kind: mi.VarTupleType, node: Node, path: Path) -> object:
         if not isinstance(node, Sequence):
             return self._misfit(node)
-        values = tuple(self._value(kind, below, (*path, index)) for index, below in enumerate(node.items))
-        return _NOTHING if any(isinstance(value, _Nothing) for value in values) else values
+        values = tuple(self._value(kind.item_type, below, (*path, index)) for index, below in enumerate(node.items))
+        return _NOTHING if any(value is _NOTHING for value in values) else values
 
-    def _union(self, kinds: tuple[mi.Type, ...], node: Node, path: Path) -> object:
+    def _union(self, union: mi.UnionType, node: Node, path: Path) -> object:
+        kinds = union.types
         before, told = len(self.misfits), len(self.problems)
         for kind in kinds:
             value = self._value(kind, node, path)
-            if not isinstance(value, _Nothing):
+            if value is not _NOTHING:
                 del self.misfits[before:], self.problems[told:]
                 return value
         # What looks like a quantity is told as one; for anything else the schema lists what it may be.
@@ -135,30 +131,75 @@ class Binder:
         self.expressions.append(Found(path, node, expression))
         return expression
 
-    def _quantity(self, cls: Any, node: Node) -> object:  # noqa: ANN401  (a class with `parse`)
+    def _quantity(self, kind: mi.CustomType, node: Node, __: Path) -> object:
         if not isinstance(node, Scalar) or not isinstance(node.value, str):
             return self._misfit(node)
         try:
-            return cls.parse(node.text)
+            return kind.cls.parse(node.text)  # type: ignore[attr-defined]
         except UnitError as error:
             what, _, remedy = str(error).partition(": ")
             self.problems.append(self.source.problem("SH116", node.start, what, remedy[:1].upper() + remedy[1:]))
             return _NOTHING
 
-    def _scalar(self, kind: mi.Type, node: Node) -> object:
+    def _text(self, _: mi.Type, node: Node, __: Path) -> object:
+        return node.value if isinstance(node, Scalar) and isinstance(node.value, str) else self._misfit(node)
+
+    def _truth(self, _: mi.Type, node: Node, __: Path) -> object:
+        return node.value if isinstance(node, Scalar) and isinstance(node.value, bool) else self._misfit(node)
+
+    def _whole(self, _: mi.Type, node: Node, __: Path) -> object:
+        sound = isinstance(node, Scalar) and isinstance(node.value, int) and not isinstance(node.value, bool)
+        return node.value if isinstance(node, Scalar) and sound else self._misfit(node)
+
+    def _number(self, _: mi.Type, node: Node, __: Path) -> object:
         value = node.value if isinstance(node, Scalar) else None
-        result: object = None
-        match kind:
-            case mi.StrType():
-                result = value if isinstance(value, str) else None
-            case mi.BoolType():
-                result = value if isinstance(value, bool) else None
-            case mi.IntType():
-                result = value if isinstance(value, int) and not isinstance(value, bool) else None
-            case mi.FloatType():
-                result = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-            case mi.LiteralType(values=values):
-                result = value if isinstance(value, str) and value in values else None
-            case mi.EnumType(cls=cls):
-                result = next((member for member in cls if member.value == value and isinstance(value, str)), None)
-        return self._misfit(node) if result is None else result
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else self._misfit(node)
+
+    def _literal(self, kind: mi.LiteralType, node: Node, _: Path) -> object:
+        sound = isinstance(node, Scalar) and isinstance(node.value, str) and node.value in kind.values
+        return node.value if isinstance(node, Scalar) and sound else self._misfit(node)
+
+    def _member(self, kind: mi.EnumType, node: Node, _: Path) -> object:
+        found = _members(kind.cls).get(node.value) if isinstance(node, Scalar) and isinstance(node.value, str) else None
+        return self._misfit(node) if found is None else found
+
+
+_BINDERS: Final[dict[type[mi.Type], Callable[[Binder, Any, Node, Path], object]]] = {
+    mi.StructType: Binder._struct,
+    mi.DictType: Binder._dict,
+    mi.VarTupleType: Binder._tuple,
+    mi.UnionType: Binder._union,
+    mi.CustomType: Binder._quantity,
+    mi.StrType: Binder._text,
+    mi.BoolType: Binder._truth,
+    mi.IntType: Binder._whole,
+    mi.FloatType: Binder._number,
+    mi.LiteralType: Binder._literal,
+    mi.EnumType: Binder._member,
+}
+
+
+class _Key(msgspec.Struct, frozen=True):
+    """A key of a struct, as it is bound."""
+
+    name: str
+    field: str
+    type: mi.Type
+    limits: Schema
+    required: bool
+
+
+@cache
+def _keys(cls: type) -> tuple[frozenset[str], tuple[_Key, ...]]:
+    """The keys that a struct's mapping may have, and those that become its fields. `apiVersion` must be written, whatever its default."""
+    keys = tuple(
+        _Key(field.encode_name, field.name, inner, limits, field.required or field.encode_name == "apiVersion")
+        for field, inner, limits in fields(cls)
+    )
+    tag = struct_type(cls).tag_field
+    return frozenset((*(key.name for key in keys), *((tag,) if tag else ()))), keys
+
+
+@cache
+def _members(cls: type[enum.Enum]) -> dict[str, enum.Enum]:
+    return {str(member.value): member for member in cls}

@@ -25,6 +25,7 @@ from shunter.model.expression import Expression, Scalar, Scope, Undecided, Value
 from shunter.model.sample import Known, Missing, Stale, say
 from shunter.model.vocabulary import VARIABLES, Kind
 
+_MOST_SOUND: Final = 4096
 MAX_EXPRESSION: Final = 4096
 """Characters and UTF-8 bytes of one expression."""
 
@@ -115,8 +116,7 @@ def check(text: str, result: Result, roots: frozenset[str], metrics: frozenset[s
         what = f"the expression is longer than {MAX_EXPRESSION // 1024} KiB"
         return (Fault(code="SH136", offset=0, what=what, remedy="Split it: no decision needs that much"),)
     parts = lexer.tokens(text)
-    known = {*VARIABLES, *(f"metrics.{name}" for name in metrics)}
-    faults = [_presence(offset, name) for offset, name in lexer.tests_of_presence(parts) if name in known]
+    faults = [_presence(offset, name) for offset, name in lexer.tests_of_presence(parts) if _is_declared(name, metrics)]
     try:
         code = _environment(roots, metrics).compile(text)
     except RuntimeError as error:
@@ -124,7 +124,12 @@ def check(text: str, result: Result, roots: frozenset[str], metrics: frozenset[s
         return (*faults, *_explain(text, str(error), lexer.chains(parts), names))
     if not faults:
         faults += _wrong_result(code.return_type(), result)
+        _sound(text, code)
     return tuple(faults)
+
+
+def _is_declared(name: str, metrics: frozenset[str]) -> bool:
+    return name in VARIABLES or (name.startswith("metrics.") and name.removeprefix("metrics.") in metrics)
 
 
 def _presence(offset: int, name: str) -> Fault:
@@ -334,10 +339,21 @@ def named(text: str) -> frozenset[str]:
     return frozenset(chain.name for chain in lexer.chains(lexer.tokens(text)))
 
 
+_SOUND: Final[dict[str, cel.Expression]] = {}
+"""What `check` compiled of late: whoever asks for its tree needn't compile it anew."""
+
+
+def _sound(text: str, code: cel.Expression) -> None:
+    if len(_SOUND) >= _MOST_SOUND:
+        _SOUND.clear()
+    _SOUND[text] = code
+
+
 @lru_cache(maxsize=4096)
 def syntax(text: str) -> Tree:
     """The syntax tree of an expression; `Other` for one that doesn't compile."""
     try:
-        return read(compiled(text).code.serialize())
+        code = _SOUND.get(text) or compiled(text).code
+        return read(code.serialize())
     except RuntimeError:
         return Other()

@@ -5,6 +5,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable
 from functools import partial
+from itertools import accumulate
 from typing import Final
 
 from shunter.model.errors import Place, Problem, Severity
@@ -78,7 +79,8 @@ class SourceText:
     def __init__(self, path: str, text: str) -> None:
         self.path = path
         self.text = text
-        self._starts = [0, *(found.end() for found in _LINE_END.finditer(text))]
+        # Most files have no CR, and then there is a quicker way.
+        self._starts = [0, *(found.end() for found in _LINE_END.finditer(text))] if "\r" in text else _starts(text)
 
     def place(self, offset: int) -> Place:
         """The place of the character at `offset`; offsets beyond the end mean the end."""
@@ -98,6 +100,11 @@ class SourceText:
         line = self.line(place.line)
         excerpt = line if len(line) <= MAX_EXCERPT else None
         return Problem(code=code, what=what, remedy=remedy, place=place, severity=severity, excerpt=excerpt)
+
+
+def _starts(text: str) -> list[int]:
+    """Where lines begin that end at LF alone."""
+    return list(accumulate((len(line) + 1 for line in text.split("\n")[:-1]), initial=0))
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

@@ -1,6 +1,7 @@
 """A light lexer for CEL: enough to know which names an expression uses, and where. What is valid is the checker's business."""
 
 import re
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -42,6 +43,7 @@ class Chain(msgspec.Struct, frozen=True):
         return self.starts[-1] + len(self.name.rpartition(".")[2])
 
 
+@lru_cache(maxsize=4096)
 def tokens(text: str) -> tuple[Token, ...]:
     """The tokens of an expression, without spaces and comments. Never fails: an unknown character is a sign."""
     return tuple(

@@ -99,16 +99,29 @@ def _constant(data: bytes) -> Tree:
 
 def _select(data: bytes, depth: int) -> Tree:
     """`labels.key`, or `has(labels.key)`."""
-    operand = next((_expression(v, depth + 1) for n, v in _fields(data) if n == 1 and isinstance(v, bytes)), Other())
+    operand: Tree = Other()
+    key, tests_presence = "", False
+    for number, value in _fields(data):
+        match number, value:
+            case 1, bytes():
+                operand = _expression(value, depth + 1)
+            case 2, bytes():
+                key = value.decode("utf-8")
+            case 3, int():
+                tests_presence = bool(value)
     if not isinstance(operand, Name):
         return Other()
-    tests_presence = any(n == 3 and v for n, v in _fields(data))
-    return Presence(operand.name, _text(data, 2)) if tests_presence else _label(operand, _text(data, 2))
+    return Presence(operand.name, key) if tests_presence else _label(operand, key)
 
 
 def _call(data: bytes, depth: int) -> Tree:
-    function = _text(data, 2)
-    arguments = tuple(_expression(v, depth + 1) for n, v in _fields(data) if n in (1, 3) and isinstance(v, bytes))
+    function, found = "", list[Tree]()
+    for field, value in _fields(data):
+        if field == 2 and isinstance(value, bytes):
+            function = value.decode("utf-8")
+        elif isinstance(value, bytes):
+            found.append(_expression(value, depth + 1))
+    arguments = tuple(found)
     match function, arguments:
         case "_[_]", (Name() as labels, Constant(value=str() as key)):
             return _label(labels, key)

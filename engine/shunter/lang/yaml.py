@@ -7,7 +7,7 @@ libyaml gives events; the tree is built here, iteratively, so that depth, size, 
 import math
 import re
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 from yaml import YAMLError
@@ -19,7 +19,6 @@ from yaml.events import (
     Event,
     MappingEndEvent,
     MappingStartEvent,
-    NodeEvent,
     ScalarEvent,
     SequenceEndEvent,
     SequenceStartEvent,
@@ -45,6 +44,7 @@ _AMBIGUOUS: Final = (
     (re.compile(r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?", re.ASCII), "is a number to the base 60 in YAML 1.1"),
     (re.compile(r"(?=[^_]*_)[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?", re.ASCII), "is a number in YAML 1.1 and text in YAML 1.2"),
 )
+_NUMERIC: Final = frozenset("0123456789+-.")
 _WORDS: Final[dict[str, Plain]] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
     **dict.fromkeys(("true", "True", "TRUE"), True),
@@ -138,11 +138,6 @@ def decode(path: str, data: bytes) -> tuple[SourceText, list[Problem]]:
     return source, []
 
 
-def _at(mark: object) -> int:
-    """The offset of a mark. Libyaml's own marks count characters, and its events always have them."""
-    return mark.index if isinstance(mark, Mark) else 0
-
-
 class _Stop(Exception):
     """No use reading on: the last problem is fatal for the file."""
 
@@ -153,6 +148,23 @@ class _Open(msgspec.Struct):
     node: Mapping | Sequence
     key: Scalar | None = None
     skip: bool = False
+
+
+class _Spot(Protocol):
+    """A mark of libyaml's: it counts characters."""
+
+    index: int
+
+
+class _Read(Protocol):
+    """An event as libyaml makes it: with marks always, and with what its kind has."""
+
+    start_mark: _Spot
+    end_mark: _Spot
+    anchor: str | None
+    tag: str | None
+    value: str
+    style: str | None
 
 
 class _Builder:
@@ -172,50 +184,55 @@ class _Builder:
         self.add(code, offset, what, remedy)
         return _Stop()
 
-    def feed(self, event: Event) -> None:
-        if isinstance(event, NodeEvent):
-            self._count(event)
-        handler = _HANDLERS.get(type(event))
-        if handler is not None:
-            handler(self, event)
+    def _mapping(self, event: _Read) -> None:
+        self._count(event)
+        self._enter(Mapping({}, event.start_mark.index, event.end_mark.index))
 
-    def _mapping(self, event: Event) -> None:
-        self._enter(Mapping({}, _at(event.start_mark), _at(event.end_mark)))
+    def _sequence(self, event: _Read) -> None:
+        self._count(event)
+        self._enter(Sequence([], event.start_mark.index, event.end_mark.index))
 
-    def _sequence(self, event: Event) -> None:
-        self._enter(Sequence([], _at(event.start_mark), _at(event.end_mark)))
-
-    def _document(self, _: Event) -> None:
+    def _document(self, _: _Read) -> None:
         if self.root is not None:
             self.documents.append(self.root)
         self.root = None
 
-    def _count(self, event: NodeEvent) -> None:
+    def _alias(self, event: _Read) -> None:
+        remedy = "Write the value out where it is used: policies have no aliases"
+        raise self.fatal("SH104", event.start_mark.index, f"*{event.anchor} is an alias", remedy)
+
+    def _count(self, event: _Read) -> None:
         self.nodes += 1
-        at = _at(event.start_mark)
+        if self.nodes > MAX_NODES or event.anchor or event.tag:
+            self._unwanted(event)
+
+    def _unwanted(self, event: _Read) -> None:
+        at = event.start_mark.index
         if self.nodes > MAX_NODES:
             raise self.fatal("SH108", at, f"the file holds more than {MAX_NODES} values", "Split it into several files")
-        if isinstance(event, AliasEvent):
-            raise self.fatal("SH104", at, f"*{event.anchor} is an alias", "Write the value out where it is used: policies have no aliases")
         if event.anchor:
             self.add("SH104", at, f"&{event.anchor} is an anchor", "Remove it: policies have no anchors and aliases")
-        tag = getattr(event, "tag", None)
-        if tag:
-            self.add("SH105", at, f"{shown(tag)} is a tag", 'Remove it; for text that looks like a number, use quotes: "1"')
+        if event.tag:
+            self.add("SH105", at, f"{shown(event.tag)} is a tag", 'Remove it; for text that looks like a number, use quotes: "1"')
 
-    def _scalar(self, event: ScalarEvent) -> None:
-        style = event.style or ""
-        node = Scalar(event.value, event.value, style, _at(event.start_mark), _at(event.end_mark))
+    def _scalar(self, event: _Read) -> None:
+        self._count(event)
+        text, style = event.value, event.style or ""
+        node = Scalar(text, text, style, event.start_mark.index, event.end_mark.index)
         if not style:
-            node.value = self._resolve(node)
-        self._place(node)
+            if text in _WORDS:
+                node.value = _WORDS[text]
+            elif text[0] in _NUMERIC:
+                node.value = self._number(node)
+        top = self.stack[-1] if self.stack else None
+        if top is not None and top.key is not None and isinstance(top.node, Mapping):
+            top.node.entries[top.key.text] = (top.key, node)  # what most scalars are: a key's value
+            top.key = None
+        else:
+            self._place(node)
 
-    def _resolve(self, node: Scalar) -> Plain:
+    def _number(self, node: Scalar) -> Plain:
         text = node.text
-        if text in _WORDS:
-            return _WORDS[text]
-        if not (text[0].isdigit() or text[0] in "+-."):
-            return text
         if _INT.fullmatch(text) and len(text) <= 16:
             return int(text)
         if _FLOAT.fullmatch(text):
@@ -227,12 +244,8 @@ class _Builder:
             self.add("SH107", node.start, f"{text} is not a finite number", "Write a number, or put it in quotes if it is text")
         for pattern, why in _AMBIGUOUS:
             if pattern.fullmatch(text):
-                self.add(
-                    "SH107",
-                    node.start,
-                    f"{shown(text)} {why}",
-                    f'Put it in quotes if it is text: "{shown(text)}"; or write a plain decimal',
-                )
+                remedy = f'Put it in quotes if it is text: "{shown(text)}"; or write a plain decimal'
+                self.add("SH107", node.start, f"{shown(text)} {why}", remedy)
                 break
         return text
 
@@ -242,8 +255,8 @@ class _Builder:
         self._place(node)
         self.stack.append(_Open(node))
 
-    def _leave(self, event: Event) -> None:
-        self.stack.pop().node.end = _at(event.end_mark)
+    def _leave(self, event: _Read) -> None:
+        self.stack.pop().node.end = event.end_mark.index
 
     def _place(self, node: Node) -> None:
         if not self.stack:
@@ -277,6 +290,7 @@ class _Builder:
 
 _HANDLERS: Final[dict[type[Event], Callable[[_Builder, Any], None]]] = {
     ScalarEvent: _Builder._scalar,
+    AliasEvent: _Builder._alias,
     MappingStartEvent: _Builder._mapping,
     SequenceStartEvent: _Builder._sequence,
     MappingEndEvent: _Builder._leave,
@@ -293,7 +307,7 @@ def _syntax(builder: _Builder, error: YAMLError) -> None:
         offset, reason = int(error.position), "a control character"
     elif isinstance(error, MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
-        offset = _at(mark) if mark else offset
+        offset = mark.index if isinstance(mark, Mark) else offset
         reason = " ".join(part for part in (error.problem, error.context) if part)
     if "nesting depth" in reason:
         builder.add("SH108", offset, f"values are nested more than {MAX_DEPTH} deep", "A policy never needs that: flatten it")
@@ -311,7 +325,8 @@ def parse(source: SourceText) -> tuple[list[Node], list[Problem]]:
     try:
         parser = CParser(source.text)
         while (event := parser.get_event()) is not None:
-            builder.feed(event)
+            if (handler := _HANDLERS.get(event.__class__)) is not None:
+                handler(builder, event)
     except _Stop:
         pass
     except YAMLError as error:

@@ -76,8 +76,9 @@ def followers(policies: list[Policy], texts: Texts) -> Iterator[Problem]:
 def unseen(policies: list[Policy], texts: Texts) -> Iterator[Problem]:
     """SH153: a preview that shows nothing, because a policy in force acts on all that it is about, and takes its workers first."""
     told: set[str] = set()
-    for pair in pairs([p for p in policies if p.acts and p.mode != "off"]):
-        preview, other = sorted(pair, key=lambda p: p.mode != "preview")
+    acting = [p for p in policies if p.acts and p.mode != "off"]
+    for pair in pairs(acting) if any(p.mode == "preview" for p in acting) else ():
+        preview, other = pair if pair[0].mode == "preview" else (pair[1], pair[0])
         if preview.mode != "preview" or other.mode == "preview" or preview.kind != other.kind or preview.name in told:
             continue
         if not within(preview, other):
