@@ -365,6 +365,43 @@ def test_destinations_are_within_the_hard_limits(situation):
             assert any(nodes[n].reachable and n not in going for i in left for n in i.nodes), "something to come back from is left"
 
 
+def after(snapshot: Snapshot, o: PlannedOperation) -> Snapshot:
+    """The snapshot with one move done."""
+    fleet, there = snapshot.fleet, o.to_slot.split("/")[0]
+    held = {o.from_slot: None, o.to_slot: o.worker}
+    nodes = tuple(
+        msgspec.structs.replace(n, slots=tuple(msgspec.structs.replace(s, worker=held.get(s.id, s.worker)) for s in n.slots))
+        for n in fleet.nodes
+    )
+    workers = tuple(
+        msgspec.structs.replace(w, node=there, slot=o.to_slot, incarnation=w.incarnation + 1) if w.id == o.worker else w
+        for w in fleet.workers
+    )
+    return msgspec.structs.replace(snapshot, fleet=msgspec.structs.replace(fleet, nodes=nodes, workers=workers))
+
+
+def test_the_state_after_a_move_by_choice_does_not_call_for_the_next():
+    moved = 0
+    for seed in range(2500):
+        dice = Random(seed)
+        fleet = fleets(dice)
+        chosen = [p for p in policies(dice) if isinstance(p.document, RebalancePolicy)]
+        series = [Snapshot(at=NOW - 2 * back, fleet=fleet, samples=samples(dice, fleet)) for back in (2, 1, 0)]
+        for policy in chosen:
+            alone = [
+                msgspec.structs.replace(policy, document=msgspec.structs.replace(policy.document, spec=one_step(policy.document.spec)))
+            ]
+            for o in run(alone, series, EngineState()).plan.operations:
+                moved += 1
+                again = run(alone, [after(s, o) for s in series], EngineState()).plan.operations
+                assert o.worker not in [other.worker for other in again], (seed, policy.document.spec)
+    assert moved > 100, "else nothing was tried"
+
+
+def one_step(spec: RebalanceSpec) -> RebalanceSpec:
+    return msgspec.structs.replace(spec, step=1)
+
+
 def without_metrics(series: list[Snapshot]) -> list[Snapshot]:
     return [msgspec.structs.replace(s, samples=Samples()) for s in series]
 
