@@ -29,6 +29,7 @@ from shunter.app.withdrawn import withdrawn
 from shunter.app.world import HOLD_MARGIN_S, Memory, World
 from shunter.audit.decisions import Tracker
 from shunter.audit.journal import Journal
+from shunter.audit.redact import Redaction
 from shunter.audit.trail import Trail
 from shunter.decide.evaluate import evaluate
 from shunter.decide.hold import horizon
@@ -101,7 +102,9 @@ class Engine:
             stack.callback(room.close)
             store = stack.enter_context(contextlib.closing(Store(state / "engine.db", wal_pages=sizes.wal_pages)))
             lease = stack.enter_context(Lease(state / "engine.lock", store))
-            journal = stack.enter_context(Journal(state / "audit.db", wal_pages=sizes.wal_pages))
+            audit = self.settings.audit
+            redaction = Redaction(labels=None if audit.labels is None else frozenset(audit.labels))
+            journal = stack.enter_context(Journal(state / "audit.db", wal_pages=sizes.wal_pages, key=audit.key, redaction=redaction))
             trail = Trail(journal, self.clock)
             room.hold()
             watch = Watch(store, trail, room, state, self.clock)

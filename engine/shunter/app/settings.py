@@ -77,6 +77,23 @@ class ProfileSettings(_Section, frozen=True, kw_only=True):
     network: Bytes | None = None
 
 
+class AuditSettings(_Section, frozen=True, kw_only=True):
+    """What is kept of what was decided and done, and how it is signed."""
+
+    key: Path | None = None
+    """The Ed25519 key in PEM, mode 0600, that the audit is signed with. None: `audit.key` in the state folder, made with the audit."""
+    keep: Duration | None = None
+    """How long records are kept. None: for ever. What is dropped is told by a record, and the rest can be verified all the same."""
+    archive: Path | None = None
+    """A folder where dropped records are put, compressed. None: they are gone."""
+    labels: tuple[str, ...] | None = None
+    """Names of labels whose values may be recorded. None: all, but what looks like a credential is masked in any case."""
+    inputs: Duration = Duration(7 * 86400)
+    """How long what decisions were made on is kept, for `shunter audit replay`. `0s`: it isn't kept."""
+    inputs_size: Bytes = Bytes(10**9)
+    """Bytes that it may take; the oldest goes first."""
+
+
 class Settings(_Section, frozen=True, kw_only=True):
     """The whole file."""
 
@@ -91,6 +108,7 @@ class Settings(_Section, frozen=True, kw_only=True):
     listen: str = "127.0.0.1:9464"
     """Where the engine serves /metrics, /healthz and /readyz; empty: nowhere."""
     profile: ProfileSettings = ProfileSettings()
+    audit: AuditSettings = AuditSettings()
 
     def spans(self) -> dict[str, Duration]:
         """The times by their keys."""
@@ -99,6 +117,7 @@ class Settings(_Section, frozen=True, kw_only=True):
             "hold": self.hold,
             "policies.poll": self.policies.poll,
             "prometheus.deadline": self.prometheus.deadline,
+            **({} if self.audit.keep is None else {"audit.keep": self.audit.keep}),
         }
 
     def rates(self) -> Profile:

@@ -1,11 +1,14 @@
 """What can go wrong with the audit's files, as problems that say what to do."""
 
+import errno
 import sqlite3
 from pathlib import Path
 
-from shunter.model.errors import Problem, Stalled
+from shunter.audit.key import KEY_UNUSABLE
+from shunter.model.errors import Problem, Rejected, Stalled
 
 FULL, BUSY, CORRUPT, CUT, CLOSED, NO_RECORD, VERSION = "SH901", "SH902", "SH903", "SH904", "SH905", "SH906", "SH907"
+BAD_HEADS = "SH972"
 
 _FULL = {sqlite3.SQLITE_FULL}
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
@@ -57,6 +60,42 @@ def cut(path: Path, what: str) -> Stalled:
         "both away to begin a new chain",
         path,
     )
+
+
+def no_key(path: Path) -> Stalled:
+    """The audit was signed before, and the key isn't there."""
+    return stalled(
+        KEY_UNUSABLE,
+        "there is no key there, and the audit can't be signed without it",
+        "Put the key back, or name it with `key` under [audit]; if it is lost, move the audit's files away to begin a new chain",
+        path,
+    )
+
+
+def foreign(path: Path, name: str) -> Stalled:
+    """The audit's heads aren't signed by the key at hand."""
+    return stalled(
+        KEY_UNUSABLE,
+        f"the audit isn't signed with the key {name}",
+        "Give the key that it was begun with; if that was always this one, the audit was forged: keep its files as evidence",
+        path,
+    )
+
+
+def bad_heads(path: Path, why: str) -> Rejected:
+    """A file of exported heads, or an archive, can't be read."""
+    return Rejected(
+        Problem(
+            code=BAD_HEADS, what=f"it can't be used to check the audit: {why}", remedy="Take another copy of the file", subject=str(path)
+        )
+    )
+
+
+def of_system(error: OSError, path: Path) -> Stalled:
+    """The system's error as a Stalled."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return full(path)
+    return unusable(path, error.strerror or str(error))
 
 
 def unusable(path: Path, reason: str) -> Stalled:

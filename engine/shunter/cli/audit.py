@@ -1,43 +1,86 @@
 """`shunter audit`: read and check the records of what was decided and done."""
 
+import contextlib
+import os
 import sys
+import time
+from collections.abc import Iterator
+from enum import StrEnum
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, BinaryIO, Final
 
 import msgspec
 import typer
 from rich.console import Console
 
+from shunter.audit.check import Verification
+from shunter.audit.export import FORMATS
+from shunter.audit.filter import Filter
+from shunter.audit.follow import following
+from shunter.audit.head import load_exports
 from shunter.audit.journal import Journal
+from shunter.audit.key import load_public
 from shunter.cli.moments import moment
 from shunter.model.canon import plain
-from shunter.model.errors import Problem, Rejected, ShunterError
+from shunter.model.errors import Problem, Rejected, Retry, ShunterError
 from shunter.model.record import RecordKind, Sealed
 from shunter.report.text import audit_text, record_text
 from shunter.report.words import count
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, help="List, show and verify the audit's records.")
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="List, show, verify, export, follow and replay the audit's records.",
+)
 
 State = Annotated[Path, typer.Option("--state", metavar="DIR", help="The engine's state folder.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, for programs.")]
+Kind = Annotated[RecordKind | None, typer.Option("--kind", help="Only records of this kind.")]
+Subject = Annotated[str | None, typer.Option("--subject", help="Only records about this worker, node, graph or policy.")]
+Operation = Annotated[str | None, typer.Option("--operation", help="Only records of this operation.")]
+Worker = Annotated[str | None, typer.Option("--worker", help="Only what is about this worker, plans that have it among others included.")]
+OfNode = Annotated[str | None, typer.Option("--node", help="Only what is about this node, operations from or to it included.")]
+OfPolicy = Annotated[str | None, typer.Option("--policy", help="Only what this policy said or did.")]
+AtCommit = Annotated[str | None, typer.Option("--commit", help="Only records made at this commit of the policies, or one that begins so.")]
+Since = Annotated[str | None, typer.Option("--since", metavar="WHEN", help="Not before: 10m ago as `10m`, or a date in UTC.")]
+Until = Annotated[str | None, typer.Option("--until", metavar="WHEN", help="Only before, written like --since.")]
 _HERE: Final = Path(".shunter")
+_LOOK_S: Final = 0.3
+"""Between two looks at whether there are new records."""
+
+
+class Format(StrEnum):
+    """Of an export."""
+
+    JSONL = "jsonl"
+    CSV = "csv"
+    PARQUET = "parquet"
 
 
 @app.command("list")
 def list_(
     state: State = _HERE,
-    kind: Annotated[RecordKind | None, typer.Option("--kind", help="Only records of this kind.")] = None,
-    subject: Annotated[str | None, typer.Option("--subject", help="Only records about this worker, node, graph or policy.")] = None,
-    operation: Annotated[str | None, typer.Option("--operation", help="Only records of this operation.")] = None,
-    since: Annotated[str | None, typer.Option("--since", metavar="WHEN", help="Not before: 10m ago as `10m`, or a date in UTC.")] = None,
-    until: Annotated[str | None, typer.Option("--until", metavar="WHEN", help="Only before, written like --since.")] = None,
+    kind: Kind = None,
+    subject: Subject = None,
+    operation: Operation = None,
+    worker: Worker = None,
+    node: OfNode = None,
+    policy: OfPolicy = None,
+    commit: AtCommit = None,
+    since: Since = None,
+    until: Until = None,
     limit: Annotated[int, typer.Option("--limit", min=0, help="The newest so many; 0: all.")] = 100,
     as_json: Json = False,
 ) -> None:
     """List records, oldest first. Exit status: 0, or 1 when the audit can't be read."""
-    begin, end = moment("--since", since), moment("--until", until)
+    wanted = Filter(
+        kind=kind, subject=subject, operation=operation, worker=worker, node=node, policy=policy, commit=commit,
+        since=moment("--since", since), until=moment("--until", until),
+    )  # fmt: skip
     with _open(state) as journal:
-        records = journal.list(kind=kind, subject=subject, operation=operation, since=begin, until=end, limit=limit or None)
+        records = journal.select(wanted, limit or None)
     if as_json:
         _lines(records)
     else:
@@ -48,11 +91,22 @@ def list_(
 def show(
     what: Annotated[str, typer.Argument(metavar="SEQ|OPERATION", help="A record's number, or an operation's id for all of its records.")],
     state: State = _HERE,
+    kind: Kind = None,
+    worker: Worker = None,
+    node: OfNode = None,
+    policy: OfPolicy = None,
+    commit: AtCommit = None,
+    since: Since = None,
+    until: Until = None,
     as_json: Json = False,
 ) -> None:
-    """Show records in full. Exit status: 0, or 1 when there is none."""
+    """Show records in full; options choose among an operation's. Exit status: 0, or 1 when there is none."""
+    wanted = Filter(
+        kind=kind, operation=what, worker=worker, node=node, policy=policy, commit=commit,
+        since=moment("--since", since), until=moment("--until", until),
+    )  # fmt: skip
     with _open(state) as journal:
-        records = (journal.get(int(what)),) if what.isascii() and what.isdigit() else journal.list(operation=what, limit=None)
+        records = (journal.get(int(what)),) if what.isascii() and what.isdigit() else journal.select(wanted)
     if not records:
         raise Rejected(
             Problem(
@@ -73,27 +127,143 @@ def show(
 
 
 @app.command()
-def verify(state: State = _HERE, as_json: Json = False) -> None:
-    """Check the whole chain. Exit status: 0 whole, 1 broken, 2 when it can't be checked."""
+def verify(
+    state: State = _HERE,
+    key: Annotated[
+        Path | None, typer.Option("--key", metavar="FILE", help="The engine's public key as you keep it; else audit.pub in the folder.")
+    ] = None,
+    head: Annotated[
+        list[Path] | None, typer.Option("--head", metavar="FILE", help="Signed heads kept elsewhere, copies of audit.heads; repeatable.")
+    ] = None,
+    archives: Annotated[
+        Path | None, typer.Option("--archives", metavar="DIR", help="Also follow the chain through what retention put there.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check the whole chain and its signatures. Exit status: 0 whole, 1 broken, 2 when it can't be checked.
+
+    Whoever can write the state folder can put a key of his own there, or the whole folder as it was once: --key and --head, kept elsewhere,
+    show that.
+    """
     from shunter.cli.main import complain
 
     try:
         with _open(state) as journal:
-            result = journal.verify()
+            heads = [export for path in head or () for export in load_exports(path)]
+            result = journal.verify(load_public(key) if key else None, heads, archives)
     except ShunterError as error:
         complain(error.problem)
         raise typer.Exit(1 if error.problem.code == "SH903" else 2) from None
     if as_json:
         typer.echo(msgspec.json.encode(result, order="sorted"))
-    elif result.ok:
-        typer.echo(f"whole: {count(result.count, 'record')}, the last one's hash is {result.head}")
     else:
-        typer.echo(f"broken at record {result.broken}: {result.why} ({count(result.count, 'record')} before it whole)")
+        _tell(result, known=key is not None)
     raise typer.Exit(0 if result.ok else 1)
+
+
+@app.command()
+def export(
+    state: State = _HERE,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to (made 0600); - for standard output.")] = Path("-"),
+    form: Annotated[Format, typer.Option("--format", help="JSON Lines lose nothing; Parquet needs pyarrow.")] = Format.JSONL,
+    kind: Kind = None,
+    subject: Subject = None,
+    operation: Operation = None,
+    worker: Worker = None,
+    node: OfNode = None,
+    policy: OfPolicy = None,
+    commit: AtCommit = None,
+    since: Since = None,
+    until: Until = None,
+) -> None:
+    """Write records for other programs, oldest first. Exit status: 0, 1 when they can't be read, 2 when they can't be written."""
+    wanted = Filter(
+        kind=kind, subject=subject, operation=operation, worker=worker, node=node, policy=policy, commit=commit,
+        since=moment("--since", since), until=moment("--until", until),
+    )  # fmt: skip
+    with _open(state) as journal:
+        first, rest = _begun(journal.stream(wanted))
+        with _written(out) as file:
+            written = FORMATS[form](chain(first, rest), file)
+    if str(out) != "-":
+        typer.echo(f"{out}: {count(written, 'record')}")
+
+
+@app.command()
+def follow(
+    state: State = _HERE,
+    last: Annotated[int, typer.Option("--last", min=0, help="Show the newest so many first.")] = 10,
+    kind: Kind = None,
+    subject: Subject = None,
+    operation: Operation = None,
+    worker: Worker = None,
+    node: OfNode = None,
+    policy: OfPolicy = None,
+    commit: AtCommit = None,
+    as_json: Json = False,
+) -> None:
+    """Show records as they come, until Ctrl-C. Exit status: 0, or 1 when the audit can't be read."""
+    wanted = Filter(kind=kind, subject=subject, operation=operation, worker=worker, node=node, policy=policy, commit=commit)
+    console = _console()
+    with _open(state) as journal, contextlib.suppress(KeyboardInterrupt):
+        after = journal.newest()
+        before = [sealed for sealed in journal.select(wanted, last) if sealed.seq <= after] if last else []
+        for sealed in chain(before, following(journal, wanted, after, lambda: time.sleep(_LOOK_S))):
+            if as_json:
+                _lines((sealed,))
+            else:
+                audit_text((sealed,), console)
+            sys.stdout.flush()
+
+
+def _tell(result: Verification, *, known: bool) -> None:
+    if not result.ok:
+        typer.echo(f"broken at record {result.broken}: {result.why} ({count(result.count, 'record')} before it whole)")
+        return
+    since = f" from record {result.first} on" if result.first > 1 else ""
+    typer.echo(f"whole{since}: {count(result.count, 'record')}, the last one's hash is {result.head}")
+    typer.echo(
+        f"signed by {result.key}" + ("" if known else ", the key in the folder: compare it with the one that you keep, or give --key")
+    )
+    if result.kept or result.unkept:
+        older = f"; {result.unkept} of records that were dropped since" if result.unkept else ""
+        typer.echo(f"{count(result.kept, 'exported head')} found in it{older}")
 
 
 def _open(state: Path) -> Journal:
     return Journal(state / "audit.db", read_only=True)
+
+
+def _begun(records: Iterator[Sealed]) -> tuple[tuple[Sealed, ...], Iterator[Sealed]]:
+    """The first one, if there is one, and the others: so that what can't be read leaves no file."""
+    first = next(records, None)
+    return (() if first is None else (first,)), records
+
+
+@contextlib.contextmanager
+def _written(out: Path) -> Iterator[BinaryIO]:
+    """A file that is there whole or not at all. Raises Retry SH974."""
+    if str(out) == "-":
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    part = out.with_name(f".{out.name}.part")
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            yield file
+        os.replace(part, out)
+    except OSError as error:
+        raise Retry(
+            Problem(
+                code="SH974",
+                what=f"the export can't be written: {error.strerror}",
+                remedy="Check the folder, its permissions and the disk",
+                subject=str(out),
+            )
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
 
 
 def _lines(records: tuple[Sealed, ...]) -> None:

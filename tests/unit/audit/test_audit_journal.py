@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 from shunter.audit.check import Break
-from shunter.audit.head import GENESIS
-from shunter.audit.journal import Journal, chained, head_path
+from shunter.audit.head import GENESIS, HeadFile, chained
+from shunter.audit.journal import Journal
+from shunter.audit.key import load
+from shunter.audit.layout import head_path
 from shunter.model.canon import encode
 from shunter.model.errors import Rejected, Stalled
 from shunter.model.ids import Commit, Epoch
@@ -87,8 +89,9 @@ def test_files_are_for_their_owner_only(path: Path):
             modes = {p.name: p.stat().st_mode & 0o777 for p in path.parent.iterdir()}
     finally:
         os.umask(old)
+    assert modes.pop("audit.pub") == 0o644
     assert set(modes.values()) == {0o600}, modes
-    assert {"audit.db", "audit.db.head", "audit.db-wal"} <= set(modes)
+    assert {"audit.db", "audit.db.head", "audit.db-wal", "audit.key", "audit.heads"} <= set(modes)
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
@@ -166,14 +169,19 @@ def test_a_changed_record_with_a_fitting_hash_breaks_the_next(filled: Path):
     assert (verify(filled).how, verify(filled).broken) == (Break.ORDER, 4)
 
 
-def test_a_chain_rewritten_to_its_end_does_not_fit_the_head(filled: Path, tmp_path: Path):
+def test_an_audit_of_another_key_in_its_place_is_found(filled: Path, tmp_path: Path):
     other = tmp_path / "other" / "audit.db"
     with Journal(other) as journal:
         journal.append([record(n + 1) for n in range(1, 9)])
-    filled.write_bytes(other.read_bytes())
-    assert (verify(filled).how, verify(filled).broken) == (Break.HEAD, 7)
-    with pytest.raises(Stalled, match="SH904"):
+    for name in ("audit.db", "audit.db.head", "audit.heads"):
+        (filled.parent / name).write_bytes((other.parent / name).read_bytes())
+    assert verify(filled).how is Break.SIGNATURE
+    with pytest.raises(Stalled, match=r"SH970 .*isn't signed with the key SHA256:"):
         Journal(filled)
+    (filled.parent / "audit.pub").write_bytes((other.parent / "audit.pub").read_bytes())
+    assert verify(filled).ok, "whoever can write the folder can put a key of his own there"
+    with Journal(filled, read_only=True) as journal:
+        assert journal.verify(load(filled.parent / "audit.key").public).how is Break.SIGNATURE, "but not where an auditor has his"
 
 
 def test_a_missing_head_is_said(filled: Path):
@@ -186,18 +194,18 @@ def test_a_missing_head_is_said(filled: Path):
 
 def test_the_writer_refuses_to_go_on_after_a_cut(filled: Path):
     tamper(filled, "DELETE FROM records WHERE seq = 7")
-    with pytest.raises(Stalled, match=r"SH904 .*ends with record 6.*record 7"):
+    with pytest.raises(Stalled, match=r"SH904 .*ends with record 6.*of record 7"):
         Journal(filled)
     assert verify(filled).how is Break.TRUNCATED
 
 
-@pytest.mark.parametrize("slot", [0, 1])
-def test_a_torn_head_leaves_the_other_slot(path: Path, slot: int):
+def test_a_torn_head_leaves_the_other_slot(path: Path):
     with Journal(path) as journal:
         for n in range(1, 4):
             journal.append([record(n)])
+        torn = journal._signed.turn % 2
     data = bytearray(head_path(path).read_bytes())
-    data[slot * 4096 : slot * 4096 + 3] = b"xxx"
+    data[torn * 4096 : torn * 4096 + 3] = b"xxx"
     head_path(path).write_bytes(data)
     assert verify(path).ok
     with Journal(path) as journal:
@@ -207,17 +215,33 @@ def test_a_torn_head_leaves_the_other_slot(path: Path, slot: int):
     assert verify(path).how is Break.TRUNCATED
 
 
+def test_a_half_of_the_head_that_no_power_cut_can_have_torn_is_found(path: Path):
+    with Journal(path) as journal:
+        for n in range(1, 4):
+            journal.append([record(n)])
+        older = (journal._signed.turn - 1) % 2
+    data = bytearray(head_path(path).read_bytes())
+    data[older * 4096 : older * 4096 + 4096] = b"\0" * 4096
+    head_path(path).write_bytes(data)
+    assert verify(path).how is Break.TRUNCATED
+    with pytest.raises(Stalled, match="SH904"):
+        Journal(path)
+
+
 def test_a_crash_between_commit_and_head_is_caught_up_with(path: Path, monkeypatch: pytest.MonkeyPatch):
     journal = Journal(path)
     journal.append([record(1)])
-    assert journal._head is not None
-    monkeypatch.setattr(journal._head, "write", lambda _head: None)
-    journal.append([record(2)])
-    journal.close()
-    assert verify(path).ok
+    with monkeypatch.context() as killed:
+        killed.setattr(HeadFile, "write", lambda *_: None)
+        for n in (2, 3, 4):
+            journal.append([record(n)])
+        journal.close()
+    assert verify(path).ok, "the database has it signed"
     with Journal(path):
         pass
-    tamper(path, "DELETE FROM records WHERE seq = 2")
+    assert verify(path).ok
+    (path.parent / "audit.heads").unlink()
+    tamper(path, "DELETE FROM records WHERE seq = 4")
     assert verify(path).how is Break.TRUNCATED
 
 

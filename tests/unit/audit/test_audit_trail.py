@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 from shunter.audit import trail as trails
-from shunter.audit.head import Head, HeadFile
+from shunter.audit.head import Head, HeadFile, Signed
 from shunter.audit.journal import Journal
+from shunter.audit.key import Key
 from shunter.audit.trail import Trail
 from shunter.model.errors import Problem, Stalled
 from shunter.model.ids import Epoch
@@ -96,7 +97,7 @@ def test_room_for_a_part_takes_a_part_and_nothing_twice(trail: Trail, full: Full
 def test_a_head_that_fails_after_the_records_is_caught_up_with_and_no_record_is_there_twice(
     trail: Trail, full: Full, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_self: HeadFile, _head: Head) -> None:
+    def fail(_self: HeadFile, _head: Signed, _key: Key) -> None:
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as broken:
@@ -108,7 +109,7 @@ def test_a_head_that_fails_after_the_records_is_caught_up_with_and_no_record_is_
     assert trail.retry()
     assert told(full) == [("1", None)]
     assert full.journal._head is not None
-    assert full.journal._head.last == full.journal.last
+    assert full.journal._head.turn == full.journal._signed.turn
 
 
 def test_nothing_is_tried_between_two_retries(trail: Trail, full: Full) -> None:
