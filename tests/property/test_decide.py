@@ -395,7 +395,7 @@ def test_the_state_after_a_move_by_choice_does_not_call_for_the_next():
                 moved += 1
                 again = run(alone, [after(s, o) for s in series], EngineState()).plan.operations
                 assert o.worker not in [other.worker for other in again], (seed, policy.document.spec)
-    assert moved > 100, "else nothing was tried"
+    assert moved > 50, "else nothing was tried"
 
 
 def one_step(spec: RebalanceSpec) -> RebalanceSpec:
