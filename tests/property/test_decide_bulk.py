@@ -2,12 +2,15 @@
 anybody has looked at the findings.
 """
 
+import gc
 from random import Random
 from typing import Any
+from weakref import ref
 
 import msgspec
 import pytest
 from column_expressions import DOUBLES, INTS, KEYS, TEXTS, Expressions
+from shunter.decide.deciding import Deciding
 from shunter.decide.evaluate import evaluate
 from shunter.lang import bulk
 from shunter.lang.bulk import BulkCelRules
@@ -175,3 +178,28 @@ def test_rules_that_answer_one_by_one_are_asked_so():
     rules = BulkCelRules()
     assert in_bulk(rules) is rules
     assert isinstance(rules, BulkRules)
+
+
+@pytest.mark.parametrize("looked", [True, False])
+def test_an_evaluation_leaves_nothing_for_the_garbage_collector(monkeypatch, looked):
+    """A large fleet's indexes would wait for a full collection, which takes as long as deciding does."""
+    made = []
+
+    class Watched(Deciding):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.extend([ref(self), ref(self.world), ref(self.scopes), ref(self.finder)])
+
+    monkeypatch.setattr("shunter.decide.evaluate.Deciding", Watched)
+    rules = BulkCelRules()
+    for seed in range(60):
+        situation = situation_of(Random(seed))
+        gc.disable()
+        try:
+            evaluation = decided(*situation, rules)
+            assert not looked or len(evaluation.findings) >= 0
+            del evaluation
+            assert [one() for one in made] == [None] * 4, seed
+        finally:
+            gc.enable()
+            made.clear()

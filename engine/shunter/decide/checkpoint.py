@@ -138,7 +138,7 @@ def _due(d: Deciding, policy: Policy, worker: Worker) -> Due | None:
     """The worker, which wants a checkpoint, if nothing is against it now; otherwise None, with the finding that says why."""
     spec = spec_of(policy)
     one = _begin(d, policy, worker, [*d.asked(policy, worker, "workers.where", spec.workers.where)])
-    one.gates.append(lambda: _aged(d, policy, one, old=True))
+    one.gates.append(_aged(spec, _age(d.now, one.taken, one.interval), old=True))
     one.gates.extend(d.asked(policy, worker, "when", spec.when))
     refused = _held(d, policy, one)
     if refused is None:
@@ -159,20 +159,20 @@ def _subject(covered: bool | Undecided, worker: Worker) -> Refusal | None:
 
 def _young(d: Deciding, policy: Policy, one: Due) -> Refusal | None:
     old = one.taken is None or d.now - one.taken >= one.interval
-    aged = _aged(d, policy, one, old=old)
+    aged = _aged(spec_of(policy), _age(d.now, one.taken, one.interval), old=old)
     one.gates.append(aged)
     return None if old else (Verdict.PASS, "its newest image is recent enough", aged.gate)
 
 
-def _aged(d: Deciding, policy: Policy, one: Due, *, old: bool) -> Evidence:
-    return Evidence(gate="every" if spec_of(policy).every is not None else "cadence", result=old, detail=_age(d, one))
+def _aged(spec: CheckpointSpec, age: str, *, old: bool) -> Evidence:
+    return Evidence(gate="every" if spec.every is not None else "cadence", result=old, detail=age)
 
 
-def _age(d: Deciding, one: Due) -> str:
-    if one.taken is None:
+def _age(now: float, taken: float | None, interval: float) -> str:
+    if taken is None:
         return "it has no image"
-    every = Duration(one.interval if one.interval < 60 else round(one.interval)) if math.isfinite(one.interval) else "so long as never"
-    return f"its newest image is {d.now - one.taken:.0f} s old, every {every}"
+    every = Duration(interval if interval < 60 else round(interval)) if math.isfinite(interval) else "so long as never"
+    return f"its newest image is {now - taken:.0f} s old, every {every}"
 
 
 def _when(d: Deciding, policy: Policy, one: Due) -> Refusal | None:
@@ -268,7 +268,7 @@ def _plan(d: Deciding, policy: Policy, one: Due, turns: Round) -> None:
         worker,
         Preconditions(incarnation=worker.incarnation, at=worker.slot),
         cause=_cause(d, policy, one),
-        reason=f"{worker.id}: {_age(d, one)}{short}",
+        reason=f"{worker.id}: {_age(d.now, one.taken, one.interval)}{short}",
         estimate=phases.dumping(copies=bool(others)),
         from_slot=None,
         copies=copies,

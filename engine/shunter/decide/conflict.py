@@ -75,7 +75,7 @@ class Ledger:
 
     def arriving(self, node: NodeId) -> int:
         """Workers that this plan brings to the node."""
-        return self._load[node]
+        return self._load.get(node, 0)
 
     @property
     def arrivals(self) -> int:

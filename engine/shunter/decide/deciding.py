@@ -1,8 +1,9 @@
 """One evaluation in the making: what every rule reads, and where it puts what it found."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cached_property
 from typing import Any
+from weakref import ref
 
 from shunter.decide.budget import Budgets
 from shunter.decide.conflict import Ledger
@@ -19,7 +20,7 @@ from shunter.decide.scope import Scopes
 from shunter.decide.sheet import Workers
 from shunter.decide.world import World
 from shunter.model.expression import Expression, Rules, Scope, Undecided, in_bulk
-from shunter.model.finding import Evidence, Lane, Verdict
+from shunter.model.finding import Evidence, Finding, Lane, Verdict
 from shunter.model.ids import NodeId, PolicyName, WorkerId
 from shunter.model.operation import EngineState, Status
 from shunter.model.plan import Estimate, OperationKind, PlannedOperation, Preconditions
@@ -62,7 +63,7 @@ class Deciding:
     @cached_property
     def budgets(self) -> Budgets:
         """What is asked before anything voluntary is planned."""
-        return Budgets(self.policies.policies, self.worlds, self.history, self.covers, self.ranked, self.now)
+        return Budgets(self.policies.policies, self.worlds, self.history, self._covers_weakly(), self.ranked, self.now)
 
     def find(
         self,
@@ -81,6 +82,11 @@ class Deciding:
         """
         said = Said(verdict=verdict, reason=reason, gate=gate, evidence=tuple(evidence), since=since)
         self.notes.say(policy.name, lane_of(policy), subject, said)
+
+    def close(self) -> Callable[[], tuple[Finding, ...]]:
+        """What makes all findings, once nothing more is said. It keeps what they need, and nothing keeps it: no rings to be collected."""
+        notes, self.notes = self.notes, Notes()
+        return notes.findings
 
     def leave(self, policy: Policy, workers: Sequence[Worker], explain: Explain, *, but: Set[WorkerId] = frozenset()) -> None:
         """Leave it to `explain` why there is nothing to do for these workers, `but` some: it is asked when somebody wants to know."""
@@ -195,6 +201,17 @@ class Deciding:
             return True, ()
         answer, evidence = ask(self.rules, "workers.where", select.where, self.scopes.worker(policy, worker))
         return answer, (evidence,)
+
+    def _covers_weakly(self) -> Callable[[Policy, Worker], tuple[bool | Undecided, tuple[Evidence, ...]]]:
+        """`covers` for somebody whom this evaluation keeps: a plain one would keep the evaluation in turn."""
+        kept = ref(self)
+
+        def covers(policy: Policy, worker: Worker) -> tuple[bool | Undecided, tuple[Evidence, ...]]:
+            d = kept()
+            assert d is not None, "it is asked while the evaluation goes on"
+            return d.covers(policy, worker)
+
+        return covers
 
     def coverage(self, policy: Policy, worker: Worker) -> tuple[bool | Undecided, tuple[Evidence, ...]]:
         """As `covers`, for a policy of the set, of which all its subjects are asked at once."""

@@ -46,7 +46,7 @@ def evaluate(
             retain(d, policy)
     d.budgets.report(d.find)
     plan = Plan(at=now, commit=policies.commit, policy_set=policies.digest, snapshot=snapshots[-1].id, operations=ordered(d.ranked))
-    return Evaluation(findings=Findings(d.notes.findings), plan=plan)
+    return Evaluation(findings=Findings(d.close()), plan=plan)
 
 
 def _precedence(policy: Policy) -> tuple[bool, bool, int, str]:

@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -212,18 +212,7 @@ class Finder:
             for rank, slot in enumerate(slots):
                 options[slot.id] = Option(doubtful=doubt, prefer=liking, load=base + rank)
         against = f"`move.to.where` is false there: {to.where.text}" if to and to.where else ""
-        return Offer(options, frozenset(nodes), lambda: self._refused(needs, free, nodes, against))
-
-    def _refused(self, needs: Needs, free: Mapping[NodeId, Sequence[Slot]], offered: Container[NodeId], against: str) -> dict[NodeId, str]:
-        """Why each node that isn't offered isn't."""
-        unfit = self._fitness.of(needs)
-        refused: dict[NodeId, str] = {}
-        for node in self._world.nodes:
-            if node in offered:
-                continue
-            slots = [unfit_slot(needs, slot) for slot in free.get(node, ())]
-            refused[node] = unfit(node) or (against if None in slots else next(iter(slots), None) or "no free slot")
-        return refused
+        return Offer(options, frozenset(nodes), partial(_refused, self._world, self._fitness.of(needs), needs, free, nodes, against))
 
     def _fit(self, needs: Needs) -> Fitting:
         """The nodes with free slots that fit, with those."""
@@ -260,3 +249,21 @@ class Finder:
     @cached_property
     def _everywhere(self) -> Destinations:
         return Destinations(self._scopes, {}, tuple(self._world.nodes.values()))
+
+
+def _refused(
+    world: World,
+    unfit: Callable[[NodeId], str | None],
+    needs: Needs,
+    free: Mapping[NodeId, Sequence[Slot]],
+    offered: Container[NodeId],
+    against: str,
+) -> dict[NodeId, str]:
+    """Why each node that isn't offered isn't."""
+    refused: dict[NodeId, str] = {}
+    for node in world.nodes:
+        if node in offered:
+            continue
+        slots = [unfit_slot(needs, slot) for slot in free.get(node, ())]
+        refused[node] = unfit(node) or (against if None in slots else next(iter(slots), None) or "no free slot")
+    return refused

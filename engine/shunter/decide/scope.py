@@ -173,36 +173,16 @@ class Scopes:
         return self._figures[graph, role]
 
     def _measure(self, graph: str, role: str) -> Computed:
-        members = self._world.pools.get(pool_id(graph, role), ())
-        own = self._world.snapshot.samples.pools.get(pool_id(graph, role), {})
+        world, pool = self._world, pool_id(graph, role)
+        members, own = world.pools.get(pool, ()), world.snapshot.samples.pools.get(pool, {})
         running = [w for w in members if w.state is WorkerState.RUNNING]
         return Computed(
             {
                 "workers": lambda: sum(w.state in STANDING for w in members),
-                "parked": lambda: sum(w.state in AWAY and bool(self._world.images.get(w.id)) for w in members),
-                **{v.name: partial(self._figure, running, v.name, v.unit) for v in WORKER_METRICS},
+                "parked": lambda: sum(w.state in AWAY and bool(world.images.get(w.id)) for w in members),
+                **{v.name: partial(_figure, world, running, v.name, v.unit) for v in WORKER_METRICS},
                 **{v.name: partial(_or_missing, own, v.name) for v in POOL_METRICS},
             }
-        )
-
-    def _figure(self, running: Sequence[Worker], field: str, unit: str) -> Sample:
-        taken = self._world.snapshot.samples.workers
-        word = "mean" if field in _MEANS else "sum"
-        if not running and field in _MEANS:
-            return Missing(reason="no worker of the pool is running")
-        samples = [taken.get(w.id, _NOTHING).get(field) for w in running]
-        known = [s for s in samples if isinstance(s, Known)]
-        if len(known) < len(samples):
-            both = zip(running, samples, strict=True)
-            unknown = [f"{w.id}: {say(s) if s else 'not collected'}" for w, s in both if not isinstance(s, Known)]
-            more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
-            return Missing(reason=f"{', '.join(unknown[:_NAMED])}{more}")
-        total = sum(s.value for s in known)
-        return Known(
-            value=total / len(known) if field in _MEANS else total,
-            unit=unit,
-            at=min((s.at for s in known), default=self._world.at),
-            query=f"{word} of {field} over {len(known)} running worker{'' if len(known) == 1 else 's'}",
         )
 
     def metrics(self, policy: Policy, worker: Worker | None) -> dict[str, Value]:
@@ -260,3 +240,24 @@ def _parted(scope: Scope) -> Bound:
     for name, value in scope.items():
         parts.setdefault(name.partition(".")[0], {})[name] = value
     return Bound(dict(parts))
+
+
+def _figure(world: World, running: Sequence[Worker], field: str, unit: str) -> Sample:
+    taken = world.snapshot.samples.workers
+    word = "mean" if field in _MEANS else "sum"
+    if not running and field in _MEANS:
+        return Missing(reason="no worker of the pool is running")
+    samples = [taken.get(w.id, _NOTHING).get(field) for w in running]
+    known = [s for s in samples if isinstance(s, Known)]
+    if len(known) < len(samples):
+        both = zip(running, samples, strict=True)
+        unknown = [f"{w.id}: {say(s) if s else 'not collected'}" for w, s in both if not isinstance(s, Known)]
+        more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
+        return Missing(reason=f"{', '.join(unknown[:_NAMED])}{more}")
+    total = sum(s.value for s in known)
+    return Known(
+        value=total / len(known) if field in _MEANS else total,
+        unit=unit,
+        at=min((s.at for s in known), default=world.at),
+        query=f"{word} of {field} over {len(known)} running worker{'' if len(known) == 1 else 's'}",
+    )
