@@ -76,7 +76,7 @@ def follow(d: Deciding, policy: Policy, graph: str) -> None:
     evidence = (told, Evidence(gate="for", result=stretch.remaining <= 0, detail=lasted), bound)
     trigger = Condition(answer=True, held=stretch, evidence=evidence)
     stop, gates = _shift(d, policy, graph, wanted, trigger)
-    if stop.verdict is Verdict.HOLD and impossible is not None:
+    if stop.gate == "to" and impossible is not None:
         stop = Stop(verdict=Verdict.HOLD, reason=impossible, gate="desired")
     d.find(policy, graph, stop.verdict, stop.reason, gate=stop.gate, evidence=(*evidence, *gates), since=stretch.since)
 
@@ -90,17 +90,26 @@ def _shift(d: Deciding, policy: Policy, graph: str, wanted: Wanted, trigger: Con
         since = trigger.held.since
         told = f"the planner has wanted it since {clock(since)}" if since is not None else f"the planner wants it, but {trigger.held.why}"
         return Stop(verdict=Verdict.HOLD, reason=f"{told}: not long enough", gate="for"), ()
-    number = min(wanted.short(taker), wanted.over(giver)) if giver is not None else wanted.short(taker)
-    turned = _turned(policy, giver or _other(taker), taker, number)
-    stop = flipping(policy) or opposed(d, turned, graph)
     gates: tuple[Evidence, ...] = ()
+    stop = flipping(policy)
     if stop is None:
         stop, gates = restraints(d, policy, graph)
     if stop is not None:
         return stop, gates
-    cause = f"shift:{policy.name}:{taker}:{trigger.since(d.now)}"
-    stop, more = give(d, turned, graph, cause, trigger, make_way=giver is not None)
-    return stop, (*gates, *more)
+    # where both pools lack workers, the one that none can be brought back for doesn't keep the other from getting some
+    takers: list[Role] = [taker] if giver is not None else [r for r in ROLES if wanted.short(r)]
+    for role in takers:
+        number = min(wanted.short(role), wanted.over(giver)) if giver is not None else wanted.short(role)
+        turned = _turned(policy, giver or _other(role), role, number)
+        stop = opposed(d, turned, graph)
+        if stop is None:
+            cause = f"shift:{policy.name}:{role}:{trigger.since(d.now)}"
+            stop, more = give(d, turned, graph, cause, trigger, make_way=giver is not None)
+            gates = (*gates, *more)
+        if stop.verdict is Verdict.ACT:
+            break
+    assert stop is not None, "one pool lacks workers"
+    return stop, gates
 
 
 def _other(role: Role) -> Role:

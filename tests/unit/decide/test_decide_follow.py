@@ -127,8 +127,8 @@ def test_more_than_the_hardware_holds_is_said_and_not_tried_for_ever():
     assert found.reason == "the planner wants 9 workers of tiny, and there are slots for 4"
     going = decide([FREE, follower()], world(1, 4, nodes=[*NODES, node("e")], notices=[notice("e")]))
     assert finding(going, "tiny").reason == "the planner wants 5 workers of tiny, and there are slots for 4"
-    roles = [*NODES[:3], node("d", ("prefill-0",), roles=("prefill",))]
-    only = decide([FREE, follower()], world(0, 4, nodes=roles))
+    roles = [*NODES[:3], *(node(n, w, roles=("prefill",)) for n, w in (("d", ("prefill-0",)), ("e", (None,))))]
+    only = decide([FREE, follower()], world(1, 4, nodes=roles))
     assert finding(only, "tiny").reason == "the planner wants 4 decode workers of tiny, and there are slots for 3"
     others = [*NODES, node("e", ("x-0",))]
     foreign = decide([FREE, follower()], world(1, 4, nodes=others, workers=(*D, P0, P1, P2, D9, worker("x-0", "e/0", "decode", graph="x"))))
@@ -141,6 +141,16 @@ def test_a_pool_that_lacks_workers_gets_free_slots_and_nobody_else_s():
     assert ops(result)["decode-9"].to_slot == "e/0"
     two = decide([FREE, follower()], world(2, 4, nodes=[*NODES, node("e"), node("f")]))
     assert sorted(k for k, _ in kinds(two)) == ["restore"], "one way at a time"
+
+
+def test_a_pool_for_which_nobody_waits_does_not_keep_the_other_from_free_slots():
+    both = world(2, 4, nodes=[*NODES, node("e"), node("f")], workers=(*D, P0, D9), images=IMAGES[2:])
+    assert kinds(decide([FREE, follower()], both)) == [("restore", "decode-9")]
+
+
+def test_the_time_is_told_before_what_is_impossible():
+    held = finding(decide([follower(for_=Duration(60))], world(4, 5)), "tiny")
+    assert (held.gate, held.evidence[2].gate, held.evidence[2].result) == ("for", "desired", False)
 
 
 def test_more_workers_than_wanted_stay_where_nobody_needs_their_slots():
