@@ -115,13 +115,13 @@ def check(text: str, result: Result, roots: frozenset[str], metrics: frozenset[s
     if len(text.encode("utf-8", "replace")) > MAX_EXPRESSION:
         what = f"the expression is longer than {MAX_EXPRESSION // 1024} KiB"
         return (Fault(code="SH136", offset=0, what=what, remedy="Split it: no decision needs that much"),)
-    parts = lexer.tokens(text)
-    faults = [_presence(offset, name) for offset, name in lexer.tests_of_presence(parts) if _is_declared(name, metrics)]
+    presences = lexer.tests_of_presence(lexer.tokens(text)) if "has" in text else ()
+    faults = [_presence(offset, name) for offset, name in presences if _is_declared(name, metrics)]
     try:
         code = _environment(roots, metrics).compile(text)
     except RuntimeError as error:
         names = {name for name in VARIABLES if name.partition(".")[0] in roots} | {f"metrics.{name}" for name in metrics}
-        return (*faults, *_explain(text, str(error), lexer.chains(parts), names))
+        return (*faults, *_explain(text, str(error), lexer.chains(lexer.tokens(text)), names))
     if not faults:
         faults += _wrong_result(code.return_type(), result)
         _sound(text, code)

@@ -1,6 +1,7 @@
 """What a well-formed policy can still get wrong: its expressions, and fields that contradict each other."""
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Final
 
 from shunter.lang import cel
@@ -49,15 +50,22 @@ def expressions(source: SourceText, kind: str, node: Mapping, found: Iterable[Fo
     read: set[str] = set()
     sound = True
     for expression in found:
-        result, roots = FIELDS[kind, ".".join(str(step) for step in expression.path[1:])]
+        result, roots = _field(kind, expression.path)
         faults = cel.check(expression.node.text, result, roots, metrics)
         sound = sound and not faults
-        read.update(cel.named(expression.node.text))
+        if metrics:
+            read.update(cel.named(expression.node.text))
         for fault in faults:
             offset = in_file(source.text, expression.node, fault.offset)
             yield source.problem(fault.code, offset, fault.what, fault.remedy)
     if sound:
         yield from _unread(source, node, sorted(metrics - {name.removeprefix("metrics.") for name in read}))
+
+
+@cache
+def _field(kind: str, path: Path) -> tuple[cel.Result, frozenset[str]]:
+    """What FIELDS says of the expression at a path of a document."""
+    return FIELDS[kind, ".".join(str(step) for step in path[1:])]
 
 
 def _unread(source: SourceText, node: Mapping, names: list[str]) -> Iterator[Problem]:

@@ -1,6 +1,5 @@
 """Every code of this room with its title, and how a problem gets its place, its source line and its "did you mean"."""
 
-import difflib
 import re
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -109,6 +108,8 @@ def _starts(text: str) -> list[int]:
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word that `word` most probably was meant to be, or None: of those that look alike the one with the fewest slips."""
+    import difflib
+
     choices = sorted(known)
     for written, words in ((word, {c: c for c in choices}), (word.lower(), {c.lower(): c for c in choices})):
         found = difflib.get_close_matches(written, list(words), n=5, cutoff=0.6)

@@ -3,11 +3,11 @@
 The names are those of the `tzdata` package, so that a policy is valid on every machine or on none.
 """
 
-import difflib
 import re
 from functools import cache
-from importlib.resources import files
 from typing import Final
+
+from shunter.lang.diagnostics import nearest
 
 _OFFSET: Final = re.compile(r"(?:UTC|GMT|Z)?([+-])([0-9]{1,2})(?::?([0-9]{2}))?", re.ASCII | re.IGNORECASE)
 _PLACES: Final = {
@@ -96,10 +96,11 @@ def _nearest(name: str) -> str | None:
     cities = sorted(zone for zone in _known() if folded and folded in (zone.casefold(), zone.rpartition("/")[2].casefold()))
     if cities:
         return min(cities, key=lambda zone: (zone.count("/") != 1, zone))
-    found = difflib.get_close_matches(folded, list(spelt := {zone.casefold(): zone for zone in sorted(_known())}), n=1, cutoff=0.75)
-    return spelt[found[0]] if found else None
+    return nearest(name, _known()) if len(folded) > 3 else None
 
 
 @cache
 def _known() -> frozenset[str]:
+    from importlib.resources import files
+
     return frozenset(files("tzdata").joinpath("zones").read_text(encoding="utf-8").split())

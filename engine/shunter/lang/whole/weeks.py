@@ -1,9 +1,7 @@
 """Windows over the weeks of a year: whether two of them are ever open together."""
 
-import datetime
 from collections.abc import Iterator
 from typing import Final
-from zoneinfo import ZoneInfo
 
 from shunter.model.policy import Window
 
@@ -27,6 +25,9 @@ def meet(one: Window, other: Window) -> bool:
 
 def _ahead(zone: str, day: int) -> int:
     """Minutes that the zone's clock is ahead of UTC, on a day of the year counted from 0."""
+    import datetime
+    from zoneinfo import ZoneInfo
+
     at = datetime.datetime(_YEAR, 1, 1, 12, tzinfo=datetime.UTC) + datetime.timedelta(days=day)
     offset = at.astimezone(ZoneInfo(zone)).utcoffset()
     assert offset is not None, "a zone has an offset at any time"
