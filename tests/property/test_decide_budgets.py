@@ -56,10 +56,11 @@ EXPRESSIONS: dict[str, Callable[[Scope], bool]] = {
 
 
 class Named:
-    """Expressions by name, over what is always known here."""
+    """Expressions by name. A parked worker has no node, and so no labels of one; everything else is known here."""
 
     def test(self, expression: Expression, scope: Scope) -> bool | Undecided:
-        return EXPRESSIONS[expression.text](scope)
+        lacking = [(name, "unknown") for name in self.inputs(expression) if name not in scope]
+        return Undecided(inputs=tuple(lacking)) if lacking else EXPRESSIONS[expression.text](scope)
 
     def measure(self, expression: Expression, scope: Scope) -> float | Undecided:
         raise NotImplementedError
