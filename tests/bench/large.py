@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 from shunter.lang.load import load
+from shunter.model.expression import Expression
 from shunter.model.ids import Commit, ImageId, Incarnation, NodeId, NoticeId, WorkerId, slot_id
 from shunter.model.policy import PolicySet
 from shunter.model.sample import Known, Sample
@@ -74,16 +75,29 @@ def policies(graphs: int = GRAPHS) -> PolicySet:
     return found
 
 
-def snapshot(at: float = NOW) -> Snapshot:
-    """10,000 workers on 1,250 nodes of nine slots, eight of them taken; three nodes have a notice, five graphs have a queue, and every
-    decode worker has an image of its own age.
+def expressions(of: PolicySet) -> int:
+    """How many conditions and preferences the policies have."""
+
+    def count(part: object) -> int:
+        if isinstance(part, Expression):
+            return 1
+        return sum(count(getattr(part, field)) for field in part.__struct_fields__) if isinstance(part, msgspec.Struct) else 0
+
+    return sum(count(policy.document) for policy in of.policies)
+
+
+def snapshot(at: float = NOW, graphs: int = GRAPHS, going: int = 3) -> Snapshot:
+    """200 workers a graph, on nodes of nine slots, eight of them taken; `going` nodes, far apart, have a notice, every tenth graph has a
+    queue, and every decode worker has an image of its own age.
     """
-    workers = tuple(sorted((_worker(n) for n in range(WORKERS)), key=lambda w: w.id))
-    fleet = Fleet(nodes=tuple(_node(n) for n in range(NODES)), workers=workers, images=tuple(_images(workers, at)))
+    count = graphs * PER_GRAPH
+    nodes = count // PER_NODE
+    workers = tuple(sorted((_worker(n) for n in range(count)), key=lambda w: w.id))
+    fleet = Fleet(nodes=tuple(_node(n) for n in range(nodes)), workers=workers, images=tuple(_images(workers, at, nodes)))
     samples = Samples(workers={w.id: _samples(w, at) for w in workers})
+    leaving = sorted({3 + n * nodes // going for n in range(going)})
     notices = tuple(
-        Notice(id=NoticeId(f"n-{n}"), kind=NoticeKind.PREEMPTION, node=_node_id(n), seen_at=at - 1, deadline=at + 119)
-        for n in (3, 400, 900)
+        Notice(id=NoticeId(f"n-{n}"), kind=NoticeKind.PREEMPTION, node=_node_id(n), seen_at=at - 1, deadline=at + 119) for n in leaving
     )
     return Snapshot(at=at, fleet=fleet, samples=samples, notices=notices)
 
@@ -134,7 +148,7 @@ def _role(n: int) -> Role:
 
 def _samples(worker: Worker, at: float) -> dict[str, Sample]:
     n = int(worker.id.rpartition("-")[2])
-    queued = 20.0 if n // PER_GRAPH < 5 else 1.0
+    queued = 20.0 if n // PER_GRAPH % 10 == 0 else 1.0
     values = {
         "running": 8.0 + n % 7,
         "waiting": queued,
@@ -145,7 +159,7 @@ def _samples(worker: Worker, at: float) -> dict[str, Sample]:
     return {name: Known(value=value, unit=UNITS[name], at=at - 5, query=name) for name, value in values.items()}
 
 
-def _images(workers: tuple[Worker, ...], at: float) -> Iterator[Image]:
+def _images(workers: tuple[Worker, ...], at: float, count: int) -> Iterator[Image]:
     for n, worker in enumerate(workers):
         if worker.role == "decode" and worker.node is not None:
             yield Image(
@@ -154,7 +168,7 @@ def _images(workers: tuple[Worker, ...], at: float) -> Iterator[Image]:
                 incarnation=worker.incarnation,
                 taken_at=at - n % 600,
                 bytes=150 * 10**9,
-                nodes=(worker.node, _node_id((n // PER_NODE + 1) % NODES)),
+                nodes=(worker.node, _node_id((n // PER_NODE + 1) % count)),
                 role=worker.role,
                 graph=worker.graph,
                 engine=worker.engine,

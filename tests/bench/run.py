@@ -5,6 +5,7 @@ own: tests/bench/stopped.py.
 """
 
 import argparse
+import math
 import subprocess
 import sys
 import tempfile
@@ -16,13 +17,17 @@ import columns
 import large
 import msgspec
 import past
+import placement
 import tick
 from shunter.audit.journal import Journal
 from shunter.decide.evaluate import evaluate
 from shunter.lang.bulk import BulkCelRules
 from shunter.model.ids import Commit, Epoch
 from shunter.model.operation import EngineState
+from shunter.model.plan import Evaluation
+from shunter.model.policy import PolicySet
 from shunter.model.record import Record, RecordKind
+from shunter.model.snapshot import Snapshot
 
 ROOT = Path(__file__).resolve().parents[2]
 SHUNTER = Path(sys.executable).with_name("shunter")
@@ -55,18 +60,58 @@ def best(of: int, work: Callable[[], object]) -> float:
 
 
 def decide() -> Iterator[Figure]:
-    """A snapshot in memory to a plan."""
-    policies, made, rules = large.policies(), large.snapshot(), BulkCelRules()
-    sizes = f"{large.WORKERS} workers, {large.NODES} nodes, {len(policies.policies)} policies"
-    counts: dict[str, int] = {}
+    """A snapshot in memory to a plan; with all findings; with 60 nodes leaving at once; and at other sizes."""
+    names = {5: "decide_1k", 150: "decide_30k"}
+    taken: dict[int, float] = {}
+    for graphs in (50, 5, 150):
+        policies, made = large.policies(graphs), large.snapshot(graphs=graphs)
+        taken[graphs], _, how = _decided(policies, made)
+        if graphs == large.GRAPHS:
+            yield seconds("decide", taken[graphs], 0.1, how)
+            yield seconds("decide_digest", _processor(7, lambda made=made: large.fresh(made).id), None, "of that: the snapshot's digest")
+            yield seconds("decide_findings", *_decided(policies, made, findings=True))
+            yield seconds("decide_60_nodes_leave", *_decided(policies, large.snapshot(graphs=graphs, going=60)))
+        else:
+            yield seconds(names[graphs], taken[graphs], None, how)
+    exponent = math.log(taken[150] / taken[5]) / math.log(30)
+    how = "the time goes with this power of the number of workers, from 1,000 to 30,000, a policy for every 50 of them; 1 is linear"
+    yield Figure(name="decide_growth", value=round(exponent, 2), unit="1", target=1.1, met=exponent <= 1.1, how=how)
+
+
+def _decided(policies: PolicySet, made: Snapshot, *, findings: bool = False) -> tuple[float, float | None, str]:
+    """The processor time that deciding takes, no target, and what was decided."""
+    rules = BulkCelRules()
+    last: list[Evaluation] = []
 
     def work() -> None:
-        evaluation = evaluate(policies, [large.fresh(made)], EngineState(), made.at, rules)
-        counts.update(findings=len(evaluation.findings), operations=len(evaluation.plan.operations))
+        last[:] = [evaluate(policies, [large.fresh(made)], EngineState(), made.at, rules)]
+        assert last[0].plan.digest
+        if findings:
+            len(last[0].findings)
 
-    taken = best(3, work)
-    how = f"{sizes}; one snapshot in memory to {counts['findings']} findings and {counts['operations']} operations, digests included"
-    yield seconds("decide", taken, 0.1, f"{how}; best of 3")
+    taken = _processor(7, work)
+    fleet, count = made.fleet, len(policies.policies)
+    how = (
+        f"{len(fleet.workers):,} workers, {len(fleet.nodes):,} nodes, {count} policies with {large.expressions(policies)} expressions; one "
+        f"snapshot in memory to {len(last[0].plan.operations)} operations{f' and {len(last[0].findings):,} findings' if findings else ''}, "
+        "digests included; processor time, best of 7"
+    )
+    return taken, None, how
+
+
+def _processor(of: int, work: Callable[[], object]) -> float:
+    """The least processor time of several runs in seconds: one core's, whatever the others do."""
+    taken = []
+    for _ in range(of):
+        began = time.process_time()
+        work()
+        taken.append(time.process_time() - began)
+    return min(taken)
+
+
+def placement_500() -> Iterator[Figure]:
+    """Many workers, few slots, little time."""
+    yield from (Figure(**figure) for figure in placement.benches())
 
 
 def evaluate_10m() -> Iterator[Figure]:
@@ -164,6 +209,7 @@ def _record(n: int) -> Record:
 
 BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "decide": decide,
+    "placement_500": placement_500,
     "evaluate_10m": evaluate_10m,
     "cli_help": cli_help,
     "validate_500": validate_500,
