@@ -225,11 +225,19 @@ class _Builder:
             elif text[0] in _NUMERIC:
                 node.value = self._number(node)
         top = self.stack[-1] if self.stack else None
-        if top is not None and top.key is not None and isinstance(top.node, Mapping):
-            top.node.entries[top.key.text] = (top.key, node)  # what most scalars are: a key's value
-            top.key = None
-        else:
+        if top is None or not isinstance(top.node, Mapping) or not self._paired(top, top.node.entries, node):
             self._place(node)
+
+    def _paired(self, top: _Open, entries: "dict[str, tuple[Scalar, Node]]", node: Scalar) -> bool:
+        """Take the scalar if it is what most are: a key that is in order, or its value."""
+        if top.key is not None:
+            entries[top.key.text] = (top.key, node)
+            top.key = None
+            return True
+        if top.skip or node.value.__class__ is not str or node.text in entries:
+            return False
+        top.key = node
+        return True
 
     def _number(self, node: Scalar) -> Plain:
         text = node.text
