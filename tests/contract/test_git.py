@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from shunter.model.errors import Rejected, Retry, Severity, Stalled
-from shunter.source.git import GOOD, Access, GitSource
+from shunter.source.git import GOOD, GitSource
 from shunter.source.limits import Limits
 
 ENV = {
@@ -125,11 +125,56 @@ def test_a_deleted_branch_keeps_the_last_good_commit(remote: Repository, tmp_pat
     good = remote.commit(policies__a="1")
     git = source(remote, tmp_path)
     git.fetch()
-    remote.git("branch", "-m", "gone")
+    remote.git("checkout", "-q", "--detach")
+    remote.git("branch", "-D", "main")
     with pytest.raises(Retry) as caught:
         git.fetch()
     assert code(caught) == "SH205"
     assert git.read().commit == good
+
+
+def test_a_default_branch_that_was_renamed_is_named(remote: Repository, tmp_path: Path) -> None:
+    good = remote.commit(policies__a="1")
+    git = source(remote, tmp_path)
+    git.fetch()
+    remote.git("branch", "-m", "trunk")
+    with pytest.raises(Retry) as caught:
+        git.fetch()
+    assert (code(caught), git.read().commit) == ("SH205", good)
+    assert "its default branch is trunk" in caught.value.problem.what
+    newer = remote.commit(policies__a="2")
+    renamed = GitSource(str(remote.path), "trunk", "policies", tmp_path / "cache")
+    assert renamed.fetch() == newer, "it goes on from where main was"
+
+
+def test_a_tag_is_never_taken_for_the_branch(remote: Repository, tmp_path: Path) -> None:
+    old = remote.commit(policies__a="1")
+    remote.git("tag", "main")
+    remote.git("tag", "-a", "-m", "x", "v1")
+    newest = remote.commit(policies__a="2")
+    git = source(remote, tmp_path)
+    assert git.fetch() == newest == git.read("main").commit
+    with pytest.raises(Rejected) as caught:
+        git.read("v1")
+    assert code(caught) == "SH214"
+    for name in ("v1", "refs/tags/main"):
+        with pytest.raises(Retry) as missing:
+            GitSource(str(remote.path), name, "policies", tmp_path / "other").fetch()
+        assert code(missing) == "SH205"
+    assert git.read(old).commit == old
+
+
+def test_a_branch_that_names_no_commit(remote: Repository, tmp_path: Path) -> None:
+    """Git itself refuses to make one; a server can be set up by hand."""
+    good = remote.commit(policies__a="1")
+    git = source(remote, tmp_path)
+    git.fetch()
+    remote.git("tag", "-a", "-m", "x", "v1")
+    (remote.path / ".git/refs/heads/main").write_text(remote.git("rev-parse", "refs/tags/v1") + "\n")
+    with pytest.raises(Retry) as caught:
+        git.fetch()
+    assert (code(caught), git.read().commit) == ("SH206", good)
+    assert "but a tag" in caught.value.problem.what
 
 
 def test_remote_away_then_back(remote: Repository, tmp_path: Path) -> None:
@@ -178,6 +223,8 @@ def test_a_branch_set_back_to_an_older_commit_stalls_too(remote: Repository, tmp
     back = remote.git("rev-parse", "HEAD")
     allowed = source(remote, tmp_path, allow_rewind=True)
     assert allowed.fetch() == back == allowed.read().commit
+    (told,) = allowed.read().problems
+    assert (told.code, told.severity, good in told.what) == ("SH222", Severity.WARNING, True)
 
 
 def test_oversized_files_are_told_and_never_loaded(remote: Repository, tmp_path: Path) -> None:
@@ -339,20 +386,6 @@ def test_a_password_in_the_url_stays_out_of_messages_and_off_the_disk(tmp_path: 
         assert file.is_dir() or b"hunter2" not in file.read_bytes()
 
 
-def test_a_token_is_read_anew_at_every_fetch(tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    git = source("https://127.0.0.1:9/x.git", tmp_path, access=Access(token=token))
-    with pytest.raises(Retry) as caught:
-        git.fetch()
-    assert code(caught) == "SH204"
-    token.write_text("reader:first\n")
-    before = git._authorization()
-    token.write_text("second")
-    after = git._authorization()
-    assert before != after
-    assert before[0][0] == "http.https://127.0.0.1:9/x.git.extraHeader"
-
-
 def test_a_remote_that_hangs_is_given_up_with_all_its_helpers(tmp_path: Path) -> None:
     """`ssh` is replaced by something that starts a child and never answers."""
     fake = tmp_path / "bin" / "ssh"
@@ -379,26 +412,6 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def test_a_changed_host_key_is_told_as_such_and_never_accepted(remote: Repository, tmp_path: Path) -> None:
-    good = remote.commit(policies__a="1")
-    source(remote, tmp_path).fetch()
-    fake = tmp_path / "bin" / "ssh"
-    fake.parent.mkdir()
-    said = tmp_path / "arguments"
-    fake.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {said}\necho "Host key verification failed." >&2\nexit 255\n')
-    fake.chmod(0o755)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
-        git = source("git@example.invalid:x.git", tmp_path, access=Access(ssh_key=tmp_path / "a key", known_hosts=tmp_path / "hosts"))
-        with pytest.raises(Retry) as caught:
-            git.fetch()
-    assert code(caught) == "SH204"
-    assert "Host key verification failed" in caught.value.problem.what
-    arguments = said.read_text().splitlines()
-    assert {"-oStrictHostKeyChecking=yes", "-oBatchMode=yes", str(tmp_path / "a key")} <= set(arguments)
-    assert git.read().commit == good
 
 
 @pytest.mark.parametrize("damage", ["objects", "blob", "HEAD", "flipped", "lock"])

@@ -5,14 +5,16 @@ refused, the last good one stays, and its age and the reason are known (`age`, `
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from shunter.lang.load import load
 from shunter.model.errors import Problem, ShunterError
-from shunter.model.ids import Commit
-from shunter.model.policy import PolicySet
+from shunter.model.ids import Commit, Digest
+from shunter.model.policy import Policy, PolicySet
 from shunter.model.source import Revision
+from shunter.source.memory import Remembered
 
 
 class Source(Protocol):
@@ -36,6 +38,19 @@ class Watched(Protocol):
         ...
 
 
+@runtime_checkable
+class Remembering(Protocol):
+    """A source that keeps for the next process what was in force, so that a restart while it is away loses nothing. Neither raises."""
+
+    def remembered(self) -> Remembered | None:
+        """What was in force last; None: nothing is known."""
+        ...
+
+    def remember(self, remembered: Remembered) -> None:
+        """Keep this."""
+        ...
+
+
 class PolicyFeed:
     """Keeps `current` up to date. One task calls `refresh`; everybody else only reads."""
 
@@ -44,30 +59,63 @@ class PolicyFeed:
         self.current: PolicySet | None = None
         """None until the first set was read."""
         self.checked_at: float | None = None
-        """When the source last answered, seconds since the epoch."""
+        """When what is in force was last known to be the newest that the source has, seconds since the epoch. It outlives the process."""
         self.problem: Problem | None = None
         """Why the source can't be followed at present, or None."""
+        self.signed_by = ""
+        """Who signed the commit in force; empty where signatures aren't checked."""
 
     async def refresh(self) -> bool:
         """Look for a newer commit; True when `current` changed. Never raises for what a source or a policy can do wrong."""
+        before = self.current
+        previous = self.current or await asyncio.to_thread(self._previous)
         try:
             commit = Commit(await asyncio.to_thread(self._source.fetch))
             if self.current is None or commit != self.current.commit:
-                revision = await asyncio.to_thread(self._source.read, commit)
-                self.current = await asyncio.to_thread(load, revision, self.current)
-                changed = True
-            else:
-                changed = False
+                await self._take(commit, previous)
         except ShunterError as error:
             self.problem = error.problem
-            return False
+            await self._fall_back(previous)
         except OSError as error:  # no room for git's files, or no git at all
             what = f"the policy source can't be read: {error}"
             self.problem = Problem(code="SH230", what=what, remedy="Free the disk; check that git is installed", subject="policies")
-            return False
-        self.checked_at = self._clock()
-        self.problem = None
-        return changed
+            await self._fall_back(previous)
+        else:
+            self.checked_at = self._clock()
+            self.problem = None
+            await asyncio.to_thread(self._remember)
+        return self.current is not before
+
+    async def _take(self, commit: Commit, previous: PolicySet | None) -> None:
+        revision = await asyncio.to_thread(self._source.read, commit)
+        self.current = await asyncio.to_thread(load, revision, previous)
+        self.signed_by = revision.signed_by
+
+    async def _fall_back(self, previous: PolicySet | None) -> None:
+        """After a start while the source is away: what was in force before."""
+        known = self._known()
+        if self.current is None and known is not None:
+            with contextlib.suppress(ShunterError, OSError):  # the reason why nothing newer can be had is told already
+                await self._take(known.commit, previous)
+                self.checked_at = known.confirmed_at
+
+    def _previous(self) -> PolicySet | None:
+        """What an earlier process had in force, file by file from the commit that each came from; None when nothing is known."""
+        known = self._known()
+        policies: list[Policy] = []
+        for commit in sorted(set(known.files.values())) if known else ():
+            with contextlib.suppress(ShunterError, OSError):
+                read = load(self._source.read(commit), None)
+                policies += [p for p in read.policies if known and known.files.get(p.place.file) == commit]
+        return PolicySet(commit=known.commit, digest=Digest(""), policies=tuple(policies)) if known and policies else None
+
+    def _known(self) -> Remembered | None:
+        return self._source.remembered() if isinstance(self._source, Remembering) else None
+
+    def _remember(self) -> None:
+        if self.current is not None and isinstance(self._source, Remembering):
+            files = {p.place.file: p.commit for p in self.current.policies}
+            self._source.remember(Remembered(commit=self.current.commit, confirmed_at=self.checked_at, files=files))
 
     def watch(self, on_change: Callable[[], None]) -> Callable[[], None]:
         """Have `on_change` called from a thread when the source changes, if it can tell. Returns what ends it. Never raises."""
@@ -79,5 +127,5 @@ class PolicyFeed:
         return lambda: None
 
     def age(self, now: float) -> float | None:
-        """Seconds since the source last answered; None if it never did."""
+        """Seconds since what is in force was last known to be the source's newest; None if it never was."""
         return None if self.checked_at is None else now - self.checked_at

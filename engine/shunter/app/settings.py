@@ -7,6 +7,13 @@ git = "https://example.com/policies.git"   # or: directory = "policies"
 branch = "main"
 folder = "policies"
 poll = "15s"
+ssh_key = "keys/deploy"              # for ssh; for https: token = "keys/token"
+known_hosts = "known_hosts"          # for ssh: the forge's host keys
+[policies.trust]                     # optional: whose signatures a commit needs (docs/how-to/trust-your-policies.md)
+mode = "first-parent"
+signers = "allowed_signers"
+[health]                             # optional: ages from which the engine is not ready
+policies = "10m"
 [prometheus]
 url = "http://prometheus:9090"
 [tls]
@@ -27,10 +34,39 @@ import msgspec
 from shunter.decide.profile import Profile
 from shunter.model.errors import Problem, Rejected
 from shunter.model.units import Bytes, Duration, UnitError
+from shunter.source.command import Access
+from shunter.source.keys import Signers
+from shunter.source.trust import Mode, Trust
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all sections: a key that isn't known is an error."""
+
+
+class TrustSettings(_Section, frozen=True, kw_only=True):
+    """Whose signatures a commit of the policies needs. Without it any commit of the branch is followed. Keys are read anew at each look."""
+
+    mode: Mode = Mode.OFF
+    """`head`: the newest commit; `first-parent`: each that the branch went through; `every`: each, also those that came by merges."""
+    signers: Path | None = None
+    """The authors' SSH keys, in ssh-keygen's format of allowed_signers."""
+    openpgp: Path | None = None
+    """The authors' OpenPGP public keys: a file, or a folder of files."""
+    forge_signers: Path | None = None
+    """SSH keys that the forge signs merges with. They answer for merges of trusted commits, and for nothing else."""
+    forge_openpgp: Path | None = None
+    """The same, OpenPGP."""
+    since: str | None = None
+    """The full id of a commit that you looked at: it and all before it are trusted, whoever signed them."""
+
+    def trust(self) -> Trust:
+        """As the source takes it."""
+        return Trust(
+            mode=self.mode,
+            authors=Signers(ssh=self.signers, openpgp=self.openpgp),
+            forge=Signers(ssh=self.forge_signers, openpgp=self.forge_openpgp),
+            since=self.since,
+        )
 
 
 class PoliciesSettings(_Section, frozen=True, kw_only=True):
@@ -43,6 +79,27 @@ class PoliciesSettings(_Section, frozen=True, kw_only=True):
     allow_rewind: bool = False
     """Follow a branch whose history was rewritten. Without it the engine stays on the last good commit and says so."""
     directory: Path | None = None
+    token: Path | None = None
+    """For https: a file with `user:token`, or a token alone. This and the next three are read anew at each look."""
+    ca: Path | None = None
+    """For https: the certificates (PEM) that the server is checked by. None: the system's."""
+    ssh_key: Path | None = None
+    """For ssh: the private key. None: the user's own keys and agent."""
+    known_hosts: Path | None = None
+    """For ssh: the host keys that are accepted. None: the user's own. A host is never accepted unseen."""
+    trust: TrustSettings = TrustSettings()
+
+    def access(self) -> Access:
+        """As the source takes it."""
+        return Access(token=self.token, ca=self.ca, ssh_key=self.ssh_key, known_hosts=self.known_hosts)
+
+
+class HealthSettings(_Section, frozen=True, kw_only=True):
+    """Ages from which /readyz answers 503: how long ago each input was last known to be as the engine has it."""
+
+    policies: Duration = Duration(300)
+    inventory: Duration = Duration(30)
+    metrics: Duration = Duration(30)
 
 
 class PrometheusSettings(_Section, frozen=True, kw_only=True):
@@ -108,6 +165,7 @@ class Settings(_Section, frozen=True, kw_only=True):
     listen: str = "127.0.0.1:9464"
     """Where the engine serves /metrics, /healthz and /readyz; empty: nowhere."""
     profile: ProfileSettings = ProfileSettings()
+    health: HealthSettings = HealthSettings()
     audit: AuditSettings = AuditSettings()
 
     def spans(self) -> dict[str, Duration]:
@@ -117,6 +175,9 @@ class Settings(_Section, frozen=True, kw_only=True):
             "hold": self.hold,
             "policies.poll": self.policies.poll,
             "prometheus.deadline": self.prometheus.deadline,
+            "health.policies": self.health.policies,
+            "health.inventory": self.health.inventory,
+            "health.metrics": self.health.metrics,
             **({} if self.audit.keep is None else {"audit.keep": self.audit.keep}),
         }
 
@@ -175,6 +236,8 @@ def load(path: Path) -> Settings:
         raise refuse(f"the settings are not valid: {error}") from error
     if (settings.policies.git is None) == (settings.policies.directory is None):
         raise refuse("policies needs either `git` or `directory`")
+    if settings.policies.directory is not None and settings.policies.trust.mode is not Mode.OFF:
+        raise refuse("policies.trust needs `git`: nobody signs a directory")
     for key, span in settings.spans().items():
         if span <= 0:
             raise refuse(f"{key} must be more than 0")

@@ -10,6 +10,7 @@ from shunter.model.policy import PolicySet
 from shunter.model.source import Revision
 from shunter.source.directory import DirectorySource
 from shunter.source.git import GitSource
+from shunter.source.trust import Trust
 
 
 class _Directory:
@@ -34,11 +35,28 @@ class _Directory:
 
 
 def source_of(settings: PoliciesSettings, cache: Path) -> Source:
-    """`cache` is a folder for the bare clone that belongs to the caller alone. Raises Rejected SH201, SH202 for a URL that can't be one."""
+    """`cache` is a folder for the bare clone that belongs to the caller alone. Raises what `repository_of` does."""
     if settings.directory is not None:
         return _Directory(DirectorySource(settings.directory))
+    return repository_of(settings, cache, trust=settings.trust.trust())
+
+
+def repository_of(settings: PoliciesSettings, cache: Path, *, folder: str | None = None, trust: Trust | None = None) -> GitSource:
+    """The repository that the settings name, reached as they say. `folder`: another than theirs. Without `trust`, signatures aren't
+    checked, which is for looking at what was proposed.
+
+    Raises Rejected SH201, SH202, SH246.
+    """
     assert settings.git is not None  # settings.load saw to it
-    return GitSource(settings.git, settings.branch, settings.folder, cache, allow_rewind=settings.allow_rewind)
+    return GitSource(
+        settings.git,
+        settings.branch,
+        settings.folder if folder is None else folder,
+        cache,
+        allow_rewind=settings.allow_rewind,
+        access=settings.access(),
+        trust=trust,
+    )
 
 
 def read_directory(folder: Path) -> PolicySet:

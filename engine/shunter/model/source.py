@@ -24,3 +24,5 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
     """Committer time, seconds since the epoch; None for a directory."""
     files: tuple[SourceFile, ...] = ()
     problems: tuple[Problem, ...] = ()
+    signed_by: str = ""
+    """Who signed the commit, for people; empty where signatures aren't checked."""

@@ -4,53 +4,30 @@ Nothing of a repository is ever executed or followed: there is no working tree, 
 counted, every object is checked when it arrives, and every file's content is checked against its object id when it is read.
 """
 
-import base64
-import os
-import shlex
 import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from shunter.model.errors import Problem, Rejected, Retry, Stalled
+from shunter.model.errors import Problem, Rejected, Retry, Severity, Stalled
 from shunter.model.ids import Commit
 from shunter.model.source import Revision, SourceFile
 from shunter.source import tree
-from shunter.source.address import check_branch, check_url, clean_folder, password, shown
-from shunter.source.limits import Limits
-from shunter.source.process import Ended, run
+from shunter.source.address import check_branch, check_url, clean_folder, shown
+from shunter.source.command import Access, Git
+from shunter.source.limits import Limits, printable
+from shunter.source.memory import Memory, Remembered
+from shunter.source.process import Ended
+from shunter.source.trust import Judge, Trust
 
 GOOD: Final = "refs/shunter/good"
 """Where the last accepted commit of the branch is kept in the cache."""
 INCOMING: Final = "refs/shunter/incoming"
+TRUSTED: Final = "refs/shunter/trusted"
+"""The same where signatures are checked: what was accepted without that doesn't count as good there."""
 MARK: Final = "shunter-cache"
 """The file that marks a cache folder as ours."""
-
-_SETTINGS: Final = (
-    ("core.hooksPath", "/dev/null"),
-    ("core.bigFileThreshold", "1m"),  # larger blobs are streamed, never held in memory
-    ("fetch.fsckObjects", "true"),
-    ("transfer.fsckObjects", "true"),
-    ("http.followRedirects", "false"),  # a redirect would carry credentials to whoever it names
-    ("credential.helper", ""),
-    ("gc.autoDetach", "false"),  # housekeeping ends with its command
-    ("protocol.version", "2"),
-)
-
-
-class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """Files that give access to the repository, each read anew at every fetch, so that replacing one is enough. None: not used.
-
-    `token` holds `user:token`, or a token alone, for https. `ssh_key` and `known_hosts` are for ssh; without `known_hosts` the user's own
-    is used. Host keys are always checked.
-    """
-
-    token: Path | None = None
-    ssh_key: Path | None = None
-    known_hosts: Path | None = None
 
 
 class _CacheBroken(Exception):
@@ -60,8 +37,9 @@ class _CacheBroken(Exception):
 class GitSource:
     """One folder of one branch of one repository.
 
-    `cache` is a folder that belongs to this source alone: made when missing, made again when broken. `timeout_s` bounds every single git
-    command. Calls block; use them from a thread. They may come from several threads, and are done one after the other.
+    `cache` is a folder that belongs to this source alone, as does `<cache>.keep` beside it: made when missing, made again when broken.
+    `timeout_s` bounds every single git command. Calls block; use them from a thread. They may come from several threads, and are done one
+    after the other.
     """
 
     def __init__(
@@ -75,20 +53,29 @@ class GitSource:
         limits: Limits | None = None,
         allow_rewind: bool = False,
         access: Access | None = None,
+        trust: Trust | None = None,
     ) -> None:
-        """Raises Rejected SH201 or SH202 for a URL, branch or folder that can't be one. Touches neither disk nor network."""
+        """Raises Rejected SH201 or SH202 for a URL, branch or folder that can't be one, SH246 for a trust that contradicts itself. Touches
+        neither disk nor network.
+        """
         check_url(url)
         check_branch(branch)
         self.branch = branch
         self.folder = clean_folder(folder)
         self.where = shown(url)
         """The repository for messages: its URL without credentials."""
-        self._url = url
         self._cache = cache
         self._timeout_s = timeout_s
         self._limits = limits or Limits()
         self._allow_rewind = allow_rewind
-        self._access = access or Access()
+        self._command = Git(url, cache, timeout_s, access or Access())
+        self._git = self._command.run
+        beside = cache.with_name(cache.name + ".keep")
+        self._judge = Judge(self._command, trust or Trust(), beside / "keys", branch)
+        self._good = TRUSTED if self._judge.wanted else GOOD
+        self._memory = Memory(beside / "memory.json")
+        self._signers: dict[Commit, str] = {}
+        self._rewound: dict[Commit, Commit] = {}
         self._lock = threading.Lock()
 
     def fetch(self) -> Commit:
@@ -96,7 +83,7 @@ class GitSource:
 
         Raises Retry when the remote doesn't answer (SH203), refuses us (SH204) or has no such branch (SH205), or when what it sends isn't
         sound (SH206); Stalled SH207 when the branch was rewritten; Rejected SH208 when the cache folder holds something else. After any of
-        them the last good commit stays readable.
+        them the last good commit stays readable. Where signatures are checked, raises what `Judge.judge` does as well.
         """
         with self._lock:
             return self._fetch()
@@ -113,9 +100,22 @@ class GitSource:
                 return self._read(revision)
             except _CacheBroken:
                 self._rebuild()
-                if self._commit_of(GOOD) is None:
+                if self._commit_of(self._good) is None:
                     self._accept()
                 return self._read(revision)
+
+    def remembered(self) -> Remembered | None:
+        """What an earlier process had in force, by what it gave to `remember`; None when there is no commit that could be read."""
+        with self._lock:
+            known = self._memory.load()
+            if known is not None or not (self._cache / MARK).exists():
+                return known
+            good = self._commit_of(self._good)
+            return Remembered(commit=good) if good else None
+
+    def remember(self, remembered: Remembered) -> None:
+        """Keep this for the next process. Never raises for a disk that is full."""
+        self._memory.save(remembered)
 
     # -- fetching
 
@@ -129,21 +129,41 @@ class GitSource:
 
     def _accept(self) -> Commit:
         new = self._commit_of(INCOMING)
-        old = self._commit_of(GOOD)
+        old = self._commit_of(self._good)
         if new is None:
             raise self._retry("SH206", "the fetch brought no commit", "Look at the repository with git fsck")
-        if old is not None and old != new and not self._allow_rewind and not self._descends(new, old):
-            raise Stalled(
-                Problem(
-                    code="SH207",
-                    what=f"branch {self.branch} was rewritten: {new} doesn't descend from {old}, which stays in force",
-                    remedy=f"Push a branch that contains {old}, or allow the rewind in the settings if it is meant",
-                    subject=self.where,
-                )
+        kind = self._git("cat-file", "-t", new).output.decode().strip()
+        if kind != "commit":
+            raise self._retry(
+                "SH206", f"branch {self.branch} names no commit, but a {kind or 'thing that is missing'}", "Set the branch right"
             )
+        if old is not None and old != new and not self._descends(new, old):
+            if not self._allow_rewind:
+                raise Stalled(
+                    Problem(
+                        code="SH207",
+                        what=f"branch {self.branch} was rewritten: {new} doesn't descend from {old}, which stays in force",
+                        remedy=f"Push a branch that contains {old}, or allow the rewind in the settings if it is meant",
+                        subject=self.where,
+                    )
+                )
+            self._rewound = {new: old}
+        if self._judge.wanted:
+            self._signers = {new: self._judged(new, old)}
         if old != new:
-            self._must(self._git("update-ref", "--no-deref", GOOD, new))
+            self._mark_good(new, self._cache)
         return new
+
+    def _mark_good(self, commit: Commit, cache: Path) -> None:
+        for ref in sorted({GOOD, self._good}):
+            self._must(self._git("update-ref", "--no-deref", ref, commit, cache=cache))
+
+    def _judged(self, new: Commit, old: Commit | None) -> str:
+        try:
+            return self._judge.judge(new, old)
+        except tree.Unsound as error:
+            what = f"commit {error} can't be read whole, so that its signature can't be checked"
+            raise self._retry("SH206", what, "Look at the repository with git fsck; the last good commit stays in force") from error
 
     def _transfer(self, cache: Path) -> Ended:
         ended = self._git(
@@ -168,15 +188,19 @@ class GitSource:
         """Raises Retry when the remote is at fault: it is away, or hasn't the branch."""
         if failed.timed_out:
             raise self._away(failed)
-        asked = self._git("ls-remote", "--quiet", "--", "origin", f"refs/heads/{self.branch}", remote=True, standalone=True)
+        wanted = f"refs/heads/{self.branch}"
+        asked = self._git("ls-remote", "--quiet", "--symref", "--", "origin", wanted, "HEAD", remote=True, standalone=True)
         if asked.code != 0:
             raise self._away(asked)
-        if not asked.output.strip():
-            raise self._retry("SH205", f"the repository has no branch {self.branch}", "Push the branch, or name another in the settings")
+        lines = [line.split("\t") for line in asked.output.decode(errors="replace").splitlines()]
+        if [wanted] not in [line[1:] for line in lines]:
+            default = next((line[0] for line in lines if line[0].startswith("ref: refs/heads/")), "").removeprefix("ref: refs/heads/")
+            what = f"the repository has no branch {self.branch}" + (f"; its default branch is {printable(default)}" if default else "")
+            raise self._retry("SH205", what, "Push the branch, or name another in the settings; the last good commit stays in force")
         return True
 
     def _away(self, ended: Ended) -> Retry:
-        said = self._said(ended)
+        said = self._command.said(ended)
         if ended.timed_out:
             what = f"the remote didn't answer within {self._timeout_s:g} s"
             return self._retry("SH203", what, "Check that it can be reached; the last good commit stays in force")
@@ -195,7 +219,7 @@ class GitSource:
     def _rebuild(self) -> None:
         """Clone anew beside the cache, then put it in its place. The last good commit is kept if the new clone has it."""
         self._ensure(self._cache)
-        good = self._commit_of(GOOD)
+        good = self._commit_of(self._good)
         fresh = self._cache.with_name(self._cache.name + ".new")
         shutil.rmtree(fresh, ignore_errors=True)
         try:
@@ -205,11 +229,11 @@ class GitSource:
                 self._remote_has_branch(ended)
                 raise self._retry(
                     "SH206",
-                    f"the branch can't be fetched into a new clone either: {self._said(ended)}",
+                    f"the branch can't be fetched into a new clone either: {self._command.said(ended)}",
                     "Run git fsck on the repository, and look at this machine's disk; the last good commit stays in force",
                 )
             if good is not None and self._git("cat-file", "-e", f"{good}^{{commit}}", cache=fresh).code == 0:
-                self._must(self._git("update-ref", "--no-deref", GOOD, good, cache=fresh))
+                self._mark_good(good, fresh)
             elif good is not None and not self._allow_rewind:
                 raise self._retry(
                     "SH209",
@@ -244,7 +268,20 @@ class GitSource:
             files = tuple(self._files(entries))
         except tree.Unsound as error:
             raise _CacheBroken from error
-        return Revision(commit=commit, committed_at=self._time(commit), files=files, problems=problems)
+        return Revision(
+            commit=commit,
+            committed_at=self._time(commit),
+            files=files,
+            problems=(*self._told_of(commit), *problems),
+            signed_by=self._signers.get(commit, ""),
+        )
+
+    def _told_of(self, commit: Commit) -> Iterator[Problem]:
+        """That this commit took the place of one that it doesn't descend from."""
+        if commit in self._rewound:
+            what = f"branch {self.branch} was rewritten: {commit} doesn't descend from {self._rewound[commit]}, which was in force before"
+            remedy = "Nothing, if it is meant; else push the branch again, and take allow_rewind out of the settings"
+            yield Problem(code="SH222", what=what, remedy=remedy, severity=Severity.WARNING)
 
     def _files(self, entries: tuple[tree.Entry, ...]) -> Iterator[SourceFile]:
         if not entries:
@@ -259,7 +296,7 @@ class GitSource:
         if not (self._cache / MARK).exists():
             raise self._retry("SH209", "nothing was fetched yet", "Fetch first")
         if revision is None or revision == self.branch:
-            good = self._commit_of(GOOD)
+            good = self._commit_of(self._good)
             if good is None:
                 raise self._retry("SH209", "no commit was accepted yet", "Fetch first")
             return good
@@ -275,7 +312,12 @@ class GitSource:
                     subject=self.where,
                 )
             )
-        return Commit(found.output.decode().strip())
+        commit = Commit(found.output.decode().strip())
+        trusted = self._commit_of(TRUSTED) if self._judge.wanted else None
+        if self._judge.wanted and (trusted is None or not self._descends(trusted, commit)):
+            what = f"commit {commit} is in nothing that was trusted"
+            raise Rejected(Problem(code="SH247", what=what, remedy="Have an author sign it, and fetch", subject=self.where))
+        return commit
 
     def _time(self, commit: Commit) -> float:
         shown_time = self._sound(self._git("show", "--no-patch", "--no-show-signature", "--format=%ct", commit))
@@ -321,78 +363,9 @@ class GitSource:
 
     def _must(self, ended: Ended) -> None:
         if ended.code != 0:
-            raise self._retry("SH216", f"the clone can't be written: {self._said(ended)}", "Check the cache folder's disk and permissions")
+            raise self._retry(
+                "SH216", f"the clone can't be written: {self._command.said(ended)}", "Check the cache folder's disk and permissions"
+            )
 
     def _retry(self, code: str, what: str, remedy: str) -> Retry:
         return Retry(Problem(code=code, what=what, remedy=remedy, subject=self.where))
-
-    def _said(self, ended: Ended) -> str:
-        """Git's own last words, with the URL and any secret blotted out."""
-        lines = [line.strip() for line in ended.error.splitlines() if line.strip()]
-        telling = [line for line in lines if line.startswith(("fatal:", "error:", "remote:")) or "denied" in line or "verification" in line]
-        text = "; ".join((telling or lines)[:3]) or f"git ended with {ended.code}"
-        for secret in filter(None, (self._url if self._url != self.where else "", password(self._url))):
-            text = text.replace(secret, "***")
-        return text
-
-    def _git(
-        self,
-        *arguments: str,
-        cache: Path | None = None,
-        given: bytes = b"",
-        output_bytes: int = 2**20,
-        remote: bool = False,
-        standalone: bool = False,
-    ) -> Ended:
-        """`standalone`: don't look at the clone at all, which may be what is broken."""
-        place = Path("/dev/null") if standalone else (cache or self._cache)
-        return run(
-            ("git", f"--git-dir={place}", *arguments),
-            env=self._environment(remote=remote),
-            timeout_s=self._timeout_s,
-            given=given,
-            output_bytes=output_bytes,
-        )
-
-    def _environment(self, *, remote: bool) -> dict[str, str]:
-        settings = list(_SETTINGS)
-        if remote:
-            # In the environment, since a command line can be read by everybody on the machine.
-            settings.append(("remote.origin.url", self._url))
-            settings += self._authorization()
-        kept = {name: os.environ[name] for name in ("PATH", "HOME", "SSH_AUTH_SOCK", "TMPDIR", "SSL_CERT_FILE") if name in os.environ}
-        environment = {
-            **kept,
-            "LC_ALL": "C",
-            "GIT_CONFIG_NOSYSTEM": "1",
-            "GIT_CONFIG_GLOBAL": "/dev/null",
-            "GIT_ATTR_NOSYSTEM": "1",
-            "GIT_TERMINAL_PROMPT": "0",
-            "GIT_ALLOW_PROTOCOL": "https:ssh:file",
-            "GIT_NO_REPLACE_OBJECTS": "1",
-            "GIT_NO_LAZY_FETCH": "1",
-            "GIT_SSH_COMMAND": self._ssh(),
-            "GIT_CONFIG_COUNT": str(len(settings)),
-        }
-        for number, (key, value) in enumerate(settings):
-            environment[f"GIT_CONFIG_KEY_{number}"] = key
-            environment[f"GIT_CONFIG_VALUE_{number}"] = value
-        return environment
-
-    def _authorization(self) -> list[tuple[str, str]]:
-        if self._access.token is None:
-            return []
-        try:
-            text = self._access.token.read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise self._retry("SH204", f"the token's file can't be read ({type(error).__name__})", f"Check {self._access.token}") from error
-        pair = text if ":" in text else f"x-access-token:{text}"
-        return [(f"http.{self.where}.extraHeader", "Authorization: Basic " + base64.b64encode(pair.encode()).decode())]
-
-    def _ssh(self) -> str:
-        words = ["ssh", "-oBatchMode=yes", "-oStrictHostKeyChecking=yes", f"-oConnectTimeout={max(1, int(self._timeout_s / 2))}"]
-        if self._access.ssh_key is not None:
-            words += ["-oIdentitiesOnly=yes", "-i", str(self._access.ssh_key)]
-        if self._access.known_hosts is not None:
-            words.append(f"-oUserKnownHostsFile={self._access.known_hosts}")
-        return shlex.join(words)

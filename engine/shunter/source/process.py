@@ -6,7 +6,7 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -28,16 +28,27 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def run(command: Sequence[str], *, env: Mapping[str, str], timeout_s: float, given: bytes = b"", output_bytes: int = 2**20) -> Ended:
+def run(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    timeout_s: float,
+    given: bytes = b"",
+    output_bytes: int = 2**20,
+    files: Collection[int] = (),
+) -> Ended:
     """Run `command` in a process group of its own; the whole group is killed at the deadline, or when it writes more than `output_bytes`.
 
-    `given` is its standard input. Input and errors go through files, so that no pipe can fill up and block either side.
+    `given` is its standard input. Input and errors go through files, so that no pipe can fill up and block either side. `files` are open
+    files that it gets under the same numbers.
     """
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stderr:
         stdin.write(given)
         stdin.seek(0)
         late = threading.Event()
-        with subprocess.Popen(command, env=dict(env), stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True) as child:
+        with subprocess.Popen(
+            command, env=dict(env), stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True, pass_fds=tuple(files)
+        ) as child:
             assert child.stdout is not None
 
             def expire() -> None:

@@ -78,7 +78,7 @@ def contents(batch: bytes, entries: tuple[Entry, ...]) -> Iterator[tuple[Entry, 
         yield entry, data
 
 
-def object_id(data: bytes, like: str) -> str:
-    """Git's id of a blob with this content, by the hash that `like` was made with: 40 hex digits are SHA-1, 64 are SHA-256."""
-    framed = b"blob %d\0" % len(data) + data
+def object_id(data: bytes, like: str, kind: str = "blob") -> str:
+    """Git's id of an object with this content, by the hash that `like` was made with: 40 hex digits are SHA-1, 64 are SHA-256."""
+    framed = f"{kind} {len(data)}\0".encode() + data
     return hashlib.sha256(framed).hexdigest() if len(like) == 64 else hashlib.sha1(framed, usedforsecurity=False).hexdigest()
