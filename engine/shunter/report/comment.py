@@ -11,7 +11,7 @@ from shunter.model.snapshot import Snapshot
 from shunter.report.kept import Kept, kept
 from shunter.report.markdown import LIMIT, code, escaped, page, table
 from shunter.report.marks import Marks
-from shunter.report.plan import headline
+from shunter.report.plan import budget_lines, headline
 from shunter.report.words import count, moment, short, span
 
 MARK: Final = "<!-- shunter: plan -->"
@@ -57,6 +57,7 @@ def plan_markdown(
     if marks.nodes:
         before += ["", f"> Nothing really moves on {count(len(marks.nodes), 'node')} that only pretend."]
     before += _problems(problems)
+    before += _budgets(evaluation)
     if plan.operations:
         first = sorted(plan.operations, key=lambda o: (o.preview, o.lane == "voluntary", _WEIGHT[o.kind]))[:_MOST]
         title = "What changes" if len(plan.operations) <= _MOST else f"The {_MOST} most important of {len(plan.operations):,} changes"
@@ -96,6 +97,14 @@ def _counts(evaluation: Evaluation) -> str:
     if len(busiest) > _MOST:
         rows.append(row(f"{len(busiest) - _MOST:,} more", busiest[_MOST:]))
     return "\n".join(table(("policy", *names), [*rows, row("**all**", busiest)]))
+
+
+def _budgets(evaluation: Evaluation) -> list[str]:
+    lines = budget_lines(evaluation.findings)
+    shown = [f"- {escaped(_cut(line))}" for line in lines[:_MOST]]
+    if len(lines) > _MOST:
+        shown.append(f"- and {len(lines) - _MOST:,} more")
+    return ["", "**Budgets**", "", *shown] if shown else []
 
 
 def _kept(found: Kept) -> list[str]:

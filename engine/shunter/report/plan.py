@@ -132,12 +132,16 @@ def _is_budget(finding: Finding) -> bool:
     return bool(finding.evidence) and finding.evidence[0].gate == "per"
 
 
-def _budgets(page: Page, findings: Iterable[Finding]) -> None:
+def budget_lines(findings: Iterable[Finding]) -> list[str]:
     """What may be disrupted at once: by each budget and group, those that hold something first; and where none counts."""
     found = list(findings)
     own = sorted((f for f in found if _is_budget(f)), key=lambda f: f.verdict is not Verdict.HOLD)
     lines = [f"{f.subject}, by {f.policy}: {f.reason}" for f in own]
-    lines += sorted({e.detail for f in found for e in f.evidence if e.gate == "budget.default"})
+    return lines + sorted({e.detail for f in found for e in f.evidence if e.gate == "budget.default"})
+
+
+def _budgets(page: Page, findings: Iterable[Finding]) -> None:
+    lines = budget_lines(findings)
     if lines:
         page.blank()
         page.title("Budgets")
