@@ -1,7 +1,7 @@
 """Periodic images of running workers: due by age, a few at a time, backing off where they fail."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import msgspec
@@ -90,8 +90,7 @@ def spec_of(policy: Policy) -> CheckpointSpec:
 def _wanting(d: Deciding, policy: Policy) -> list[Worker]:
     """The workers that want a checkpoint, by what doesn't change while a plan is made. What is said of the others is left for later."""
     spec, subjects = spec_of(policy), d.subjects(policy)
-    old = _old(d, spec)
-    wanting = [w for w in subjects if w.state is WorkerState.RUNNING and w.slot is not None and old(w)]
+    wanting = _old(d, spec, (w for w in subjects if w.state is WorkerState.RUNNING and w.slot is not None))
     if wanting:
         covered = d.covered(policy)
         wanting = [w for w in wanting if covered[w.id]]
@@ -102,15 +101,13 @@ def _wanting(d: Deciding, policy: Policy) -> list[Worker]:
     return wanting
 
 
-def _old(d: Deciding, spec: CheckpointSpec) -> Callable[[Worker], bool]:
-    """Whether a worker's newest image is old enough."""
-    same = float(spec.every) if spec.every is not None and spec.overhead is None else None
-
-    def old(worker: Worker) -> bool:
-        taken = d.taken.get(worker.id)
-        return taken is None or d.now - taken >= (same if same is not None else interval_of(spec, pause_of(d, spec, worker)).seconds)
-
-    return old
+def _old(d: Deciding, spec: CheckpointSpec, workers: Iterable[Worker]) -> list[Worker]:
+    """Those whose newest image is old enough, or who have none."""
+    taken, now = d.taken, d.now
+    if spec.every is not None and spec.overhead is None:
+        every = float(spec.every)
+        return [w for w in workers if (at := taken.get(w.id)) is None or now - at >= every]
+    return [w for w in workers if (at := taken.get(w.id)) is None or now - at >= interval_of(spec, pause_of(d, spec, w)).seconds]
 
 
 def _against(d: Deciding, policy: Policy, worker: Worker) -> Said | None:

@@ -78,6 +78,7 @@ class Fitness:
     def __init__(self, world: World) -> None:
         self._world = world
         self._known: dict[tuple[str, tuple[tuple[str, str], ...]], dict[NodeId, str | None]] = defaultdict(dict)
+        self._fit: dict[tuple[str, tuple[tuple[str, str], ...]], list[Node]] = {}
 
     def of(self, needs: Needs) -> Callable[[NodeId], str | None]:
         """Why things with these needs can't go to a node of the fleet, in words, or None."""
@@ -89,6 +90,14 @@ class Fitness:
             return known[node]
 
         return unfit
+
+    def nodes(self, needs: Needs) -> Sequence[Node]:
+        """The nodes to which things with these needs can go, in order."""
+        key = (needs.runtime, needs.facts)
+        if key not in self._fit:
+            unfit = self.of(needs)
+            self._fit[key] = [node for name, node in self._world.nodes.items() if unfit(name) is None]
+        return self._fit[key]
 
 
 def unfit_slot(needs: Needs, slot: Slot) -> str | None:
@@ -218,9 +227,8 @@ class Finder:
         """The nodes with free slots that fit, with those."""
         found = self._fitting.get(needs)
         if found is None:
-            unfit, known = self._fitness.of(needs), self._world.nodes
-            there = ((known[node], slots) for node, slots in self._free.items() if node in known and unfit(node) is None)
-            fit = ((node, [s for s in slots if unfit_slot(needs, s) is None]) for node, slots in there)
+            free = self._free
+            fit = ((node, [s for s in free.get(node.id, ()) if unfit_slot(needs, s) is None]) for node in self._fitness.nodes(needs))
             found = self._fitting[needs] = [(node, slots) for node, slots in fit if slots]
         return found
 
