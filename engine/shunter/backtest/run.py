@@ -23,7 +23,7 @@ from shunter.model.snapshot import Fleet, Notice, NoticeKind, Samples, Snapshot,
 
 MARGIN_S = 15.0
 """Snapshots are kept so much longer than the longest `for`, as the engine does."""
-POINTS = 600
+POINTS = 300
 """Steps at which it is looked what policies say, and that are kept for the picture: working out every finding of every step would take
 several times as long as deciding. What is done is counted at every step.
 """
