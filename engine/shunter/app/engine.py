@@ -21,6 +21,7 @@ from shunter.act.store import Store
 from shunter.app import gone
 from shunter.app.degraded import Watch, places, urgent
 from shunter.app.health import Health, Metrics, serve
+from shunter.app.keeping import Keeper, Keeping
 from shunter.app.policies import PolicyFeed
 from shunter.app.room import Room, suiting
 from shunter.app.settings import Settings
@@ -28,6 +29,7 @@ from shunter.app.settled import settled
 from shunter.app.withdrawn import withdrawn
 from shunter.app.world import HOLD_MARGIN_S, Memory, World
 from shunter.audit.decisions import Tracker
+from shunter.audit.inputs import inputs_path
 from shunter.audit.journal import Journal
 from shunter.audit.redact import Redaction
 from shunter.audit.trail import Trail
@@ -105,6 +107,8 @@ class Engine:
             audit = self.settings.audit
             redaction = Redaction(labels=None if audit.labels is None else frozenset(audit.labels))
             journal = stack.enter_context(Journal(state / "audit.db", wal_pages=sizes.wal_pages, key=audit.key, redaction=redaction))
+            keeper = Keeper(inputs_path(state / "audit.db"), audit, redaction, self.feed.read, self.clock)
+            stack.callback(keeper.close)
             trail = Trail(journal, self.clock)
             room.hold()
             watch = Watch(store, trail, room, state, self.clock)
@@ -113,7 +117,7 @@ class Engine:
             agents = {NodeId(a.node): AgentClient(NodeId(a.node), a.address, _tls(self.settings)) for a in self.settings.agents}
             prometheus = Prometheus(self.settings.prometheus.url, deadline_s=float(self.settings.prometheus.deadline))
             try:
-                await _Leading(self, store, lease, trail, watch, agents, prometheus).run(stop)
+                await _Leading(self, store, lease, trail, watch, agents, prometheus, Keeping(audit, journal, keeper)).run(stop)
             finally:
                 await asyncio.gather(*(agent.close() for agent in agents.values()), prometheus.aclose())
 
@@ -145,8 +149,10 @@ class _Leading:
         watch: Watch,
         agents: Mapping[NodeId, AgentClient],
         prometheus: Prometheus,
+        keeping: Keeping | None = None,
     ) -> None:
         self.e, self.store, self.lease, self.trail, self.watch, self.agents = engine, store, lease, trail, watch, agents
+        self.keeping = keeping
         self.epoch: Epoch = lease.epoch
         self.world = World(agents, prometheus, Catalog(label=engine.settings.prometheus.label))
         self.fresh: set[NoticeId] = set()
@@ -255,10 +261,13 @@ class _Leading:
         state = self.store.state(now)
         with e.metrics.decide_seconds.time():
             evaluation = evaluate(policies, list(e._snapshots), state, now, e.rules, e.profile)
-        plan_changed = self._account(evaluation, now, snapshot.fleet)
+        told = self._account(evaluation, now, snapshot.fleet)
+        if self.keeping and self.watch.now is None:
+            self.keeping.keeper.offer(told, evaluation, policies, e._snapshots, state, e.profile)
+            self._tell_or_clear("audit's upkeep", self.keeping.house(now))
         for verdict in ("act", "hold", "inconclusive", "pass"):
             e.metrics.findings.labels(verdict).set(sum(f.verdict.value == verdict for f in evaluation.findings))
-        e.on_tick(Told(snapshot=snapshot, evaluation=evaluation, policies=policies, plan_changed=plan_changed))
+        e.on_tick(Told(snapshot=snapshot, evaluation=evaluation, policies=policies, plan_changed=_has_plan(told)))
         self.scheduler.offer(evaluation.plan if self.store.healthy else urgent(evaluation.plan))
 
     def _take_back(self, policies: PolicySet) -> None:
@@ -268,13 +277,13 @@ class _Leading:
                 self.scheduler.cancel(operation, because)
         self.in_force = policies
 
-    def _account(self, evaluation: Evaluation, now: float, fleet: Fleet) -> bool:
-        """Record what changed in the decisions; whether the plan did. What can be told later is, when too much waits for the disk."""
+    def _account(self, evaluation: Evaluation, now: float, fleet: Fleet) -> tuple[Record, ...]:
+        """Record what changed in the decisions. What can be told later is, when too much waits for the disk."""
         if self.trail.crowded:
-            return False
+            return ()
         self.e._tracker, records = self.e._tracker.observe(evaluation, now, self.epoch, fleet)
         self.trail.add(records)
-        return any(record.kind is RecordKind.PLAN for record in records)
+        return records
 
     def _check_disk(self) -> None:
         wrong = self.watch.check()
@@ -434,6 +443,10 @@ class _Leading:
         commit = self.e.feed.current.commit if self.e.feed.current else None
         record = Record(at=self.e.clock(), kind=kind, subject=subject, what=what, epoch=self.epoch, commit=commit, body=dict(body or {}))
         self.trail.add([record])
+
+
+def _has_plan(records: tuple[Record, ...]) -> bool:
+    return any(record.kind is RecordKind.PLAN for record in records)
 
 
 def void(_value: object) -> None:

@@ -117,6 +117,10 @@ class PolicyFeed:
             files = {p.place.file: p.commit for p in self.current.policies}
             self._source.remember(Remembered(commit=self.current.commit, confirmed_at=self.checked_at, files=files))
 
+    def read(self, commit: Commit) -> Revision:
+        """The policy files at a commit that was in force. Blocks, and raises what the source does."""
+        return self._source.read(commit)
+
     def watch(self, on_change: Callable[[], None]) -> Callable[[], None]:
         """Have `on_change` called from a thread when the source changes, if it can tell. Returns what ends it. Never raises."""
         if isinstance(self._source, Watched):

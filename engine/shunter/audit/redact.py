@@ -95,6 +95,14 @@ class Redaction(msgspec.Struct, frozen=True, kw_only=True):
             return [self.plain(part) for part in value]
         return value
 
+    def labelled(self, labels: Mapping[str, str]) -> dict[str, str]:
+        """Labels, cleaned."""
+        return {_text(name): str(self._label(name, value)) for name, value in labels.items()}
+
+    def keyed(self, strings: Mapping[str, str]) -> dict[str, str]:
+        """Texts under names that aren't labels, cleaned."""
+        return {_text(name): str(self._entry(name, value)) for name, value in strings.items()}
+
     def _mapping(self, value: Mapping[str, object]) -> dict[str, object]:
         cleaned = {_text(key): self._entry(key, part) for key, part in value.items()}
         if self.labels is not None and _names_labels(cleaned.get("name")) and isinstance(cleaned.get("value"), str):

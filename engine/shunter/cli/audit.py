@@ -25,6 +25,7 @@ from shunter.cli.moments import moment
 from shunter.model.canon import plain
 from shunter.model.errors import Problem, Rejected, Retry, ShunterError
 from shunter.model.record import RecordKind, Sealed
+from shunter.report.replay import replay_text
 from shunter.report.text import audit_text, record_text
 from shunter.report.words import count
 
@@ -214,6 +215,38 @@ def follow(
             else:
                 audit_text((sealed,), console)
             sys.stdout.flush()
+
+
+@app.command()
+def replay(
+    what: Annotated[str, typer.Argument(metavar="SEQ|OPERATION", help="The number of a record of a decision, or an operation's id.")],
+    state: State = _HERE,
+    as_json: Json = False,
+) -> None:
+    """Make a recorded decision again from what it was made on. Exit status: 0 the same, 1 not the same, or an input is gone.
+
+    It needs nothing but the state folder: the policies, the snapshots and what the engine had done are kept in it for as long as the
+    settings say.
+    """
+    from shunter.app.replay import replay as again
+
+    found = again(state, what)
+    if as_json:
+        typer.echo(msgspec.json.encode({**msgspec.to_builtins(found), "same": found.same}, order="sorted"))
+    else:
+        replay_text(
+            _console(),
+            record=found.record,
+            at=found.at,
+            commit=found.commit,
+            plan=found.plan,
+            again=found.again,
+            snapshot=found.snapshot,
+            made_on=(found.snapshots, found.findings, found.operations),
+            differs=found.differs,
+            remarks=found.remarks,
+        )
+    raise typer.Exit(0 if found.same else 1)
 
 
 def _tell(result: Verification, *, known: bool) -> None:

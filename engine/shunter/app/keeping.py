@@ -1,0 +1,149 @@
+"""What decisions were made on, put aside beside the ticks by a thread of its own: to encode a large snapshot takes longer than to decide.
+
+It is no part of acting: if it can't keep up, or its disk is full, decisions go on, and `shunter audit replay` says that their inputs aren't
+kept.
+"""
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from shunter.app.settings import AuditSettings
+from shunter.audit.inputs import Decided, Inputs
+from shunter.audit.journal import Journal
+from shunter.audit.redact import Redaction
+from shunter.decide.profile import Profile
+from shunter.model.canon import encode
+from shunter.model.errors import Problem, ShunterError, Stalled
+from shunter.model.ids import Commit
+from shunter.model.operation import EngineState
+from shunter.model.plan import Evaluation
+from shunter.model.policy import PolicySet
+from shunter.model.record import Record, RecordKind
+from shunter.model.snapshot import Snapshot
+from shunter.model.source import Revision
+
+_WAITING: Final = 8
+"""Decisions that wait to be kept, at most: each holds its snapshots in memory."""
+_SWEEP_S: Final = 600.0
+_FAREWELL_S: Final = 10.0
+_AT_ONCE: Final = 5000
+"""Records that a tick drops at most: it waits for that."""
+_DROP_S: Final = 3600.0
+_RETRY_S: Final = 600.0
+
+
+class Keeper:
+    """Keeps decisions' inputs in the store at `path`. `read` gives the policy files at a commit, and may block and raise ShunterErrors.
+
+    `problem` is why the last decision wasn't kept; None when it was. `missed` counts those that weren't.
+    """
+
+    def __init__(
+        self, path: Path, settings: AuditSettings, redaction: Redaction, read: Callable[[Commit], Revision], clock: Callable[[], float]
+    ) -> None:
+        self._path, self._settings, self._redaction, self._read, self._clock = path, settings, redaction, read, clock
+        self._queue: queue.Queue[Callable[[Inputs], None] | None] = queue.Queue(_WAITING)
+        self._files: dict[tuple[str, str], bytes] = {}
+        self._swept = float("-inf")
+        self._thread = threading.Thread(target=self._run, name="inputs", daemon=True)
+        self.problem: Problem | None = None
+        self.missed = 0
+        if settings.inputs > 0:
+            self._thread.start()
+
+    def offer(
+        self,
+        records: Sequence[Record],
+        evaluation: Evaluation,
+        policies: PolicySet,
+        snapshots: Sequence[Snapshot],
+        state: EngineState,
+        profile: Profile,
+    ) -> bool:
+        """Take what was decided on, if a record says that a plan changed or that something is to be done. Doesn't block; True if it was
+        taken.
+        """
+        if self._settings.inputs <= 0 or not any(map(_acts, records)):
+            return False
+        plan, seen, rates = evaluation.plan, tuple(snapshots), encode(profile)
+
+        def keep(store: Inputs) -> None:
+            files = self._sources(policies)
+            store.keep(
+                Decided(plan=plan, policies=policies, files=files, snapshots=seen, state=state, profile=rates, version=version("shunter"))
+            )
+
+        try:
+            self._queue.put_nowait(keep)
+        except queue.Full:
+            self.missed += 1
+            return False
+        return True
+
+    def close(self) -> None:
+        """Keep what waits, for at most some seconds, and end."""
+        if self._thread.is_alive():
+            with contextlib.suppress(queue.Full):
+                self._queue.put(None, timeout=_FAREWELL_S)
+            self._thread.join(_FAREWELL_S)
+
+    def _run(self) -> None:
+        """Opens the store anew for each: it is rarely needed, and whatever is wrong with it can be mended meanwhile."""
+        while (keep := self._queue.get()) is not None:
+            try:
+                with Inputs(self._path, redaction=self._redaction) as store:
+                    keep(store)
+                    self._sweep(store)
+            except ShunterError as error:
+                self.problem = error.problem
+                self.missed += 1
+            else:
+                self.problem = None
+
+    def _sweep(self, store: Inputs) -> None:
+        now = self._clock()
+        if now - self._swept >= _SWEEP_S:
+            self._swept = now
+            store.drop(now - float(self._settings.inputs), int(self._settings.inputs_size))
+
+    def _sources(self, policies: PolicySet) -> dict[tuple[str, str], bytes]:
+        """The bytes of the files in force, each read once from the commit that it is of; without those that can't be had any more."""
+        wanted = {(p.place.file, p.blob): p.commit for p in policies.policies}
+        for commit in {commit for key, commit in wanted.items() if key not in self._files}:
+            with contextlib.suppress(ShunterError, OSError):
+                self._files |= {(f.path, f.blob): f.data for f in self._read(commit).files if (f.path, f.blob) in wanted}
+        self._files = {key: data for key, data in self._files.items() if key in wanted}
+        return dict(self._files)
+
+
+class Keeping:
+    """What the engine does for its audit beside writing it: what decisions were made on, and retention."""
+
+    def __init__(self, settings: AuditSettings, journal: Journal, keeper: Keeper) -> None:
+        self._settings, self._journal, self.keeper = settings, journal, keeper
+        self._due = float("-inf")
+
+    def house(self, now: float) -> Problem | None:
+        """Drop some records that are older than they are to be kept, if there are any; what is wrong, or None. Called at each tick."""
+        try:
+            self._drop(now)
+        except Stalled as error:
+            self._due = now + _RETRY_S
+            return error.problem
+        return self.keeper.problem
+
+    def _drop(self, now: float) -> None:
+        keep = self._settings.keep
+        if keep is None or now < self._due:
+            return
+        if self._journal.drop(now - float(keep), now, self._settings.archive, _AT_ONCE) is None:
+            self._due = now + _DROP_S
+
+
+def _acts(record: Record) -> bool:
+    return record.kind is RecordKind.PLAN or (record.kind is RecordKind.FINDING and record.body.get("verdict") == "act")
