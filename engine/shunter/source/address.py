@@ -3,7 +3,7 @@
 import re
 from pathlib import PurePosixPath
 from typing import Final
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from shunter.model.errors import Problem, Rejected
 
@@ -47,6 +47,13 @@ def password(url: str) -> str:
     """The password that is embedded in a URL, as it stands there; empty without one."""
     userinfo, found, _ = urlsplit(url).netloc.rpartition("@") if "://" in url else ("", "", "")
     return userinfo.partition(":")[2] if found else ""
+
+
+def credentials(url: str) -> str:
+    """`user:password` of an https URL, decoded; empty without. A user alone is taken for a token, with an empty password."""
+    userinfo, found, _ = urlsplit(url).netloc.rpartition("@") if url.startswith("https://") else ("", "", "")
+    user, _, word = userinfo.partition(":")
+    return f"{unquote(user)}:{unquote(word)}" if found else ""
 
 
 def shown(url: str) -> str:

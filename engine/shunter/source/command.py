@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from shunter.model.errors import Problem, Retry
-from shunter.source.address import password, shown
+from shunter.source.address import credentials, password, shown
 from shunter.source.process import Ended, run
 
 Setting = tuple[str, str]
@@ -106,13 +106,16 @@ class Git:
         return environment
 
     def _secrets(self) -> str:
-        """A settings file for what neither arguments nor environment may show: the URL (which may hold a password) and the token."""
-        text = f'[remote "origin"]\n\turl = {_quoted(self.url)}\n'
-        http = [("extraHeader", f"Authorization: Basic {self._token()}")] if self.access.token is not None else []
+        """A settings file for what neither arguments nor environment may show. Helpers get the URL: its password goes beside."""
+        embedded = credentials(self.url)
+        url = shown(self.url) if embedded else self.url
+        pair = self._token() if self.access.token is not None else embedded
+        http = [("extraHeader", f"Authorization: Basic {base64.b64encode(pair.encode()).decode()}")] if pair else []
         if self.access.ca is not None:
             http.append(("sslCAInfo", str(self.access.ca)))
+        text = f'[remote "origin"]\n\turl = {_quoted(url)}\n'
         if http:
-            text += f"[http {_quoted(shown(self.url))}]\n" + "".join(f"\t{key} = {_quoted(value)}\n" for key, value in http)
+            text += f"[http {_quoted(shown(url))}]\n" + "".join(f"\t{key} = {_quoted(value)}\n" for key, value in http)
         return text
 
     def _token(self) -> str:
@@ -123,8 +126,7 @@ class Git:
             what = f"the token's file can't be read ({type(error).__name__})"
             remedy = f"Check {self.access.token}; the last good commit stays in force"
             raise Retry(Problem(code="SH204", what=what, remedy=remedy, subject=shown(self.url))) from error
-        pair = text if ":" in text else f"x-access-token:{text}"
-        return base64.b64encode(pair.encode()).decode()
+        return text if ":" in text else f"x-access-token:{text}"
 
     def _ssh(self) -> str:
         words = ["ssh", "-oBatchMode=yes", "-oStrictHostKeyChecking=yes", f"-oConnectTimeout={max(1, int(self.timeout_s / 2))}"]
