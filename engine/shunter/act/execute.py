@@ -18,7 +18,7 @@ from shunter.act.run import Parts, Run, problem
 from shunter.model.errors import Problem, Rejected, Stalled
 from shunter.model.ids import Digest, Epoch
 from shunter.model.operation import OperationRecord, Status, Step
-from shunter.model.plan import OperationKind, PlannedOperation
+from shunter.model.plan import OperationKind, Plan, PlannedOperation
 from shunter.model.record import RecordKind
 
 MACHINES: Final[dict[OperationKind, Machine]] = {
@@ -71,11 +71,28 @@ class Executor:
             for one in (planned, *then)
         ]
         self.parts.store.insert(records)
-        for record in records:
-            Run(self.parts, record).tell(
-                RecordKind.INTENT, f"{record.planned.kind.value} of {record.planned.worker}: {record.planned.reason}"
-            )
+        self._tell_intents(records)
         return records[0]
+
+    def accept(self, plan: Plan) -> tuple[OperationRecord, ...]:
+        """Make the intents of a whole plan durable, and with them that it is carried out: all or none. Each waits for its turn; what is
+        only shown is left out.
+
+        Raises Rejected SH504 if the plan was carried out before, SH503 if one of its operations was begun, Stalled SH501.
+        """
+        if not (self.parts.store.healthy or self.parts.store.probe()):
+            raise Stalled(
+                problem("SH501", "the engine's store doesn't take writes", "Free disk space or mend the state directory", plan.digest)
+            )
+        now = self.parts.clock()
+        records = [
+            OperationRecord(planned=one, plan=plan.digest, epoch=self.epoch, created_at=now, history=((Step.INTENDED, now),), waits=True)
+            for one in plan.operations
+            if not one.preview
+        ]
+        self.parts.store.accept(plan.digest, now, records)
+        self._tell_intents(records)
+        return tuple(records)
 
     def begin(self, record: OperationRecord) -> OperationRecord:
         """Make durable that a waiting operation's turn has come, before an agent is asked for anything. `carry` it then."""
@@ -143,6 +160,11 @@ class Executor:
             dropped += ended
             more = bool(ended)
         return tuple(dropped)
+
+    def _tell_intents(self, records: Sequence[OperationRecord]) -> None:
+        for record in records:
+            what = f"{record.planned.kind.value} of {record.planned.worker}: {record.planned.reason}"
+            Run(self.parts, record).tell(RecordKind.INTENT, what)
 
     def _progress(self, record: OperationRecord) -> None:
         self._tell_people(record)

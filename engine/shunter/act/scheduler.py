@@ -37,7 +37,8 @@ def subjects(planned: PlannedOperation) -> frozenset[str]:
 
 class Scheduler:
     """Holds what is planned but not begun in memory only: after a restart it is planned anew. A chain of which something has begun is in
-    the store as a whole, what is still to come of it too: neither a newer plan nor a restart takes it apart.
+    the store as a whole, what is still to come of it too, and so is a plan that a person has ordered: neither a newer plan nor a restart
+    takes those apart.
 
     On each node one operation at a time dumps, in the order of the plan, as its estimates assume; the next begins once the image is whole,
     wherever the worker is brought back. What is urgent waits for the dump under way at most, and what isn't for all that is urgent.
@@ -75,6 +76,14 @@ class Scheduler:
         for planned in new:
             self._waiting.pop(planned.id, None)  # the newer plan's order counts
             self._waiting[planned.id] = Waiting(planned=planned, plan=plan.digest)
+        self.pump()
+
+    def accept(self, plan: Plan) -> None:
+        """Take on a plan that a person has ordered as it is. All of it is in the store from now on: neither a newer plan nor a restart
+        drops what of it waits. Raises Rejected SH504 if it was carried out before, SH503 if an operation of it was begun, Stalled SH501.
+        """
+        self._raise_crash()
+        self._executor.accept(plan)
         self.pump()
 
     def pump(self) -> None:
@@ -233,10 +242,12 @@ class Scheduler:
     def _may_be_voluntary(self, planned: PlannedOperation) -> bool:
         if not (self._store.healthy or self._store.probe()):
             return False
-        active = [record.planned for record in self._store.active() if record.planned.lane == "voluntary"]
+        records = self._store.active()
+        active = [record.planned for record in records if record.planned.lane == "voluntary"]
         known = {o.id: o for one in active for o in ancestry(one, self._store.get).values()}
-        ids = {one.id for one in active}
-        under_way = [chain for chain in linked(known.values()) if chain & ids]
+        ids, untouched = {one.id for one in active}, {record.id for record in records if record.waits}
+        # an accepted plan is in the store before anything of it is begun: such a chain isn't under way yet
+        under_way = [chain for chain in linked(known.values()) if chain & ids and not chain <= untouched]
         return len(under_way) < self._voluntary or any(planned.id in chain for chain in under_way)
 
     def _status(self, operation: OperationId) -> Status | None:

@@ -140,21 +140,19 @@ class Store:
         already: no order is given twice.
         """
         batch = tuple(records)
+        self._write(lambda: self._insert(batch), lambda: any(_urgent(record) for record in batch))
+
+    def accept(self, plan: Digest, at: float, records: Iterable[OperationRecord]) -> None:
+        """Note that a plan is being carried out and make its intents durable, all or none, and on the disk alone: what a person has ordered
+        must not be forgotten. Raises Rejected SH504 if the plan was carried out before, SH503 if one of its operations was.
+        """
+        batch = tuple(records)
 
         def work() -> None:
-            for record in batch:
-                if self._look_up("SELECT 1 FROM operations WHERE id=?", record.id):
-                    raise Rejected(
-                        Problem(
-                            code="SH503",
-                            what="this operation was begun before",
-                            remedy="Nothing to do: it is done once. A new plan makes a new operation if there is still a need",
-                            subject=record.id,
-                        )
-                    )
-                self._put(record)
+            self._consume(plan, at)
+            self._insert(batch)
 
-        self._write(work, lambda: any(_urgent(record) for record in batch))
+        self._write(work)
 
     def advance(self, operation: OperationId, step: Step, at: float, **changes: Any) -> OperationRecord:  # noqa: ANN401  (record fields)
         """Note that it has come to `step`, on disk before this returns; in memory if it is involuntary. `changes` are other fields of the
@@ -214,21 +212,11 @@ class Store:
 
     def consume(self, plan: Digest, at: float) -> None:
         """Note that a plan is being carried out; in memory if need be. Raises Rejected SH504 if it was before."""
+        self._write(lambda: self._consume(plan, at), _always)
 
-        def work() -> None:
-            if self._look_up("SELECT 1 FROM plans WHERE digest=?", plan):
-                raise Rejected(
-                    Problem(
-                        code="SH504",
-                        what="this plan was carried out before",
-                        remedy="Make a new plan: the fleet isn't what it was when this one was made",
-                        subject=plan,
-                    )
-                )
-            self._change("DELETE FROM plans WHERE at < ?", at - _PLANS_KEPT)
-            self._change("INSERT INTO plans VALUES (?, ?)", plan, at)
-
-        self._write(work, _always)
+    def consumed(self, plan: Digest) -> bool:
+        """The plan was carried out, or begun to be, within the last 30 days."""
+        return self._look_up("SELECT 1 FROM plans WHERE digest=?", plan) is not None
 
     @property
     def epoch(self) -> Epoch:
@@ -260,6 +248,32 @@ class Store:
         return frozenset(WorkerId(row[0]) for row in self._rows("SELECT worker FROM ended"))
 
     # -- inner parts
+
+    def _insert(self, batch: Iterable[OperationRecord]) -> None:
+        for record in batch:
+            if self._look_up("SELECT 1 FROM operations WHERE id=?", record.id):
+                raise Rejected(
+                    Problem(
+                        code="SH503",
+                        what="this operation was begun before",
+                        remedy="Nothing to do: it is done once. A new plan makes a new operation if there is still a need",
+                        subject=record.id,
+                    )
+                )
+            self._put(record)
+
+    def _consume(self, plan: Digest, at: float) -> None:
+        if self.consumed(plan):
+            raise Rejected(
+                Problem(
+                    code="SH504",
+                    what="this plan was carried out before",
+                    remedy="Make a new plan: the fleet isn't what it was when this one was made",
+                    subject=plan,
+                )
+            )
+        self._change("DELETE FROM plans WHERE at < ?", at - _PLANS_KEPT)
+        self._change("INSERT INTO plans VALUES (?, ?)", plan, at)
 
     def _write(self, work: Callable[[], T], urgent: Callable[[], bool] = lambda: False) -> T:
         """Do `work` as one transaction, in memory if it is `urgent` and the disk doesn't take it. Raises Stalled, and what `work` does."""

@@ -19,10 +19,12 @@ from shunter.act.run import Parts, Times
 from shunter.act.scheduler import Scheduler
 from shunter.act.store import Store
 from shunter.app import gone
+from shunter.app.applications import Applications
 from shunter.app.degraded import Watch, places, urgent
 from shunter.app.health import Health, Metrics, serve
 from shunter.app.keeping import Keeper, Keeping
 from shunter.app.policies import PolicyFeed
+from shunter.app.recheck import Now
 from shunter.app.room import Room, suiting
 from shunter.app.settings import Settings
 from shunter.app.settled import settled
@@ -78,7 +80,10 @@ class Engine:
         on_tick: Callable[[Told], None] = lambda _told: None,
         on_step: Callable[[OperationRecord], None] = lambda _record: None,
         on_problem: Callable[[Problem], None] = lambda _problem: None,
+        decides: bool = True,
     ) -> None:
+        """Without `decides` it carries out what was begun or is handed to it, and plans nothing of its own."""
+        self.decides = decides
         self.settings, self.feed, self.clock = settings, feed, clock
         self.on_tick, self.on_step, self.on_problem = on_tick, on_step, on_problem
         self.metrics = Metrics()
@@ -180,6 +185,9 @@ class _Leading:
         )
         self.executor = Executor(parts, self.epoch)
         self.scheduler = Scheduler(self.executor, on_error=self._unsettled)
+        self.applications = Applications(
+            engine.settings.state, store, self.scheduler.accept, lambda plan, what, body: self._record(RecordKind.PLAN, plan, what, body)
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Recover what was under way, then tick until told to stop."""
@@ -251,10 +259,12 @@ class _Leading:
         self._check_disk()
         snapshot, policies = await self._snapshot(now)
         self._ages(now)
-        if policies is None:
+        if policies is not None:
+            self._take_back(policies)
+        self._apply(now, policies)
+        if policies is None or not e.decides:
             self.scheduler.pump()
             return
-        self._take_back(policies)
         e._snapshots.append(snapshot)
         while e._snapshots and now - e._snapshots[0].at > horizon(policies) + HISTORY_MARGIN_S:
             e._snapshots.popleft()
@@ -269,6 +279,14 @@ class _Leading:
             e.metrics.findings.labels(verdict).set(sum(f.verdict.value == verdict for f in evaluation.findings))
         e.on_tick(Told(snapshot=snapshot, evaluation=evaluation, policies=policies, plan_changed=_has_plan(told)))
         self.scheduler.offer(evaluation.plan if self.store.healthy else urgent(evaluation.plan))
+
+    def _apply(self, now: float, policies: PolicySet | None) -> None:
+        """Look at the plans that were handed over. On a disk that takes no writes they wait."""
+        try:
+            fleet, notices = self.e._fleet, self.e._notices
+            self.applications.settle(Now(at=now, policies=policies, fleet=fleet, notices=notices, active=self.store.active()))
+        except Stalled as error:
+            self._tell(error.problem)
 
     def _take_back(self, policies: PolicySet) -> None:
         """Give up what a newer commit doesn't want: what is under way goes to a safe point, what waits is dropped."""
@@ -298,8 +316,8 @@ class _Leading:
         urgent = bool(self.fresh)
         self.fresh.clear()
         await self._look(now)
-        if policies is None:
-            return Snapshot(at=now, fleet=e._fleet, notices=e._notices), None
+        if policies is None or not e.decides:
+            return Snapshot(at=now, fleet=e._fleet, notices=e._notices), policies
         within = URGENT_METRICS_S if urgent else float(e.settings.prometheus.deadline)
         samples: Samples = await self.world.measure(e._fleet, policies, now, within_s=within)
         self._measured(samples, now)

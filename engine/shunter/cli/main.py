@@ -17,6 +17,7 @@ VERBS: Final = {
     "plan": ("shunter.cli.plan:plan", "Show what would be done now, and why, without doing it."),
     "diff": ("shunter.cli.diff:diff", "Show what a change of the policies changes in outcome."),
     "backtest": ("shunter.cli.backtest:run_backtest", "Show what the policies would have done over a stretch of the past."),
+    "apply": ("shunter.cli.apply:apply", "Carry out an exact plan, once, if the world is still the one it was made for."),
     "why": ("shunter.cli.why:why", "Say for one worker why each policy acts on it, or doesn't."),
     "notices": ("shunter.cli.notices:notices", "Show what was announced for each node, by whom, and what is done about it."),
     "snapshot": ("shunter.cli.snapshot:snapshot", "Record the fleet and its samples as they are now."),

@@ -1,0 +1,166 @@
+"""Who applies an exact plan: hand it to the engine that leads, or lead oneself until it is carried out, and follow its operations.
+
+There is one way in either case: the plan goes into the inbox, whoever leads looks at it once, and what becomes of it is read in the store.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from shunter.act.store import Store
+from shunter.app.engine import Engine
+from shunter.app.exact import ExactPlan
+from shunter.app.inbox import Answer, Request, Ticket
+from shunter.app.policies import PolicyFeed
+from shunter.app.settings import Settings
+from shunter.app.sources import source_of
+from shunter.model.errors import Problem, Rejected, Retry
+from shunter.model.ids import OperationId
+from shunter.model.operation import OperationRecord, Step
+
+PAUSE_S: Final = 0.1
+"""Between two looks for news."""
+ANSWER_S: Final = 30.0
+"""How long an engine that leads may take to look at a plan: it does each tick."""
+_AGAIN_S: Final = 2.0
+"""Between two tries to lead, while somebody else does."""
+_OTHER_LEADS: Final = "SH507"
+
+
+class Applied(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of it: `answer` None: it was taken back before an engine looked at it. `records` as far as they are known."""
+
+    answer: Answer | None
+    records: tuple[OperationRecord, ...] = ()
+
+
+async def apply(
+    settings: Settings,
+    exact: ExactPlan,
+    by: str,
+    *,
+    clock: Callable[[], float],
+    stop: asyncio.Event,
+    on_step: Callable[[OperationRecord], None] = lambda _record: None,
+    on_problem: Callable[[Problem], None] = lambda _problem: None,
+) -> Applied:
+    """Carry the plan out, once, and return when its operations are over, or `stop` is set: what was begun then goes on with the engine.
+
+    `by` says who ordered it, for the audit. `on_step` is told each step of each operation. Raises Retry SH959 when the plan can't be handed
+    over and SH964 when an engine leads but doesn't look at it; what an engine raises that can't start.
+    """
+    settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ticket = Ticket.submit(settings.state, Request(by=by, at=clock(), exact=exact))
+    leading = _Leading(settings, clock, on_problem)
+    try:
+        answer = await _answered(ticket, leading, stop)
+        if answer is None or answer.problems:
+            return Applied(answer=answer)
+        return Applied(answer=answer, records=await _followed(settings.state, exact, leading, stop, on_step))
+    finally:
+        await leading.end()
+        ticket.forget()
+
+
+async def _answered(ticket: Ticket, leading: "_Leading", stop: asyncio.Event) -> Answer | None:
+    deadline: float | None = None
+    loop = asyncio.get_running_loop()
+    while (answer := ticket.answer()) is None:
+        leading.keep()
+        if leading.leads:
+            deadline = None
+        elif deadline is None:
+            deadline = loop.time() + ANSWER_S
+        late = deadline is not None and loop.time() > deadline
+        if (stop.is_set() or late) and ticket.withdraw():
+            if stop.is_set():
+                return None
+            raise Retry(
+                Problem(
+                    code="SH964",
+                    what=f"the engine that leads hasn't looked at the plan within {ANSWER_S:g} s; nothing was done",
+                    remedy="See whether it hangs: `shunter status`",
+                    subject=ticket.name,
+                )
+            )
+        await asyncio.sleep(PAUSE_S)
+    return answer
+
+
+async def _followed(
+    state: Path, exact: ExactPlan, leading: "_Leading", stop: asyncio.Event, on_step: Callable[[OperationRecord], None]
+) -> tuple[OperationRecord, ...]:
+    told: dict[OperationId, int] = {}
+    ids = [operation.id for operation in exact.operations]
+    with contextlib.closing(Store(state / "engine.db", read_only=True)) as store:
+        while True:
+            records = [record for one in ids if (record := store.get(one)) is not None]
+            for step in _news(records, told):
+                on_step(step)
+            # one that leads goes on until nothing is under way: it has taken up what an earlier engine left, too
+            over = all(record.outcome is not None for record in records)
+            if stop.is_set() or (over and not (leading.leads and any(r.problem is None for r in store.active()))):
+                return tuple(records)
+            leading.keep()
+            await asyncio.sleep(PAUSE_S)
+
+
+def _news(records: Sequence[OperationRecord], told: dict[OperationId, int]) -> Iterator[OperationRecord]:
+    """Each record as it was at each step that wasn't told yet, and as it ended."""
+    for record in records:
+        ended = record.outcome is not None
+        known, now = told.get(record.id, 0), len(record.history) + ended
+        for index in range(known, min(now, len(record.history))):
+            history = record.history[: index + 1]
+            waits = record.waits and history[-1][0] is Step.INTENDED
+            yield msgspec.structs.replace(record, history=history, step=history[-1][0], outcome=None, waits=waits)
+        if ended and now > known:
+            yield record
+        told[record.id] = now
+
+
+class _Leading:
+    """An engine of our own that decides nothing, as long as no other leads."""
+
+    def __init__(self, settings: Settings, clock: Callable[[], float], on_problem: Callable[[Problem], None]) -> None:
+        self._settings = msgspec.structs.replace(settings, listen="")
+        self._clock, self._on_problem = clock, on_problem
+        self._stop = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._next = 0.0
+        self._refused = False
+
+    @property
+    def leads(self) -> bool:
+        """Ours does, or is about to find out."""
+        return self._task is not None and not self._task.done() and not self._refused
+
+    def keep(self) -> None:
+        """Try to lead if nobody seems to. Raises what keeps an engine from starting, but for another that leads."""
+        if self._task is not None and self._task.done():
+            self._refused = self._other_leads(self._task)
+            self._task = None
+            self._next = asyncio.get_running_loop().time() + _AGAIN_S
+        if self._task is None and asyncio.get_running_loop().time() >= self._next:
+            feed = PolicyFeed(source_of(self._settings.policies, self._settings.state / "policies.git"), self._clock)
+            engine = Engine(self._settings, feed, clock=self._clock, on_problem=self._on_problem, decides=False)
+            self._task = asyncio.create_task(engine.run(self._stop), name="engine")
+
+    async def end(self) -> None:
+        """Let another lead. What stopped ours is raised where it was looked for, not here."""
+        self._stop.set()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    @staticmethod
+    def _other_leads(task: "asyncio.Task[None]") -> bool:
+        error = task.exception()
+        if isinstance(error, Rejected) and error.problem.code == _OTHER_LEADS:
+            return True
+        if error is not None:
+            raise error
+        return False

@@ -1,0 +1,235 @@
+"""`shunter apply` with real agents, a real repository and the command line; the pretend runtime moves the worker, so no root is needed."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from fleet import ANY, BIN, Fleet, NodePlan, WorkerPlan
+from machine import wait_for
+from shunter.act.store import Store
+from shunter.app.engine import Engine
+from shunter.app.policies import PolicyFeed
+from shunter.app.settings import load
+from shunter.app.sources import source_of
+from shunter.model.operation import OperationRecord, Status, Step
+
+NODES = (
+    NodePlan("node-a", 11, (ANY,), (WorkerPlan("decode-0", "decode", 0, 111),)),
+    NodePlan("node-b", 12, (ANY,), ()),
+)
+SAVE = """\
+apiVersion: shunter.dev/v1alpha1
+kind: PreemptionPolicy
+metadata: {name: save}
+spec: {workers: {graph: tiny}, notices: [preemption], reserve: 5s}
+"""
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    (tmp_path / "source" / "policies").mkdir(parents=True)
+    (tmp_path / "source" / "policies" / "save.yaml").write_text(SAVE)
+    with Fleet(tmp_path / "fleet", pretend=True, weights_mb=1, nodes=NODES) as made:
+        made.start_nodes()
+        made.make_repository(tmp_path / "source")
+        made.nodes["node-a"].post_notice("preemption", "300s", "n1")
+        yield made
+
+
+def planned(fleet: Fleet, name: str = "plan.json", *more: str) -> Path:
+    """An exact plan that has something to do."""
+    file = fleet.folder / name
+
+    def made() -> bool:
+        fleet.shunter("plan", "--config", str(fleet.engine_config), "--out", str(file), *more)
+        return bool(json.loads(file.read_text())["plan"]["operations"])
+
+    wait_for("the notice to be in the plan", made, 30)
+    return file
+
+
+def apply(fleet: Fleet, file: Path) -> "subprocess.CompletedProcess[str]":
+    return fleet.shunter("apply", str(file), "--config", str(fleet.engine_config), check=False)
+
+
+def start(fleet: Fleet, file: Path) -> "subprocess.Popen[str]":
+    command = [str(BIN / "shunter"), "apply", str(file), "--config", str(fleet.engine_config)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def operations(fleet: Fleet) -> list[OperationRecord]:
+    with closing(Store(fleet.state / "engine.db", read_only=True)) as store:
+        return [*store.active(), *store.recent(0.0)]
+
+
+def audited(fleet: Fleet, kind: str) -> list[dict]:
+    listed = fleet.shunter("audit", "list", "--state", str(fleet.state), "--kind", kind, "--limit", "0", "--json")
+    return [json.loads(line)["record"] for line in listed.stdout.splitlines()]
+
+
+@contextmanager
+def leading(fleet: Fleet) -> Iterator[None]:
+    """An engine that leads, and decides nothing of its own."""
+    settings = load(fleet.engine_config)
+    loop, stop, ended = asyncio.new_event_loop(), asyncio.Event(), []
+
+    def lead() -> None:
+        feed = PolicyFeed(source_of(settings.policies, settings.state / "policies.git"), time.time)
+        try:
+            loop.run_until_complete(Engine(settings, feed, decides=False).run(stop))
+        except BaseException as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=lead)
+    thread.start()
+    try:
+        wait_for("the engine to lead", lambda: ended or ((fleet.state / "audit.db").exists() and audited(fleet, "engine")), 30)
+        yield
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
+    assert ended == []
+
+
+def test_a_plan_is_carried_out_once_and_never_again(fleet: Fleet) -> None:
+    file = planned(fleet)
+    done = apply(fleet, file)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("plan ")
+    assert [line.split(": ")[1].split(" (+")[0] for line in lines[1:3]] == ["intended", "prepared"]
+    assert any(": frozen (+" in line for line in lines)
+    assert "move decode-0 from node-a/0 to node-b/0: done" in lines[-2]
+    assert lines[-1] == "1 succeeded"
+    (record,) = operations(fleet)
+    assert (record.status, record.plan) == (Status.SUCCEEDED, json.loads(file.read_text())["digest"])
+    (told,) = audited(fleet, "plan")
+    assert (told["what"], told["subject"]) == ("applied: 1 operation", record.plan)
+    assert told["body"]["by"].partition("@")[0]
+    intents = audited(fleet, "intent")
+    assert [i["operation"] for i in intents] == [record.id]
+
+    again = apply(fleet, file)
+    assert (again.returncode, again.stderr.split()[1], again.stderr.splitlines()[-1]) == (1, "SH960", "nothing was done")
+    assert len(operations(fleet)) == 1
+
+
+def test_applied_twice_at_once_it_is_carried_out_once(fleet: Fleet) -> None:
+    file = planned(fleet)
+    both = [start(fleet, file) for _ in range(2)]
+    said = [one.communicate(timeout=90) for one in both]
+    assert sorted(one.returncode for one in both) == [0, 1], said
+    refused = said[[one.returncode for one in both].index(1)][1]
+    assert "SH960" in refused
+    assert [r.status for r in operations(fleet)] == [Status.SUCCEEDED]
+
+
+def test_the_engine_that_leads_carries_it_out(fleet: Fleet) -> None:
+    with leading(fleet):
+        file = planned(fleet)
+        epochs = len(audited(fleet, "engine"))
+        done = apply(fleet, file)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == "1 succeeded"
+        assert len(audited(fleet, "engine")) == epochs, "nobody else has led"
+        assert apply(fleet, file).returncode == 1
+
+
+def test_one_that_is_killed_in_between_is_finished_by_the_next_leader_and_not_begun_again(fleet: Fleet) -> None:
+    file = planned(fleet)
+    process = start(fleet, file)
+    assert process.stdout is not None
+    while "prepared" not in (line := process.stdout.readline()):
+        assert line, process.communicate()
+    process.kill()
+    process.communicate()
+    again = apply(fleet, file)
+    assert (again.returncode, again.stderr.split()[1]) == (1, "SH960")
+    (record,) = operations(fleet)
+    if record.status is Status.ACTIVE:
+        with leading(fleet):
+            wait_for("the operation to end", lambda: operations(fleet)[0].status is not Status.ACTIVE, 60)
+    (record,) = operations(fleet)
+    assert record.status in (Status.SUCCEEDED, Status.ROLLED_BACK)
+    assert [step for step, _ in record.history].count(Step.PREPARED) == 1
+
+
+def test_an_interrupt_before_anybody_looked_takes_it_back(fleet: Fleet) -> None:
+    """A lock that somebody holds who doesn't look: the plan stays in the inbox until it is withdrawn."""
+    file = planned(fleet)
+    fleet.state.mkdir(exist_ok=True)
+    holder = (
+        "import fcntl, os, sys; fd = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR, 0o600); fcntl.flock(fd, fcntl.LOCK_EX);"
+        " print('held', flush=True); sys.stdin.read()"
+    )
+    lock = subprocess.Popen(
+        [sys.executable, "-c", holder, str(fleet.state / "engine.lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert lock.stdout is not None
+    assert lock.stdout.readline() == "held\n"
+    process = start(fleet, file)
+    wait_for("the plan to be handed over", lambda: any((fleet.state / "apply").glob("*.json")), 30)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    lock.communicate()
+    assert (process.returncode, err.strip()) == (130, "taken back: nothing was done")
+    assert list((fleet.state / "apply").iterdir()) == []
+    done = apply(fleet, file)
+    assert done.returncode == 0, done.stderr
+
+
+def refused(fleet: Fleet, file: Path) -> str:
+    done = apply(fleet, file)
+    assert done.returncode == 1, done.stdout
+    assert done.stderr.splitlines()[-1] == "nothing was done"
+    assert not (fleet.state / "engine.db").exists() or operations(fleet) == []
+    return done.stderr
+
+
+def test_another_commit_in_force_voids_the_plan(fleet: Fleet) -> None:
+    file = planned(fleet)
+    made_at = json.loads(file.read_text())["plan"]["commit"]
+    (fleet.folder / "policies-work" / "policies" / "README.md").write_text("nothing that changes a policy\n")
+    now_at = fleet.commit("Say something")
+    said = refused(fleet, file)
+    assert "SH955" in said
+    assert f"the plan was made at {made_at[:12]}, and the policies at {now_at[:12]} are in force" in said
+    (told,) = audited(fleet, "plan")
+    assert told["what"].startswith("refused: the plan was made at")
+
+
+def test_a_node_that_is_silent_now_voids_the_plan(fleet: Fleet) -> None:
+    file = planned(fleet)
+    fleet.nodes["node-b"].power_off()
+    said = refused(fleet, file)
+    assert "SH957" in said
+    assert "there is no slot node-b/0 any more" in said or "doesn't answer" in said
+
+
+def test_a_plan_that_was_edited_or_has_expired_is_refused(fleet: Fleet) -> None:
+    file = planned(fleet, "short.json", "--expires", "1s")
+    edited = fleet.folder / "edited.json"
+    edited.write_text(file.read_text().replace("node-b/0", "node-b/1"))
+    done = apply(fleet, edited)
+    assert (done.returncode, done.stderr.split()[1]) == (1, "SH953")
+    expires = json.loads(file.read_text())["expires_at"]
+    wait_for("the plan to expire", lambda: time.time() >= expires, 30)
+    assert "SH954" in refused(fleet, file)
+
+
+def test_what_cannot_run_says_so(fleet: Fleet) -> None:
+    file = planned(fleet)
+    os.rename(fleet.folder / "certs", fleet.folder / "elsewhere")
+    done = apply(fleet, file)
+    assert done.returncode == 1
+    assert "SH509" in done.stderr
