@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final
 
 from shunter.decide.world import AWAY, STANDING, World, in_order
@@ -133,6 +134,8 @@ class Scopes:
 
     def of_workers(self, workers: Sequence[Worker], name: str) -> list[Value | None]:
         """One variable of `worker` for many, as `of_worker` has it."""
+        if (attribute := _AS_IT_IS.get(name)) is not None:
+            return list(map(attribute, workers))
         if (read := _WORKER.get(name)) is not None:
             return [read(self._world, w) for w in workers]
         taken, field = self._world.snapshot.samples.workers, name.removeprefix("worker.")
@@ -210,16 +213,21 @@ def _notice(notice: Notice, now: float) -> dict[str, Value]:
     return {"notice.kind": notice.kind.value, "notice.lead": lead}
 
 
+_AS_IT_IS: Final[dict[str, Callable[[Worker], Value]]] = {
+    f"worker.{name}": attrgetter(name) for name in ("id", "role", "graph", "engine", "labels")
+}
+
+
+def _attribute(read: Callable[[Worker], Value]) -> Callable[[World, Worker], Value]:
+    return lambda _, worker: read(worker)
+
+
 _WORKER: Final[dict[str, Callable[[World, Worker], Value]]] = {
-    "worker.id": lambda _, w: w.id,
-    "worker.role": lambda _, w: w.role,
-    "worker.graph": lambda _, w: w.graph,
-    "worker.engine": lambda _, w: w.engine,
+    **{name: _attribute(read) for name, read in _AS_IT_IS.items()},
     "worker.node": lambda _, w: (w.node or "") if w.slot else "",
     "worker.slot": lambda _, w: w.slot or "",
     "worker.state": lambda _, w: w.state.value,
     "worker.incarnation": lambda _, w: int(w.incarnation),
-    "worker.labels": lambda _, w: w.labels,
     "worker.imageAge": lambda world, w: _image_age(world, w),
     "worker.images": lambda world, w: len(world.images.get(w.id, ())),
 }
