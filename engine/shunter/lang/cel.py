@@ -19,6 +19,7 @@ from cel_expr_python import cel  # type: ignore[import-untyped]
 
 from shunter.lang import tokens as lexer
 from shunter.lang.diagnostics import one_of, suggest
+from shunter.lang.divisors import SAID, guarded
 from shunter.lang.tree import Other, Tree, read
 from shunter.lang.wire import referenced
 from shunter.model.expression import Expression, Scalar, Scope, Undecided, Value
@@ -26,6 +27,7 @@ from shunter.model.sample import Known, Missing, Stale, say
 from shunter.model.vocabulary import VARIABLES, Kind
 
 _MOST_SOUND: Final = 4096
+_OUTSIDE: Final = "Index error"
 MAX_EXPRESSION: Final = 4096
 """Characters and UTF-8 bytes of one expression."""
 
@@ -99,12 +101,21 @@ def _environment(roots: frozenset[str] | None, metrics: frozenset[str]) -> cel.E
 
 @lru_cache(maxsize=4096)
 def compiled(text: str) -> Program:
-    """Compile with every variable in reach; the metrics are those that it names. Raises RuntimeError (CEL's only exception)."""
+    """Compile with every variable in reach; the metrics are those that it names. Raises RuntimeError (CEL's only exception).
+
+    Not what the text says letter by letter: see `divisors`.
+    """
     named = (chain.name.split(".") for chain in lexer.chains(lexer.tokens(text)))
     metrics = frozenset(parts[1] for parts in named if parts[0] == "metrics" and len(parts) > 1)
-    code = _environment(None, metrics).compile(text)
+    code = _environment(None, metrics).compile(guarded(text))
     kinds = {name: v.kind for name, v in VARIABLES.items()} | {f"metrics.{name}": Kind.DOUBLE for name in metrics}
     return Program(code, tuple((name, kinds[name]) for name in sorted(referenced(code.serialize())) if name in kinds))
+
+
+def _literally(text: str) -> cel.Expression:
+    """Compile what the text says, for its tree. Raises RuntimeError."""
+    metrics = frozenset(name.split(".")[1] for name in named(text) if name.startswith("metrics."))
+    return _environment(None, metrics).compile(text)
 
 
 @lru_cache(maxsize=4096)
@@ -275,17 +286,19 @@ def _evaluate(text: str, scope: Scope) -> Scalar | Undecided:
                 data[name] = value
         result = program.code.eval(data=data)
     except RuntimeError as error:
-        return Undecided(inputs=tuple(unknown), error=_reason(str(error)))
+        return Undecided(inputs=tuple(unknown), error=_reason(str(error), text))
     if result.type() == cel.Type.ERROR or result.type() == cel.Type.UNKNOWN:
         message = str(result.value())
         absent = any(f'No value with name "{name}"' in message for name, _ in unknown)
-        return Undecided(inputs=tuple(unknown), error="" if absent else _reason(message))
+        return Undecided(inputs=tuple(unknown), error="" if absent else _reason(message, text))
     plain = result.value()
     return plain if isinstance(plain, bool | int | float | str) else Undecided(error=f"gives {result.type().name()}")
 
 
-def _reason(message: str) -> str:
-    """The library's message without its status words and its copy of the source."""
+def _reason(message: str, text: str) -> str:
+    """The library's message without its status words and its copy of the source; in its own words where a divisor was wrapped."""
+    if _OUTSIDE in message and guarded(text) != text:
+        return SAID
     return re.sub(r"^[A-Z_]+: | \[[A-Z_]+\]$", "", message.partition("\n")[0])
 
 
@@ -353,7 +366,7 @@ def _sound(text: str, code: cel.Expression) -> None:
 def syntax(text: str) -> Tree:
     """The syntax tree of an expression; `Other` for one that doesn't compile."""
     try:
-        code = _SOUND.get(text) or compiled(text).code
+        code = _SOUND.get(text) or _literally(text)
         return read(code.serialize())
     except RuntimeError:
         return Other()

@@ -138,8 +138,9 @@ def test_numbers():
     assert measure("-worker.kvTokens", worker__kvTokens=known(5.0)) == -5.0
     assert measure("worker.images + 1", worker__images=2) == 3.0
     assert isinstance(measure("worker.images", worker__images=2), float)
-    for text in ("worker.kvTokens / 0.0", "0.0 / 0.0", "1e308 * 10.0"):
-        assert "not a finite number" in measure(text, worker__kvTokens=1.0).error
+    assert "not a finite number" in measure("1e308 * 10.0").error
+    for text in ("worker.kvTokens / 0.0", "0.0 / 0.0", "1.0 / (0.0 / 2.0)", "worker.images / (worker.images - 2)"):
+        assert measure(text, worker__kvTokens=1.0, worker__images=2).error == "it divides by zero"
     assert "bool" in measure("true").error
     assert measure("worker.kvTokens").inputs == (("worker.kvTokens", "has no value here"),)
 

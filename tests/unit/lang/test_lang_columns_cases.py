@@ -79,8 +79,10 @@ NAN = "(worker.kvUsage * 1.0e308 * 10.0 - worker.kvUsage * 1.0e308 * 10.0)"
         (f"{NAN} != {NAN}", (0.0, 10.0), "FT"),
         (f"{NAN} <= 1 || {NAN} > 1", (0.0, 10.0), "TF"),
         (f"int({NAN}) == 0", (0.0, 10.0), "T?"),
-        ("1.0 / worker.kvUsage > 0.0", (0.0, -0.0, 2.0), "TFT"),
-        ("worker.kvUsage / 0.0 > 1.0", (0.0, -1.0, 2.0), "FFT"),
+        ("1.0 / worker.kvUsage > 0.0", (0.0, -0.0, 2.0), "??T"),
+        ("worker.kvUsage / 0.0 > 1.0", (0.0, -1.0, 2.0), "???"),
+        ("worker.kvUsage != 0.0 && 1.0 / worker.kvUsage > 1.0", (0.0, 0.5, 2.0), "FTF"),
+        ("worker.kvUsage == 0.0 || 1.0 / worker.kvUsage > 1.0", (0.0, 0.5, 2.0), "TTF"),
         ("int(worker.kvUsage) == -2", (-2.9, -2.0, -3.0, 1e300), "TTF?"),
         ("int(worker.kvUsage) > 9223372036854770000", (9.223372036854775e18, 9.3e18, -9.3e18), "T??"),
         ("worker.kvUsage in [0.5, 0.0]", (0.5, -0.0, 1.0), "TTF"),
@@ -309,8 +311,8 @@ def test_row_by_row_asks_once_for_the_same_inputs(monkeypatch):
 
     monkeypatch.setattr(CelRules, "test", counting)
     table = Table.of({"worker.kvUsage": Column.doubles([0.0, -0.0, 0.0, 1.0, math.nan, math.nan])}, 6)
-    expression = Expression(text="[1.0 / worker.kvUsage].all(x, x > 0.0)")
-    assert COLUMNS.test_all(expression, table).tolist() == [1, 0, 1, 1, -1, -1]
+    expression = Expression(text="[1.0 - worker.kvUsage].all(x, x > 0.0)")
+    assert COLUMNS.test_all(expression, table).tolist() == [1, 1, 1, 0, -1, -1]
     assert len(asked) == 4
 
 

@@ -74,6 +74,13 @@ def on_doubles(operator: Callable[[Any, Any], NDArray[np.float64]]) -> Callable[
     return run
 
 
+def divide_doubles(a: Numbers, b: Numbers, frame: Frame) -> Numbers:
+    """`a / b`, doubles; unknown where b is 0, unlike IEEE 754 (see `lang.divisors`)."""
+    zero = b.values == 0.0
+    known = both(both(a.known, b.known), ~zero) if zero.any() else both(a.known, b.known)
+    return Numbers(np.divide(a.values, np.where(zero, 1.0, b.values)), known)
+
+
 def add(a: Numbers, b: Numbers, frame: Frame) -> Numbers:
     """`a + b`, whole."""
     x, y = whole(a), whole(b)
@@ -126,6 +133,6 @@ DOUBLES: Final = {
     "_+_": on_doubles(np.add),
     "_-_": on_doubles(np.subtract),
     "_*_": on_doubles(np.multiply),
-    "_/_": on_doubles(np.divide),
+    "_/_": divide_doubles,
 }
 INTS: Final = {"_+_": add, "_-_": subtract, "_*_": multiply, "_/_": divide, "_%_": remainder}

@@ -8,12 +8,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shunter.lang.cel import CelRules, compiled
+from shunter.lang.cel import CelRules, compiled, syntax
 from shunter.lang.columns.compile import NotColumnar, Number, Part, Truth, compile_tree
 from shunter.lang.columns.fallback import answers
 from shunter.lang.columns.tables import Table
 from shunter.lang.columns.vectors import Frame, Mask
-from shunter.lang.tree import read
 from shunter.model.expression import Expression, Undecided
 
 Answers: TypeAlias = NDArray[np.int8]
@@ -37,7 +36,7 @@ def plan(text: str) -> Plan | None:
     except RuntimeError:
         return None
     try:
-        part = compile_tree(read(checked.code.serialize()))
+        part = compile_tree(syntax(text))
     except NotColumnar:
         part = None
     return Plan(part, tuple(name for name, _ in checked.inputs))
