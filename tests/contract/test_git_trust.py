@@ -137,11 +137,14 @@ def test_keys_are_read_anew_at_each_fetch(remote: Repository, place: Place, keys
     assert refused(git).problem.code == "SH241"
 
 
-def test_a_signer_that_is_struck_out_is_told_of_while_the_commit_stays_in_force(remote: Repository, place: Place, keys: Keys) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_signer_that_is_struck_out_is_told_of_while_the_commit_stays_in_force(
+    remote: Repository, place: Place, keys: Keys, mode: Mode
+) -> None:
     commit = remote.commit(keys.bob)
-    place.source(remote).fetch()
+    place.source(remote, mode).fetch()
     place.signers.write_text(keys.alice.signer)
-    git = place.source(remote)
+    git = place.source(remote, mode)
     error = refused(git)
     assert (error.problem.code, error.problem.subject, good(git)) == ("SH241", commit, commit)
     newer = remote.commit(keys.alice)
@@ -298,11 +301,12 @@ def test_a_commit_taken_while_nothing_was_checked_is_not_good_later(remote: Repo
     assert git.read(unsigned).commit == unsigned, "it is what a trusted commit contains"
 
 
-def test_a_rewind_that_is_allowed_goes_to_trusted_commits_only(remote: Repository, place: Place, keys: Keys) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_rewind_that_is_allowed_goes_to_trusted_commits_only(remote: Repository, place: Place, keys: Keys, mode: Mode) -> None:
     unsigned = remote.commit()
     signed = remote.commit(keys.alice)
     newest = remote.commit(keys.bob)
-    git = place.source(remote, rewind=True)
+    git = place.source(remote, mode, rewind=True)
     assert git.fetch() == newest
     remote.git("reset", "-q", "--hard", unsigned)
     assert refused(git).problem.code == "SH240"
@@ -486,6 +490,8 @@ def test_neither_the_repository_nor_the_user_adds_signers(
     (remote.path / "allowed_signers").write_text(keys.mallory.signer)
     remote.git("config", "gpg.ssh.allowedSignersFile", str(home / "all"))
     monkeypatch.setenv("HOME", str(home))
+    assert keys.mary.home is not None
+    (home / ".gnupg").symlink_to(keys.mary.home)
     monkeypatch.setenv("GNUPGHOME", str(keys.mary.home))
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(home / ".gitconfig"))
     for stranger in (keys.mallory, keys.mary):

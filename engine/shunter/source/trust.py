@@ -132,7 +132,6 @@ class _Case:
 
     def __init__(self, git: Git, trust: Trust, authors: Keys, forge: Keys, good: Commit | None) -> None:
         self._git, self._trust, self._authors, self._forge = git, trust, authors, forge
-        self._good = good
         self._known = [Commit(c) for c in (good, trust.since) if c]
         """They and all that they contain are trusted."""
         self._verdicts: dict[Commit, _Doubt | None] = {}
@@ -140,8 +139,6 @@ class _Case:
         self._read: dict[Commit, tuple[Made, Signature, Signature]] = {}
 
     def hear(self, new: Commit) -> str:
-        if new == self._good:
-            return self._still(new)
         self._check_since(new)
         if new == self._trust.since:
             return "named in the settings"
@@ -150,16 +147,6 @@ class _Case:
             if doubt is not None:
                 raise _Refused(commit, doubt.code, doubt.why, self._remedy(doubt.code, commit == new))
         return self._signers.get(new, "")
-
-    def _still(self, commit: Commit) -> str:
-        """A commit that was trusted before: whether its signature is still one that could be."""
-        if commit == self._trust.since:
-            return "named in the settings"
-        _, by_author, by_forge = self._signed(commit)
-        if State.GOOD not in (by_author.state, by_forge.state):
-            remedy = "Look at what it changed, and push a newer commit that an author signs"
-            raise _Refused(commit, _UNTRUSTED, f"{by_author.state.value}{_by(by_author)}", remedy)
-        return str(by_author if by_author.state is State.GOOD else by_forge)
 
     def _check_since(self, new: Commit) -> None:
         since = self._trust.since
@@ -179,7 +166,8 @@ class _Case:
             raise self._too_many()
         if listed.code != 0:
             raise Unsound(new)
-        return commits if new in commits else (*commits, new)  # an older commit, after a rewind that is allowed
+        # what was trusted before is looked at again by itself: signers may be gone, or the branch rewound to it
+        return commits if new in commits else (*commits, new)
 
     def _too_many(self) -> _Refused:
         remedy = "Look at them, and name a commit close to the newest in policies.trust.since"
