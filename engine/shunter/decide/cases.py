@@ -64,10 +64,8 @@ def cases_of(d: Deciding, policy: Policy) -> list[Case]:
     the policy has nothing to do for is left for later.
     """
     spec = spec_of(policy)
-    going = sorted(node for node, notices in d.world.notices.items() if any(n.kind in spec.notices for n in notices))
-    there = [w for node in going for w in d.world.on.get(node, ()) if d.reaches(policy, w) and w.state in _LIVE]
-    noticed = sorted((w for w in there if _notice(d, spec, w) is not None), key=lambda w: w.id)
-    concerned = [w for w in noticed if d.covered(policy)[w.id] is not False]
+    there = [w for w in d.world.noticed if d.reaches(policy, w) and w.state in _LIVE and _notice(d, spec, w) is not None]
+    concerned = [w for w in there if d.covered(policy)[w.id] is not False]
     d.leave(policy, d.subjects(policy), lambda worker: _against(d, policy, worker), but={w.id for w in concerned})
     return [case for worker in concerned if (case := _case(d, policy, worker)) is not None]
 

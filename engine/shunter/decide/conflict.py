@@ -27,7 +27,8 @@ class Ledger:
         self._workers: dict[WorkerId, PolicyName] = {}
         self._leaving: dict[SlotId, PlannedOperation] = {}
         self._arriving: dict[SlotId, PlannedOperation] = {}
-        self._load: Counter[NodeId] = Counter()
+        self.load: Counter[NodeId] = Counter()
+        """Workers that this plan brings to each node."""
         self._vacant, self._lent = dict(vacant or {}), False
         self.changes: list[NodeId] = []
         """Nodes of which a vacant slot was taken since the beginning, in that order."""
@@ -73,10 +74,6 @@ class Ledger:
             return f"outranked by {operation.policy}"
         return None
 
-    def arriving(self, node: NodeId) -> int:
-        """Workers that this plan brings to the node."""
-        return self._load.get(node, 0)
-
     @property
     def arrivals(self) -> int:
         """Workers that this plan brings anywhere."""
@@ -91,7 +88,7 @@ class Ledger:
                 raise ValueError(f"{slot} is taken")
         if operation.to_slot is not None:
             self._arriving[operation.to_slot] = operation
-            self._load[node_of(operation.to_slot)] += 1
+            self.load[node_of(operation.to_slot)] += 1
             self._occupy(operation.to_slot)
         if operation.from_slot is not None:
             self._leaving[operation.from_slot] = operation

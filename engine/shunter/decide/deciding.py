@@ -235,8 +235,11 @@ class Deciding:
 
     def outdated(self) -> str | None:
         """Why nothing voluntary is done on this snapshot: it is from before what is known to go on now. None when it is recent."""
-        allowed = max(_RECENT, tolerance([w.at for w in self.worlds]))
-        return f"the newest snapshot is more than {allowed:g} s old" if self.now - self.world.at > allowed else None
+        return f"the newest snapshot is more than {self._allowed:g} s old" if self.now - self.world.at > self._allowed else None
+
+    @cached_property
+    def _allowed(self) -> float:
+        return max(_RECENT, tolerance([w.at for w in self.worlds]))
 
     def free_slots(self) -> Mapping[NodeId, Sequence[Slot]]:
         """Slots that nobody has or is promised now, by node, in order; nodes without one aren't in it."""

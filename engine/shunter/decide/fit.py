@@ -212,11 +212,12 @@ class Finder:
         wished = bool(to and to.prefer)
         options: dict[SlotId, Option] = {}
         nodes: set[NodeId] = set()
+        standing, arriving = self._standing, self._ledger.load
         for (node, slots), answer, liking in zip(fitting, where, prefer, strict=True):
             if answer is False:
                 continue
             nodes.add(node.id)
-            base = self._standing[node.id] + self._ledger.arriving(node.id)
+            base = standing.get(node.id, 0) + arriving.get(node.id, 0)
             doubt = 2 if node.id in avoid else 1 if answer is None or (wished and liking is None) else 0
             for rank, slot in enumerate(slots):
                 options[slot.id] = Option(doubtful=doubt, prefer=liking, load=base + rank)

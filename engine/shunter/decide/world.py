@@ -36,9 +36,17 @@ class World:
     def pools(self) -> dict[PoolId, tuple[Worker, ...]]:
         """All workers of each pool, whatever their state."""
         pools: dict[tuple[str, Role], list[Worker]] = defaultdict(list)
-        for worker in self.workers.values():
-            pools[worker.graph, worker.role].append(worker)
+        for graph, members in self._graphs.items():
+            for worker in members:
+                pools[graph, worker.role].append(worker)
         return {pool_id(graph, role): tuple(members) for (graph, role), members in pools.items()}
+
+    @cached_property
+    def _graphs(self) -> dict[str, list[Worker]]:
+        graphs: dict[str, list[Worker]] = defaultdict(list)
+        for worker in self.workers.values():
+            graphs[worker.graph].append(worker)
+        return graphs
 
     def among(self, graph: str | None, role: Role | None) -> tuple[Worker, ...]:
         """Workers of the graph and the role, in the order of their ids; None: of all."""
@@ -51,8 +59,7 @@ class World:
         if graph is not None and role is not None:
             return self.pools.get(pool_id(graph, role), ())
         if graph is not None:
-            both = [w for name in ("decode", "prefill") for w in self.pools.get(pool_id(graph, name), ())]
-            return sorted(both, key=_by_id)
+            return self._graphs.get(graph, ())
         return (w for w in self.workers.values() if role is None or w.role == role)
 
     @cached_property
@@ -61,18 +68,14 @@ class World:
         return tuple(w for w in self.workers.values() if w.state in AWAY)
 
     @cached_property
-    def on(self) -> dict[NodeId, list[Worker]]:
-        """The workers of each node, or that were there last, in the order of their ids."""
-        on: dict[NodeId, list[Worker]] = defaultdict(list)
-        for worker in self.workers.values():
-            if worker.node is not None:
-                on[worker.node].append(worker)
-        return dict(on)
+    def noticed(self) -> tuple[Worker, ...]:
+        """Workers that are on nodes for which a notice is open, or were there last, in the order of their ids."""
+        return tuple(w for w in self.workers.values() if w.node in self.notices)
 
     @cached_property
     def graphs(self) -> tuple[str, ...]:
         """Graphs that have workers, sorted."""
-        return tuple(sorted({w.graph for w in self.snapshot.fleet.workers}))
+        return tuple(sorted(self._graphs))
 
     @cached_property
     def slots(self) -> dict[SlotId, Slot]:

@@ -45,7 +45,7 @@ def plainly(world, scopes, ledger, free, needs, scope, to, avoid, leaving):
         if to.prefer is not None:
             value = rules.measure(to.prefer, at)
             doubtful, prefer = (1, None) if isinstance(value, Undecided) else (doubtful, value)
-        base = sum(w.node == there.id and bool(w.slot) and w.state in STANDING for w in world.workers.values()) + ledger.arriving(there.id)
+        base = sum(w.node == there.id and bool(w.slot) and w.state in STANDING for w in world.workers.values()) + ledger.load[there.id]
         doubtful = 2 if there.id in avoid else doubtful
         options |= {s.id: Option(doubtful=doubtful, prefer=prefer, load=base + rank) for rank, s in enumerate(slots)}
     return options, refused

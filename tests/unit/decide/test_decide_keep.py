@@ -63,6 +63,6 @@ def test_the_ledgers_vacant_slots_are_those_that_are_free():
             assert {n: [s.id for s in own] for n, own in ledger.vacant().items()} == {n: own for n, own in expected.items() if own}
             assert all(ledger.vacancies(n) == len(own) for n, own in expected.items())
             there[slot.split("/")[0]] += 1
-            assert all(ledger.arriving(n.id) == there[n.id] for n in nodes)
+            assert all(ledger.load[n.id] == there[n.id] for n in nodes)
         assert {n: [s.id for s in own] for n, own in before.items()} == kept, "what was lent doesn't change"
         assert ledger.vacant() is ledger.vacant()
