@@ -10,7 +10,8 @@ from shunter.lang.cel import CelRules, check
 from shunter.lang.diagnostics import MAX_PROBLEMS
 from shunter.lang.load import check_text, load
 from shunter.lang.locate import in_file
-from shunter.lang.schema import KINDS, explain
+from shunter.lang.misfits import explain
+from shunter.lang.schema import KINDS
 from shunter.lang.yaml import Mapping, Scalar, decode, parse, plain
 from shunter.model.errors import Severity
 from shunter.model.expression import Expression

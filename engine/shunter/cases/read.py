@@ -6,7 +6,7 @@ from shunter.cases.document import Suite
 from shunter.cases.schema import case_validator
 from shunter.lang.bind import Binder
 from shunter.lang.diagnostics import SourceText
-from shunter.lang.schema import misfits
+from shunter.lang.misfits import misfits
 from shunter.lang.yaml import Mapping, Scalar, decode, parse
 from shunter.model.errors import Problem
 

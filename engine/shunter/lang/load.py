@@ -8,7 +8,8 @@ import msgspec
 from shunter.lang import check
 from shunter.lang.bind import Binder
 from shunter.lang.diagnostics import MAX_PROBLEMS, SourceText, one_of, suggest
-from shunter.lang.schema import KINDS, explain
+from shunter.lang.misfits import explain
+from shunter.lang.schema import KINDS
 from shunter.lang.yaml import Mapping, Node, Scalar, Sequence, decode, parse
 from shunter.model import canon
 from shunter.model.errors import Place, Problem, Severity
