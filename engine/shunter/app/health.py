@@ -1,7 +1,8 @@
 """The engine about itself: metrics for Prometheus, liveness, and a readiness that depends on the age of what it decides on.
 
 A process that runs but no longer learns anything isn't ready: the ages of policies, metrics and inventory decide, not the process. One
-whose disk is full is ready, as it goes on with what is involuntary, but says so.
+whose disk is full is ready, as it goes on with what is involuntary, but says so. The age of policies is the time since those in force were
+last known to be the source's newest: it grows while the source is away, and as well while what it offers is refused.
 """
 
 import json
@@ -14,11 +15,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make
 from prometheus_client.exposition import ThreadingWSGIServer
 
 from shunter.app.degraded import FULL, VOLATILE, Condition
-
-READY_AGE_S = 30.0
-"""Older inventory or metrics than this: not ready."""
-POLICY_AGE_S = 300.0
-"""A policy source that hasn't answered for longer than this: not ready."""
+from shunter.app.settings import HealthSettings
+from shunter.model.errors import Problem
 
 
 class Metrics:
@@ -34,6 +32,7 @@ class Metrics:
             "shunter_worker_stopped_seconds", "Time that a worker stood still for an operation", ["kind"], registry=self.registry
         )
         self.age = Gauge("shunter_input_age_seconds", "Age of what is decided on; +Inf: never seen", ["input"], registry=self.registry)
+        self.limit = Gauge("shunter_input_age_limit_seconds", "Age from which the engine is not ready", ["input"], registry=self.registry)
         self.epoch = Gauge("shunter_epoch", "The engine's leadership number", registry=self.registry)
         self.problems = Gauge("shunter_policy_problems", "Problems of refused policy files", registry=self.registry)
         self.degraded = Gauge(
@@ -51,6 +50,8 @@ class Health:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._ages: dict[str, float | None] = {"policies": None, "inventory": None, "metrics": None}
+        self._why: dict[str, Callable[[], Problem | None]] = {}
+        self.limit(HealthSettings())
         self.degraded: str | None = None
         """What is wrong with the engine's disk, for people; None: nothing."""
         self.disk(None)
@@ -69,10 +70,29 @@ class Health:
         for what, number in (("changes", wrong.changes if wrong else 0), ("records", wrong.records if wrong else 0)):
             self._metrics.unwritten.labels(what).set(number)
 
+    def limit(self, limits: HealthSettings) -> None:
+        """Set from which ages on an input is late."""
+        self._limits = limits
+        for name in self._ages:
+            self._metrics.limit.labels(name).set(float(getattr(limits, name)))
+
+    def explain(self, name: str, why: Callable[[], Problem | None]) -> None:
+        """Have an input's lateness explained by what is wrong with it at that moment, if anything is known to be."""
+        self._why[name] = why
+
     def late(self) -> dict[str, float | None]:
         """Inputs that are too old to be called ready; empty: ready."""
-        limits = {"policies": POLICY_AGE_S}
-        return {name: age for name, age in self._ages.items() if age is None or age > limits.get(name, READY_AGE_S)}
+        return {name: age for name, age in self._ages.items() if age is None or age > getattr(self._limits, name)}
+
+    def reasons(self, late: Iterable[str]) -> dict[str, str]:
+        """For each of these inputs, a sentence for people: how old it is, how old it may be, and what is wrong with it."""
+        return {name: self._reason(name) for name in late}
+
+    def _reason(self, name: str) -> str:
+        age, limit = self._ages[name], getattr(self._limits, name)
+        problem = self._why[name]() if name in self._why else None
+        said = f"never seen since the start; it may be {limit:g} s old" if age is None else f"{age:.1f} s old, and may be {limit:g} s"
+        return f"{said}: {problem}" if problem else said
 
 
 class _Quiet(WSGIRequestHandler):
@@ -90,9 +110,10 @@ def serve(listen: str, metrics: Metrics, health: Health) -> Callable[[], None]:
             page: Iterable[bytes] = exposition(environ, start)
             return page
         late = health.late() if path == "/readyz" else {}
+        told = {"late": late, "reasons": health.reasons(late), "degraded": health.degraded}
         status = "404 Not Found" if path not in ("/healthz", "/readyz") else "503 Service Unavailable" if late else "200 OK"
         start(status, [("Content-Type", "application/json")])
-        return [json.dumps({"late": late, "degraded": health.degraded}).encode() + b"\n"]
+        return [json.dumps(told).encode() + b"\n"]
 
     host, _, port = listen.rpartition(":")
     server = make_server(host, int(port), app, ThreadingWSGIServer, handler_class=_Quiet)

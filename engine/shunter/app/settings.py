@@ -95,11 +95,14 @@ class PoliciesSettings(_Section, frozen=True, kw_only=True):
 
 
 class HealthSettings(_Section, frozen=True, kw_only=True):
-    """Ages from which /readyz answers 503: how long ago each input was last known to be as the engine has it."""
+    """Ages from which /readyz answers 503, with the reasons."""
 
     policies: Duration = Duration(300)
+    """Those in force, since they were last known to be the source's newest. While a newer commit is refused, it grows as well."""
     inventory: Duration = Duration(30)
+    """Since any agent answered."""
     metrics: Duration = Duration(30)
+    """Since a worker had a fresh value of any metric."""
 
 
 class PrometheusSettings(_Section, frozen=True, kw_only=True):

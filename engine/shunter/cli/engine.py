@@ -49,6 +49,8 @@ def engine(
     settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
     feed = PolicyFeed(source_of(settings.policies, settings.state / "policies.git"), time.time)
     running = Engine(settings, feed, on_tick=on_tick, on_step=on_step, on_problem=on_problem)
+    running.health.limit(settings.health)
+    running.health.explain("policies", lambda: feed.problem)
     asyncio.run(_until_stopped(running))
 
 

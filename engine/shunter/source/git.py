@@ -144,7 +144,7 @@ class GitSource:
                         code="SH207",
                         what=f"branch {self.branch} was rewritten: {new} doesn't descend from {old}, which stays in force",
                         remedy=f"Push a branch that contains {old}, or allow the rewind in the settings if it is meant",
-                        subject=self.where,
+                        subject=new,
                     )
                 )
             self._rewound = {new: old}

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from shunter.app.health import POLICY_AGE_S, READY_AGE_S, Health, Metrics, serve
+from shunter.app.health import Health, Metrics, serve
+from shunter.app.settings import HealthSettings
+from shunter.model.errors import Problem
+from shunter.model.units import Duration
 
 FRESH: dict[str, float | None] = {"policies": 1.0, "inventory": 1.0, "metrics": 1.0}
 
@@ -24,12 +27,12 @@ def test_an_engine_that_has_seen_nothing_is_not_ready(metrics: Metrics) -> None:
     ("ages", "late"),
     [
         ({}, []),
-        ({"inventory": READY_AGE_S}, []),
-        ({"inventory": READY_AGE_S + 0.1}, ["inventory"]),
-        ({"metrics": READY_AGE_S + 0.1}, ["metrics"]),
+        ({"inventory": 30.0}, []),
+        ({"inventory": 30.1}, ["inventory"]),
+        ({"metrics": 30.1}, ["metrics"]),
         ({"metrics": None}, ["metrics"]),
-        ({"policies": READY_AGE_S + 0.1}, []),
-        ({"policies": POLICY_AGE_S + 0.1}, ["policies"]),
+        ({"policies": 30.1}, []),
+        ({"policies": 300.1}, ["policies"]),
         ({"policies": None, "inventory": 1e9}, ["policies", "inventory"]),
     ],
 )
@@ -37,6 +40,17 @@ def test_what_is_too_old(metrics: Metrics, ages: dict[str, float | None], late: 
     health = Health(metrics)
     health.update(FRESH | ages)
     assert list(health.late()) == late
+
+
+@pytest.mark.parametrize("name", ["policies", "inventory", "metrics"])
+def test_each_limit_can_be_set(metrics: Metrics, name: str) -> None:
+    health = Health(metrics)
+    health.limit(HealthSettings(**{name: Duration(2)}))
+    health.update(FRESH | {name: 2.0})
+    assert not health.late()
+    health.update(FRESH | {name: 2.5})
+    assert health.late() == {name: 2.5}
+    assert metrics.registry.get_sample_value("shunter_input_age_limit_seconds", {"input": name}) == 2.0
 
 
 def test_ages_are_metrics_and_one_never_seen_is_infinite(metrics: Metrics) -> None:
@@ -70,6 +84,23 @@ def test_the_pages(served: tuple[httpx.Client, Health]) -> None:
     health.update(FRESH)
     assert (client.get("/readyz").status_code, client.get("/elsewhere").status_code) == (200, 404)
     assert 'shunter_input_age_seconds{input="policies"} 1.0' in client.get("/metrics").text
+
+
+def test_the_page_says_why_an_input_is_late(served: tuple[httpx.Client, Health]) -> None:
+    client, health = served
+    problem: list[Problem | None] = [Problem(code="SH204", what="the remote refused access", remedy="Check the host key")]
+    health.explain("policies", lambda: problem[0])
+    health.update(FRESH | {"policies": 700.25, "metrics": None})
+    answer = client.get("/readyz")
+    assert (answer.status_code, list(answer.json()["late"])) == (503, ["policies", "metrics"])
+    assert answer.json()["reasons"] == {
+        "policies": "700.2 s old, and may be 300 s: SH204 the remote refused access. Check the host key",
+        "metrics": "never seen since the start; it may be 30 s old",
+    }
+    problem[0] = None
+    assert client.get("/readyz").json()["reasons"]["policies"] == "700.2 s old, and may be 300 s"
+    health.update(FRESH)
+    assert (client.get("/readyz").status_code, client.get("/readyz").json()["reasons"]) == (200, {})
 
 
 def test_a_port_that_is_taken(metrics: Metrics) -> None:
