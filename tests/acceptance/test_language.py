@@ -354,6 +354,9 @@ def test_ac28_nothing_of_a_file_with_a_misspelt_filter_is_carried_out(tmp_path: 
     assert "Nothing is to be done." in done.stdout
     assert 'SH111 "rol" is not a key of spec.workers' in done.stderr
     assert 'Did you mean "role"?' in done.stderr
+    programs = shunter("plan", "--snapshot", tmp_path / "s.json", "--policies", folder, "--format", "json")
+    assert json.loads(programs.stdout)["findings"] == []
+    assert programs.stderr == done.stderr
 
 
 # -- 54: a type error leaked, and a field that isn't there compared as false

@@ -122,7 +122,8 @@ def _show(seen: Preview, output: Format, link: str) -> None:
             typer.echo(page, nl=False)
         case Format.TEXT:
             plan_text(seen.evaluation, seen.snapshot, Console(width=None if sys.stdout.isatty() else 140))
-            for problem in problems:
-                typer.echo(f"warning: {problem}", err=True)
-            for remark in seen.remarks:
-                typer.echo(f"note: {remark}", err=True)
+    if output is not Format.MARKDOWN:  # the page has them in it
+        for problem in problems:
+            typer.echo(f"warning: {problem}", err=True)
+        for remark in seen.remarks:
+            typer.echo(f"note: {remark}", err=True)
