@@ -51,7 +51,7 @@ _IN_TEXT: Final = re.compile(
     re.IGNORECASE,
 )
 _HINTS: Final = tuple(
-    b"passw passphrase secret credential authorization cookie apikey api_key api-key accesskey access_key access-key privatekey "
+    b"passw passphrase -----begin secret credential authorization cookie apikey api_key api-key accesskey access_key access-key privatekey "
     b"private_key private-key signingkey signing_key signing-key token bearer basic :// prompt completion labels akia asia gho_ ghp_ ghr_ "
     b"ghs_ ghu_ github_pat glpat- xox sk- sk_ rk_ hf_ nvapi- npm_ pypi- dckr_pat dop_v1 hvs. sg. aiza ya29. eyj".split()
 )

@@ -191,6 +191,8 @@ def test_the_engine_drops_by_its_settings_once_an_hour_and_tells_what_is_wrong(p
         assert journal.list(limit=None)[0].seq == 1, "not yet"
         assert keeping.house(1111.0 + 600) is None
         assert journal.list(limit=None)[0].seq == 20
+        assert keeping.house(1111.0 + 600.5) is None
+        assert journal.list(limit=None)[0].seq == 21, "the one that was the newest then"
         assert keeping.house(1111.0 + 601) is None, "nothing more: for an hour it doesn't ask"
         journal.append([record(30, at=1200.0)])
         last = journal.last.seq

@@ -86,7 +86,9 @@ def test_what_there_is_no_record_of(state: Path, what: str, code: str, capsys: p
 
 
 def test_verify(state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert shown(capsys, "verify", "--state", str(state)).startswith("whole: 6 records, the last one's hash is ")
+    whole = shown(capsys, "verify", "--state", str(state))
+    assert whole.startswith("whole: 6 records, the last one's hash is ")
+    assert "\nsigned by SHA256:" in whole
     assert json.loads(shown(capsys, "verify", "--state", str(state), "--json"))["ok"] is True
     db = sqlite3.connect(state / "audit.db")
     with db:
