@@ -1,4 +1,7 @@
-"""`shunter apply` with real agents, a real repository and the command line; the pretend runtime moves the worker, so no root is needed."""
+"""Previews and `shunter apply` with real agents, a real repository and the command line.
+
+The pretend runtime moves the worker, so no root is needed; the last test does it with CRIU, while clients stream.
+"""
 
 import asyncio
 import json
@@ -13,6 +16,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from conftest import MakeScene
 from fleet import ANY, BIN, Fleet, NodePlan, WorkerPlan
 from machine import wait_for
 from shunter.act.store import Store
@@ -101,7 +105,7 @@ def leading(fleet: Fleet) -> Iterator[None]:
     assert ended == []
 
 
-def test_a_plan_is_carried_out_once_and_never_again(fleet: Fleet) -> None:
+def test_ac41_a_plan_is_carried_out_once_and_never_again(fleet: Fleet) -> None:
     file = planned(fleet)
     done = apply(fleet, file)
     assert done.returncode == 0, done.stderr
@@ -124,7 +128,7 @@ def test_a_plan_is_carried_out_once_and_never_again(fleet: Fleet) -> None:
     assert len(operations(fleet)) == 1
 
 
-def test_applied_twice_at_once_it_is_carried_out_once(fleet: Fleet) -> None:
+def test_ac41_applied_twice_at_once_it_is_carried_out_once(fleet: Fleet) -> None:
     file = planned(fleet)
     both = [start(fleet, file) for _ in range(2)]
     said = [one.communicate(timeout=90) for one in both]
@@ -145,7 +149,7 @@ def test_the_engine_that_leads_carries_it_out(fleet: Fleet) -> None:
         assert apply(fleet, file).returncode == 1
 
 
-def test_one_that_is_killed_in_between_is_finished_by_the_next_leader_and_not_begun_again(fleet: Fleet) -> None:
+def test_ac41_ac43_one_that_is_killed_in_between_is_finished_by_the_next_leader_and_not_begun_again(fleet: Fleet) -> None:
     file = planned(fleet)
     process = start(fleet, file)
     assert process.stdout is not None
@@ -196,7 +200,7 @@ def refused(fleet: Fleet, file: Path) -> str:
     return done.stderr
 
 
-def test_another_commit_in_force_voids_the_plan(fleet: Fleet) -> None:
+def test_ac49_another_commit_in_force_voids_the_plan(fleet: Fleet) -> None:
     file = planned(fleet)
     made_at = json.loads(file.read_text())["plan"]["commit"]
     (fleet.folder / "policies-work" / "policies" / "README.md").write_text("nothing that changes a policy\n")
@@ -233,3 +237,64 @@ def test_what_cannot_run_says_so(fleet: Fleet) -> None:
     done = apply(fleet, file)
     assert done.returncode == 1
     assert "SH509" in done.stderr
+
+
+def test_ac46_every_command_decides_the_same_on_the_same_snapshot(fleet: Fleet) -> None:
+    planned(fleet)
+    config, recorded = ["--config", str(fleet.engine_config)], str(fleet.folder / "recorded.json")
+    fleet.shunter("snapshot", recorded, *config)
+    one, other = (fleet.shunter("plan", *config, "--snapshot", recorded, "--format", "json").stdout for _ in range(2))
+    assert one == other
+    plan = json.loads(one)
+    assert [o["kind"] for o in plan["operations"]] == ["move"]
+    directory = fleet.shunter(
+        "plan", "--snapshot", recorded, "--policies", str(fleet.folder / "policies-work" / "policies"), "--format", "json"
+    )
+    assert json.loads(directory.stdout)["operations"] == plan["operations"], "the same policies from elsewhere"
+    again = fleet.shunter("diff", "main", "main", *config, "--snapshot", recorded, "--format", "json")
+    assert json.loads(again.stdout)["snapshots"][0]["snapshot"] == plan["snapshot"]
+    assert not json.loads(again.stdout)["changes"]
+    live = json.loads(fleet.shunter("plan", *config, "--format", "json").stdout)
+    assert [(o["id"], o["from_slot"], o["to_slot"]) for o in live["operations"]] == [
+        (o["id"], o["from_slot"], o["to_slot"]) for o in plan["operations"]
+    ]
+
+
+def test_ac58_the_comment_stays_within_its_limit_and_counts_what_it_leaves_out(fleet: Fleet) -> None:
+    """Eight hundred policies, all of which lack a metric."""
+    texts = [
+        SAVE.replace("PreemptionPolicy", "CheckpointPolicy")
+        .replace("{name: save}", f"{{name: images-{n:03d}}}")
+        .replace("notices: [preemption], reserve: 5s", f"every: 5m, when: worker.kvUsage > 0.{n:03d}1")
+        for n in range(800)
+    ]
+    (fleet.folder / "many").mkdir()
+    (fleet.folder / "many" / "all.yaml").write_text("---\n".join([*texts, SAVE]))
+    page = fleet.shunter(
+        "plan", "--config", str(fleet.engine_config), "--policies", str(fleet.folder / "many"), "--format", "markdown"
+    ).stdout
+    assert len(page.encode()) <= 60_000
+    lines = page.splitlines()
+    assert lines[0] == "<!-- shunter: plan -->"
+    listed = sum(line.startswith("- inconclusive: ") for line in lines)
+    (cut,) = [line for line in lines if "more lines left out here" in line]
+    assert listed + int(cut.split()[2].replace(",", "")) == 800
+    assert any(line.startswith("| **all** | ") for line in lines)
+
+
+@pytest.mark.lab
+@pytest.mark.timeout(180)
+def test_what_was_shown_is_what_is_done_while_clients_stream(scene: MakeScene) -> None:
+    """With CRIU: nothing leads, the plan is applied, and no client loses a token."""
+    s = scene(policies={"save.yaml": SAVE}, prometheus=False)
+    s.stream(400)
+    s.fleet.nodes["node-a"].post_notice("preemption", "120s", "n1")
+    file = planned(s.fleet)
+    (shown,) = json.loads(file.read_text())["plan"]["operations"]
+    done = apply(s.fleet, file)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{s.logs()}"
+    (outcome,) = s.outcomes("move")
+    assert (outcome["status"], outcome["from"], outcome["to"]) == ("succeeded", shown["from_slot"], shown["to_slot"])
+    s.whole()
+    assert s.copies("decode-0") == 1
+    assert apply(s.fleet, file).returncode == 1
