@@ -12,6 +12,7 @@ from shunter.app.sources import source_of
 from shunter.model.errors import Problem, Rejected, Retry
 from shunter.model.ids import Commit
 from shunter.model.source import Revision, SourceFile
+from shunter.source.memory import Remembered
 
 AWAY = Problem(code="SH203", what="the remote didn't answer", remedy="Check it")
 GOOD = b"""apiVersion: shunter.dev/v1alpha1
@@ -121,6 +122,78 @@ async def test_readers_see_the_old_set_until_the_new_one_is_whole() -> None:
     source.go_on.set()
     assert await asyncio.wait_for(refreshing, 10)
     assert names(feed) == ["b"]
+
+
+class Lasting(Fake):
+    """A source that remembers, all of whose commits stay readable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.commits: dict[str, tuple[SourceFile, ...]] = {}
+        self.kept: Remembered | None = None
+
+    def push(self, commit: str, **content: bytes) -> None:
+        self.newest, self.commits[commit] = commit, files(**content)
+
+    def read(self, revision: str) -> Revision:
+        if self.read_fails:
+            raise self.read_fails
+        return Revision(commit=Commit(revision), committed_at=None, files=self.commits[revision], signed_by=f"of {revision}")
+
+    def remembered(self) -> Remembered | None:
+        return self.kept
+
+    def remember(self, remembered: Remembered) -> None:
+        self.kept = remembered
+
+
+async def test_after_a_start_while_the_source_is_away_the_last_set_is_in_force_and_as_old_as_it_is() -> None:
+    source = Lasting()
+    source.push("1", a=GOOD)
+    await PolicyFeed(source, lambda: 100.0).refresh()
+    source.fetch_fails = Retry(AWAY)
+    feed = PolicyFeed(source, lambda: 160.0)
+    assert await feed.refresh()
+    assert (names(feed), feed.problem, feed.age(160.0), feed.signed_by) == (["a"], AWAY, 60.0, "of 1")
+    assert not await feed.refresh()
+    source.fetch_fails = None
+    source.push("2", b=GOOD)
+    assert await feed.refresh()
+    assert (names(feed), feed.problem, feed.age(160.0), feed.signed_by) == (["b"], None, 0.0, "of 2")
+
+
+async def test_a_file_that_was_refused_keeps_its_last_version_across_a_restart() -> None:
+    source = Lasting()
+    source.push("1", a=GOOD, b=GOOD)
+    feed = PolicyFeed(source, lambda: 100.0)
+    await feed.refresh()
+    source.push("2", a=BAD, b=GOOD)
+    await feed.refresh()
+    source.push("3", a=BAD, b=BAD)
+    await feed.refresh()
+    before = feed.current
+    for fails in (None, Retry(AWAY)):
+        source.fetch_fails = fails
+        again = PolicyFeed(source, lambda: 100.0)
+        assert await again.refresh()
+        assert again.current == before
+        assert [(p.name, p.commit) for p in again.current.policies] == [("a", "1"), ("b", "2")]
+
+
+async def test_what_was_in_force_counts_and_not_what_was_refused_since() -> None:
+    """A commit that holds too much, say: it was fetched, and never came into force."""
+    source = Lasting()
+    source.push("1", a=GOOD)
+    feed = PolicyFeed(source, lambda: 100.0)
+    await feed.refresh()
+    source.push("2", b=GOOD)
+    source.read_fails = Rejected(AWAY)
+    await feed.refresh()
+    source.read_fails = None
+    source.fetch_fails = Retry(AWAY)
+    again = PolicyFeed(source, lambda: 100.0)
+    await again.refresh()
+    assert names(again) == ["a"]
 
 
 def test_a_source_that_can_not_tell_of_changes_is_polled() -> None:
