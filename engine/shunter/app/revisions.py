@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from shunter.app.settings import Settings
-from shunter.app.sources import read_directory
+from shunter.app.settings import PoliciesSettings, Settings
+from shunter.app.sources import read_directory, repository_of
 from shunter.lang.load import load
 from shunter.model.policy import PolicySet
 from shunter.model.source import Revision
@@ -33,14 +33,14 @@ class Revisions:
 
     def _revision(self, name: str) -> Revision:
         if self._repository is None and self._policies is not None and self._policies.git is not None:
-            return self._configured(self._policies.git, self._policies.branch).read(name)
+            return self._configured(self._policies).read(name)
         self._reads += 1
         root = repository_around(self._repository or Path.cwd())
         return read_revision(root, name, self._folder, self._scratch / f"lent-{self._reads}.git")
 
-    def _configured(self, url: str, branch: str) -> GitSource:
+    def _configured(self, policies: PoliciesSettings) -> GitSource:
         if self._source is None:
-            source = GitSource(url, branch, self._folder, self._scratch / "policies.git")
+            source = repository_of(policies, self._scratch / "policies.git", folder=self._folder)
             source.fetch()
             self._source = source
         return self._source
