@@ -1,8 +1,10 @@
 """`shunter validate`: every problem of every file, with the line, the column and what to do."""
 
+import contextlib
 import enum
+import gc
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -88,9 +90,22 @@ def validate(
     except ShunterError as error:
         complain(error.problem)
         raise typer.Exit(2) from None
-    report = check(found.files, strict=strict, snapshot=snapshot, problems=found.problems)
+    with _uncollected():
+        report = check(found.files, strict=strict, snapshot=snapshot, problems=found.problems)
     _write(report, found, output)
     raise typer.Exit(0 if report.valid else 1)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Nothing of a check refers back to itself, and most of it is kept to its end: looking for cycles would be in vain."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _snapshot(path: Path) -> Snapshot:

@@ -70,22 +70,23 @@ class Binder:
             return self._expression(node, path)
         if not isinstance(node, Mapping):
             return self._misfit(node)
-        known, keys = _keys(kind.cls)
-        entries, values, sound = node.entries, dict[str, object](), True
-        for key in keys:
-            found = entries.get(key.name)
-            if found is not None:
-                below, here = found[1], (*path, key.name)
-                value = self._bounded(key.type, below, here, key.limits) if key.limits else self._value(key.type, below, here)
-            elif key.required:
-                value = self._misfit(node)
-            else:
+        keys, required = _keys(kind.cls)
+        values: dict[str, object] | None = {}
+        sound = required <= node.entries.keys()
+        for name, (_, below) in node.entries.items():
+            key = keys.get(name)
+            if key is None:
+                sound = sound and name == kind.tag_field
                 continue
-            values[key.field] = value
-            sound = sound and value is not _NOTHING
-        if not entries.keys() <= known:
+            here = (*path, name)
+            value = self._bounded(key.type, below, here, key.limits) if key.limits else self._value(key.type, below, here)
+            if value is _NOTHING:
+                values = None
+            elif values is not None:
+                values[key.field] = value
+        if not sound:
             return self._misfit(node)
-        return kind.cls(**values) if sound else _NOTHING
+        return _NOTHING if values is None else kind.cls(**values)
 
     def _bounded(self, kind: mi.Type, node: Node, path: Path, limits: Schema) -> object:
         value = self._value(kind, node, path)
@@ -182,22 +183,16 @@ _BINDERS: Final[dict[type[mi.Type], Callable[[Binder, Any, Node, Path], object]]
 class _Key(msgspec.Struct, frozen=True):
     """A key of a struct, as it is bound."""
 
-    name: str
     field: str
     type: mi.Type
     limits: Schema
-    required: bool
 
 
 @cache
-def _keys(cls: type) -> tuple[frozenset[str], tuple[_Key, ...]]:
-    """The keys that a struct's mapping may have, and those that become its fields. `apiVersion` must be written, whatever its default."""
-    keys = tuple(
-        _Key(field.encode_name, field.name, inner, limits, field.required or field.encode_name == "apiVersion")
-        for field, inner, limits in fields(cls)
-    )
-    tag = struct_type(cls).tag_field
-    return frozenset((*(key.name for key in keys), *((tag,) if tag else ()))), keys
+def _keys(cls: type) -> tuple[dict[str, _Key], frozenset[str]]:
+    """The keys that become a struct's fields, and those that must be there: `apiVersion` must be written, whatever its default."""
+    keys = {field.encode_name: _Key(field.name, inner, limits) for field, inner, limits in fields(cls)}
+    return keys, frozenset(f.encode_name for f, _, _ in fields(cls) if f.required or f.encode_name == "apiVersion")
 
 
 @cache
