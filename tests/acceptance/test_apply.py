@@ -237,6 +237,7 @@ def test_what_cannot_run_says_so(fleet: Fleet) -> None:
     done = apply(fleet, file)
     assert done.returncode == 1
     assert "SH509" in done.stderr
+    assert list((fleet.state / "apply").iterdir()) == [], "nothing is left that would be carried out later, unseen"
 
 
 def test_ac46_every_command_decides_the_same_on_the_same_snapshot(fleet: Fleet) -> None:

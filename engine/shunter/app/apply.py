@@ -63,6 +63,7 @@ async def apply(
         return Applied(answer=answer, records=await _followed(settings.state, exact, leading, stop, on_step))
     finally:
         await leading.end()
+        ticket.withdraw()  # whatever stopped us: nobody is to carry it out later, unseen, if it wasn't looked at yet
         ticket.forget()
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 
 import msgspec
 
@@ -14,7 +15,7 @@ from shunter.decide.profile import Profile
 from shunter.model.backtest import Act, Backtest, Lost, Point
 from shunter.model.expression import Rules
 from shunter.model.finding import Verdict
-from shunter.model.ids import NodeId, OperationId, PolicyName, PoolId, SlotId, WorkerId
+from shunter.model.ids import Digest, NodeId, OperationId, PolicyName, PoolId, SlotId, WorkerId
 from shunter.model.operation import EngineState
 from shunter.model.plan import OperationKind, Plan, PlannedOperation
 from shunter.model.policy import PolicySet
@@ -28,11 +29,23 @@ POINTS = 300
 several times as long as deciding. What is done is counted at every step.
 """
 _UNDONE_S = 3600.0
+_REMEMBERED = 32
+"""So many of a worker's changes of place are compared with what undoes them."""
+_MOVING = (OperationKind.MOVE, OperationKind.PARK, OperationKind.RESTORE)
 _LIVE = (WorkerState.RUNNING, WorkerState.FENCED)
 _TAKES = (NoticeKind.PREEMPTION, NoticeKind.GONE)
 """Notices after whose deadline the node is away."""
 OPEN_S = 600.0
 """How long a notice without a deadline is taken to be open, in seconds: nothing recorded when it was withdrawn."""
+
+
+class _Simulated(Snapshot, frozen=True, kw_only=True, dict=True):
+    """A snapshot that nothing refers to: a digest of it would take as long as deciding on it."""
+
+    @cached_property
+    def id(self) -> Digest:
+        """Its time."""
+        return Digest(f"simulated:{self.at}")
 
 
 class Run:
@@ -59,6 +72,7 @@ class Run:
         self._window = horizon(policies) + MARGIN_S
         self._tallies = Tallies(policies)
         self._acts: list[Act] = []
+        self._of_worker: defaultdict[WorkerId, deque[tuple[float, PlannedOperation]]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
         self._shown: set[OperationId] = set()
         self._lost: list[Lost] = []
         self._away: set[NodeId] = set()
@@ -74,14 +88,13 @@ class Run:
         live = [w for w in fleet.workers if w.state in _LIVE]
         known = {w.id: found for w in live if (found := samples.workers.get(w.id)) is not None}
         seen = msgspec.structs.replace(samples, workers=known)
-        snapshot = Snapshot(at=at, fleet=fleet, samples=seen, notices=self._open(at))
+        snapshot = _Simulated(at=at, fleet=fleet, samples=seen, notices=self._open(at))
         self._kept.append(snapshot)
         while at - self._kept[0].at > self._window:
             self._kept.popleft()
         evaluation = evaluate(self._policies, list(self._kept), self.world.state(at), at, self._rules, self._profile)
         begun = [self._act(operation, at, seen) for operation in (*self.world.begin(evaluation.plan, at), *self._previews(evaluation.plan))]
-        self._acts += begun
-        self._tallies.begun(begun)
+        self._note(begun)
         if self._steps % self._every == 0:
             self._points.append(_point(at, live, seen, self._tallies.said(evaluation.findings)))
         self._steps += 1
@@ -146,16 +159,18 @@ class Run:
             undoes=self._undoes(operation, at),
         )
 
+    def _note(self, begun: Sequence[Act]) -> None:
+        self._acts += begun
+        self._tallies.begun(begun)
+        for act in begun:
+            if not act.operation.preview and act.operation.kind in _MOVING:
+                self._of_worker[act.operation.worker].append((act.at, act.operation))
+
     def _undoes(self, operation: PlannedOperation, at: float) -> bool:
         """It takes a worker back to a slot that it left less than an hour ago, or changes its mind on whether the worker runs at all."""
         if operation.lane == "involuntary" or operation.preview:
             return False
-        for act in reversed(self._acts):
-            if at - act.at > _UNDONE_S:
-                return False
-            if act.operation.worker == operation.worker and not act.operation.preview and _opposite(act.operation, operation):
-                return True
-        return False
+        return any(at - before <= _UNDONE_S and _opposite(other, operation) for before, other in self._of_worker[operation.worker])
 
 
 def _opposite(before: PlannedOperation, after: PlannedOperation) -> bool:

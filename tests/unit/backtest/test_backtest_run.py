@@ -216,7 +216,7 @@ def test_undoing_is_counted() -> None:
     def act(at: float, kind: OperationKind, **more) -> Act:
         planned = operation(kind, **more)
         found = Act(at=at, operation=planned, sessions=None, tokens=None, undoes=made._undoes(planned, at))
-        made._acts.append(found)
+        made._note([found])
         return found
 
     assert not act(NOW, OperationKind.MOVE, from_slot="a/0", to_slot="b/1").undoes
