@@ -261,6 +261,24 @@ def test_ac46_every_command_decides_the_same_on_the_same_snapshot(fleet: Fleet) 
     ]
 
 
+def test_live_previews_ask_the_agents_and_say_what_is_not_known(fleet: Fleet) -> None:
+    planned(fleet)
+    config = ["--config", str(fleet.engine_config)]
+    other = fleet.folder / "other"
+    other.mkdir()
+    (other / "save.yaml").write_text(SAVE.replace("notices: [preemption]", "notices: [gone]"))
+    found = fleet.shunter("diff", "main", str(other), *config, "--format", "json", check=False)
+    (compared,) = json.loads(found.stdout)["snapshots"]
+    assert found.returncode == 2
+    assert [(o["kind"], o["worker"]) for o in compared["difference"]["removed"]] == [("move", "decode-0")]
+    (flip,) = compared["difference"]["flipped"]
+    assert (flip["before"], flip["after"], flip["by_after"]["gate"]) == ("act", "pass", "notices")
+    said = fleet.shunter("backtest", "--since", "2m", "--step", "30s", *config).stdout
+    assert "nothing would have been carried out" in said
+    assert "At 5 of 5 steps no worker had a value of any metric" in said
+    assert "Notices aren't known" in said
+
+
 def test_ac58_the_comment_stays_within_its_limit_and_counts_what_it_leaves_out(fleet: Fleet) -> None:
     """Eight hundred policies, all of which lack a metric."""
     texts = [
