@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from shunter.lang.load import load
-from shunter.model.errors import Problem, ShunterError
+from shunter.model.errors import Problem, Retry, ShunterError
 from shunter.model.ids import Commit, Digest
 from shunter.model.policy import Policy, PolicySet
 from shunter.model.source import Revision
@@ -54,8 +54,9 @@ class Remembering(Protocol):
 class PolicyFeed:
     """Keeps `current` up to date. One task calls `refresh`; everybody else only reads."""
 
-    def __init__(self, source: Source, clock: Callable[[], float]) -> None:
-        self._source, self._clock = source, clock
+    def __init__(self, source: Source, clock: Callable[[], float], *, patience_s: float = 2.0) -> None:
+        self._source, self._clock, self._patience_s = source, clock, patience_s
+        self._fetching: asyncio.Task[str] | None = None
         self.current: PolicySet | None = None
         """None until the first set was read."""
         self.checked_at: float | None = None
@@ -66,48 +67,64 @@ class PolicyFeed:
         """Who signed the commit in force; empty where signatures aren't checked."""
 
     async def refresh(self) -> bool:
-        """Look for a newer commit; True when `current` changed. Never raises for what a source or a policy can do wrong."""
+        """Look for a newer commit; True when `current` changed. Never raises for what a source or a policy can do wrong.
+
+        The first call puts in force what was before, and gives the source `patience_s` to answer: a start doesn't wait for more.
+        """
         before = self.current
-        previous = self.current or await asyncio.to_thread(self._previous)
         try:
-            commit = Commit(await asyncio.to_thread(self._source.fetch))
+            previous = self.current or await self._recall()
+            commit = await self._fetch(patient=before is not None or self.current is None)
             if self.current is None or commit != self.current.commit:
                 await self._take(commit, previous)
         except ShunterError as error:
             self.problem = error.problem
-            await self._fall_back(previous)
         except OSError as error:  # no room for git's files, or no git at all
             what = f"the policy source can't be read: {error}"
             self.problem = Problem(code="SH230", what=what, remedy="Free the disk; check that git is installed", subject="policies")
-            await self._fall_back(previous)
         else:
             self.checked_at = self._clock()
             self.problem = None
             await asyncio.to_thread(self._remember)
         return self.current is not before
 
+    async def _fetch(self, *, patient: bool) -> Commit:
+        """Ask the source, or go on waiting for it where an earlier call left off. Raises Retry SH223 when that takes too long."""
+        fetching = self._fetching or asyncio.create_task(asyncio.to_thread(self._source.fetch))
+        self._fetching = None
+        if not patient:
+            done, _ = await asyncio.wait([fetching], timeout=self._patience_s)
+            if not done:
+                self._fetching = fetching
+                fetching.add_done_callback(lambda task: task.cancelled() or task.exception())
+                what = f"the policy source hasn't answered within {self._patience_s:g} s of the start"
+                remedy = "Nothing yet: it is still asked, and what was in force before the start is in force"
+                raise Retry(Problem(code="SH223", what=what, remedy=remedy, subject="policies"))
+        return Commit(await fetching)
+
     async def _take(self, commit: Commit, previous: PolicySet | None) -> None:
         revision = await asyncio.to_thread(self._source.read, commit)
         self.current = await asyncio.to_thread(load, revision, previous)
         self.signed_by = revision.signed_by
 
-    async def _fall_back(self, previous: PolicySet | None) -> None:
-        """After a start while the source is away: what was in force before."""
-        known = self._known()
-        if self.current is None and known is not None:
-            with contextlib.suppress(ShunterError, OSError):  # the reason why nothing newer can be had is told already
-                await self._take(known.commit, previous)
-                self.checked_at = known.confirmed_at
+    async def _recall(self) -> PolicySet | None:
+        """Put in force what was, if it is known and still may be. Returns it file by file, for files that are refused now."""
+        known = await asyncio.to_thread(self._known)
+        if known is None:
+            return None
+        previous = await asyncio.to_thread(self._previous, known)
+        with contextlib.suppress(ShunterError, OSError):  # then what is newest has to do
+            await self._take(known.commit, previous)
+            self.checked_at = known.confirmed_at
+        return self.current or previous
 
-    def _previous(self) -> PolicySet | None:
-        """What an earlier process had in force, file by file from the commit that each came from; None when nothing is known."""
-        known = self._known()
+    def _previous(self, known: Remembered) -> PolicySet | None:
+        """What an earlier process had in force, from the commit that each file came from; None when none of it can be read."""
         policies: list[Policy] = []
-        for commit in sorted(set(known.files.values())) if known else ():
+        for commit in sorted(set(known.files.values())):
             with contextlib.suppress(ShunterError, OSError):
-                read = load(self._source.read(commit), None)
-                policies += [p for p in read.policies if known and known.files.get(p.place.file) == commit]
-        return PolicySet(commit=known.commit, digest=Digest(""), policies=tuple(policies)) if known and policies else None
+                policies += [p for p in load(self._source.read(commit), None).policies if known.files.get(p.place.file) == commit]
+        return PolicySet(commit=known.commit, digest=Digest(""), policies=tuple(policies)) if policies else None
 
     def _known(self) -> Remembered | None:
         return self._source.remembered() if isinstance(self._source, Remembering) else None

@@ -162,6 +162,28 @@ async def test_after_a_start_while_the_source_is_away_the_last_set_is_in_force_a
     assert (names(feed), feed.problem, feed.age(160.0), feed.signed_by) == (["b"], None, 0.0, "of 2")
 
 
+async def test_a_start_does_not_wait_for_a_source_that_hangs_and_takes_its_answer_when_it_comes() -> None:
+    class Hanging(Lasting):
+        def fetch(self) -> str:
+            assert self.go_on.wait(10)
+            return super().fetch()
+
+    source = Hanging()
+    source.push("1", a=GOOD)
+    await PolicyFeed(source, lambda: 100.0).refresh()
+    source.push("2", b=GOOD)
+    source.go_on.clear()
+    feed = PolicyFeed(source, lambda: 160.0, patience_s=0.01)
+    assert await feed.refresh()
+    assert (names(feed), feed.age(160.0)) == (["a"], 60.0)
+    assert feed.problem is not None
+    assert feed.problem.code == "SH223"
+    going_on = asyncio.create_task(feed.refresh())
+    source.go_on.set()
+    assert await asyncio.wait_for(going_on, 10)
+    assert (names(feed), feed.problem, feed.age(160.0)) == (["b"], None, 0.0)
+
+
 async def test_a_file_that_was_refused_keeps_its_last_version_across_a_restart() -> None:
     source = Lasting()
     source.push("1", a=GOOD, b=GOOD)
