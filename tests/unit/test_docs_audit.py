@@ -7,19 +7,24 @@ import asyncio
 import os
 import re
 import shlex
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from shunter.act.run import Parts, Run
 from shunter.act.store import Store
 from shunter.audit.decisions import Tracker
+from shunter.audit.inputs import Decided, Inputs, inputs_path
 from shunter.audit.journal import Journal
 from shunter.cli.main import execute
 from shunter.decide.evaluate import evaluate
+from shunter.decide.profile import Profile
 from shunter.lang.cel import CelRules
 from shunter.lang.load import load
+from shunter.model.canon import encode
 from shunter.model.ids import Commit, Epoch, Incarnation, NodeId, NoticeId, SlotId, WorkerId
 from shunter.model.operation import EngineState, OperationRecord, Status, Step
+from shunter.model.plan import Plan
 from shunter.model.policy import PolicySet
 from shunter.model.record import Record, RecordKind
 from shunter.model.sample import Known, Missing
@@ -105,7 +110,24 @@ def state(tmp_path: Path) -> Path:
             tracker, records = tracker.observe(evaluation, seen.at, EPOCH, seen.fleet)
             if records:
                 journal.append(records)
+            if any(r.kind is RecordKind.PLAN for r in records):
+                keep(evaluation.plan, seen)
             planned.extend((evaluation.plan, one) for one in evaluation.plan.operations)
+
+        def keep(plan: Plan, seen: Snapshot) -> None:
+            files = {("policies.yaml", "b"): POLICIES}
+            with Inputs(inputs_path(tmp_path / "audit.db")) as inputs:
+                inputs.keep(
+                    Decided(
+                        plan=plan,
+                        policies=in_force,
+                        files=files,
+                        snapshots=(seen,),
+                        state=EngineState(),
+                        profile=encode(Profile()),
+                        version=version("shunter"),
+                    )
+                )
 
         planned: list = []
         tell(journal, NOW, RecordKind.ENGINE, "engine", "leads at epoch 3")
@@ -148,7 +170,7 @@ def printed(line: str, state: Path, capsys: pytest.CaptureFixture[str]) -> str:
 def test_the_page_shows_what_the_commands_print(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = PAGE.read_text()
     shown = BLOCK.findall(text)
-    assert {line.split()[2] for line, _ in shown} == {"list", "show", "verify"}
+    assert {line.split()[2] for line, _ in shown} == {"list", "show", "verify", "replay"}
     now = BLOCK.sub(lambda found: f"$ {found[1]}\n{printed(found[1], state, capsys)}", text)
     if os.environ.get("SHUNTER_GOLDEN") == "write":
         PAGE.write_text(now)

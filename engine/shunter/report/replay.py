@@ -26,7 +26,7 @@ def replay_text(
     page.line("the same, byte for byte" if not differs else "not the same")
     page.field("record", f"{record}, decided at {moment(at)}", indent=2)
     page.field("policies", short(commit), indent=2)
-    page.field("snapshot", f"{snapshot}, with {count(snapshots - 1, 'earlier one')}", indent=2)
+    page.field("snapshot", snapshot + (f", with {count(snapshots - 1, 'earlier one')}" if snapshots > 1 else ""), indent=2)
     page.field("plan", plan, indent=2)
     if again != plan:
         page.field("now", again, indent=2)
