@@ -31,7 +31,7 @@ class Ledger:
         """Workers that this plan brings to each node."""
         self._vacant, self._lent = dict(vacant or {}), False
         self.changes: list[NodeId] = []
-        """Nodes of which a vacant slot was taken since the beginning, in that order."""
+        """Nodes of which a vacant slot was taken, or to which a worker is brought, in that order."""
         for slot in self._busy_slots:
             self._occupy(slot)
         self.changes.clear()
@@ -74,11 +74,6 @@ class Ledger:
             return f"outranked by {operation.policy}"
         return None
 
-    @property
-    def arrivals(self) -> int:
-        """Workers that this plan brings anywhere."""
-        return len(self._arriving)
-
     def take(self, operation: PlannedOperation) -> None:
         """Enter a planned operation. Raises ValueError if its worker or a slot is taken: a policy must ask before it plans."""
         if (why := self.blocked(operation.worker)) is not None:
@@ -89,20 +84,21 @@ class Ledger:
         if operation.to_slot is not None:
             self._arriving[operation.to_slot] = operation
             self.load[node_of(operation.to_slot)] += 1
-            self._occupy(operation.to_slot)
+            if not self._occupy(operation.to_slot):
+                self.changes.append(node_of(operation.to_slot))
         if operation.from_slot is not None:
             self._leaving[operation.from_slot] = operation
             self._occupy(operation.from_slot)
         self._workers[operation.worker] = operation.policy
         self.images |= {i for i in (operation.image, operation.expect.image) if i}
 
-    def _occupy(self, slot: SlotId) -> None:
-        """The slot is no longer vacant, if it was."""
+    def _occupy(self, slot: SlotId) -> bool:
+        """The slot is no longer vacant. False: it wasn't."""
         node = node_of(slot)
         before = self._vacant.get(node, ())
         left = tuple(s for s in before if s.id != slot)
         if len(left) == len(before):
-            return
+            return False
         self.changes.append(node)
         if self._lent:
             self._vacant, self._lent = dict(self._vacant), False
@@ -110,6 +106,7 @@ class Ledger:
             self._vacant[node] = left
         else:
             del self._vacant[node]
+        return True
 
     def _may(self, slot: SlotId, operation: PlannedOperation) -> bool:
         if slot == operation.to_slot:

@@ -1,7 +1,7 @@
 """Where a worker or an image can go: hard limits first, then the policy's own words."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property, partial
 from typing import Final, NamedTuple, TypeAlias
 
@@ -13,7 +13,7 @@ from shunter.decide.scope import Scopes
 from shunter.decide.sheet import Destinations, alike
 from shunter.decide.world import STANDING, World
 from shunter.model.expression import BulkRules, Expression, Scope
-from shunter.model.ids import NodeId, SlotId, node_of
+from shunter.model.ids import NodeId, SlotId
 from shunter.model.policy import Destination
 from shunter.model.snapshot import Image, Node, Role, Slot, Worker
 
@@ -129,32 +129,47 @@ class Found:
         return "; ".join([*told, *(f"{n} more: {why}" for why, n in rest.most_common(_SAID))]) or "there is no node"
 
 
-class Offer(NamedTuple):
-    """What is found for all that look for the same. `nodes` are those of the options; `refused` says why the others aren't among them."""
-
-    options: dict[SlotId, Option]
-    nodes: frozenset[NodeId]
-    refused: Callable[[], Mapping[NodeId, str]]
+Options: TypeAlias = dict[SlotId, Option]
 
 
-Fitting: TypeAlias = list[tuple[Node, list[Slot]]]
+class Search(NamedTuple):
+    """What is looked for. `avoid` are nodes where an earlier attempt failed: the last resort."""
+
+    needs: Needs
+    to: Destination | None
+    scope: Scope
+    avoid: frozenset[NodeId]
+
+
+class Offer:
+    """What there is for all that look for the same: the options, by node too, and why the other nodes have none."""
+
+    def __init__(self, nodes: dict[NodeId, Options], options: Options, refused: Callable[[], Mapping[NodeId, str]], changes: int) -> None:
+        """`changes` are those of the ledger that it has taken in."""
+        self.nodes, self.options, self.changes = nodes, options, changes
+        self._refused, self._found = refused, dict[NodeId | None, Found]()
+
+    def found(self, leaving: NodeId | None) -> Found:
+        """The same for whoever leaves this node."""
+        if leaving not in self._found:
+            options = self.options
+            if leaving in self.nodes:
+                options = {slot: option for slot, option in options.items() if slot not in self.nodes[leaving]}
+            self._found[leaving] = Found(options, self._refused, leaving)
+        return self._found[leaving]
 
 
 class Finder:
     """Looks for slots in one world. `ledger` says how many workers a node is getting already.
 
-    Whoever needs the same, and whose policy reads the same values of it, gets the same answer: it is worked out once, for as long as the
-    slots are those of the same mapping and nothing was planned.
+    Whoever needs the same, and whose policy reads the same values of it, gets the same answer. It is worked out once; where slots were
+    given away since, only their nodes are looked at again.
     """
 
     def __init__(self, world: World, scopes: Scopes, rules: BulkRules, ledger: Ledger) -> None:
         self._world, self._scopes, self._rules, self._ledger = world, scopes, rules, ledger
         self._fitness = Fitness(world)
-        self._free: Mapping[NodeId, Sequence[Slot]] = {}
-        self._arrivals = 0
-        self._fitting: dict[Needs, Fitting] = {}
         self._offers: dict[Hashable, Offer] = {}
-        self._found: dict[Hashable, Found] = {}
         self._where: dict[str, dict[NodeId, bool | None]] = {}
         self._prefer: dict[str, dict[NodeId, float | None]] = {}
 
@@ -181,20 +196,16 @@ class Finder:
 
         A destination's condition without an answer excludes nothing, but is sorted last: an involuntary move doesn't wait for a metric.
         """
-        if self._free is not free or self._arrivals != self._ledger.arrivals:
-            self._free, self._arrivals = free, self._ledger.arrivals
-            self._fitting, self._offers, self._found = {}, {}, {}
+        search, changes = Search(needs, to, scope, avoid), self._ledger.changes
+        if free is not self._ledger.vacant():
+            return self._offer(search, free, self._fitting(needs, free)).found(leaving)
         key = (needs, avoid, *self._asked(to, scope))
-        found = self._found.get((key, leaving))
-        if found is None:
-            offer = self._offers.get(key)
-            if offer is None:
-                offer = self._offers[key] = self._offer(needs, to, scope, avoid)
-            options = offer.options
-            if leaving in offer.nodes:
-                options = {slot: option for slot, option in options.items() if node_of(slot) != leaving}
-            found = self._found[key, leaving] = Found(options, offer.refused, leaving)
-        return found
+        offer = self._offers.get(key)
+        if offer is None:
+            offer = self._offers[key] = self._offer(search, free, self._fitness.nodes(needs))
+        elif offer.changes < len(changes):
+            offer = self._offers[key] = self._renewed(offer, search, free, set(changes[offer.changes :]))
+        return offer.found(leaving)
 
     def _asked(self, to: Destination | None, scope: Scope) -> Iterator[Hashable]:
         """What of the policy and of the scope a destination is chosen by, but for the destination's own variables."""
@@ -204,33 +215,47 @@ class Finder:
                 if not name.startswith(_OF_NODE):
                     yield alike(scope.get(name))
 
-    def _offer(self, needs: Needs, to: Destination | None, scope: Scope, avoid: frozenset[NodeId]) -> Offer:
-        free, fitting = self._free, self._fit(needs)
+    def _offer(self, search: Search, free: Mapping[NodeId, Sequence[Slot]], nodes: Sequence[Node]) -> Offer:
+        found = self._look(search, free, nodes)
+        options = {slot: option for own in found.values() for slot, option in own.items()}
+        return self._offered(found, options, search, free)
+
+    def _renewed(self, offer: Offer, search: Search, free: Mapping[NodeId, Sequence[Slot]], changed: Set[NodeId]) -> Offer:
+        """The offer after something has changed on these nodes."""
+        nodes, options = dict(offer.nodes), dict(offer.options)
+        for node in changed:
+            for slot in nodes.pop(node, ()):
+                del options[slot]
+        for node, own in self._look(search, free, self._fitting(search.needs, changed)).items():
+            nodes[node] = own
+            options |= own
+        return self._offered(nodes, options, search, free)
+
+    def _fitting(self, needs: Needs, among: Iterable[NodeId]) -> list[Node]:
+        unfit, nodes = self._fitness.of(needs), self._world.nodes
+        return [nodes[node] for node in sorted(among) if node in nodes and unfit(node) is None]
+
+    def _offered(self, nodes: dict[NodeId, Options], options: Options, search: Search, free: Mapping[NodeId, Sequence[Slot]]) -> Offer:
+        against = f"`move.to.where` is false there: {search.to.where.text}" if search.to and search.to.where else ""
+        refused = partial(_refused, self._world, self._fitness.of(search.needs), search.needs, free, nodes, against)
+        return Offer(nodes, options, refused, len(self._ledger.changes))
+
+    def _look(self, search: Search, free: Mapping[NodeId, Sequence[Slot]], nodes: Sequence[Node]) -> dict[NodeId, Options]:
+        """The options on each of the nodes, which fit; those without any aren't in it."""
+        needs, to, scope, avoid = search
+        slots = [[s for s in free.get(node.id, ()) if unfit_slot(needs, s) is None] for node in nodes]
+        fitting = [(node, own) for node, own in zip(nodes, slots, strict=True) if own]
         sheet = Destinations(self._scopes, scope, [node for node, _ in fitting])
         where: Sequence[bool | None] = self._test(to.where, sheet) if to and to.where else [True] * len(fitting)
         prefer: Sequence[float | None] = self._measure(to.prefer, sheet) if to and to.prefer else [None] * len(fitting)
-        wished = bool(to and to.prefer)
-        options: dict[SlotId, Option] = {}
-        nodes: set[NodeId] = set()
-        standing, arriving = self._standing, self._ledger.load
-        for (node, slots), answer, liking in zip(fitting, where, prefer, strict=True):
+        wished, standing, arriving = bool(to and to.prefer), self._standing, self._ledger.load
+        found: dict[NodeId, Options] = {}
+        for (node, own), answer, liking in zip(fitting, where, prefer, strict=True):
             if answer is False:
                 continue
-            nodes.add(node.id)
             base = standing.get(node.id, 0) + arriving.get(node.id, 0)
             doubt = 2 if node.id in avoid else 1 if answer is None or (wished and liking is None) else 0
-            for rank, slot in enumerate(slots):
-                options[slot.id] = Option(doubtful=doubt, prefer=liking, load=base + rank)
-        against = f"`move.to.where` is false there: {to.where.text}" if to and to.where else ""
-        return Offer(options, frozenset(nodes), partial(_refused, self._world, self._fitness.of(needs), needs, free, nodes, against))
-
-    def _fit(self, needs: Needs) -> Fitting:
-        """The nodes with free slots that fit, with those."""
-        found = self._fitting.get(needs)
-        if found is None:
-            free = self._free
-            fit = ((node, [s for s in free.get(node.id, ()) if unfit_slot(needs, s) is None]) for node in self._fitness.nodes(needs))
-            found = self._fitting[needs] = [(node, slots) for node, slots in fit if slots]
+            found[node.id] = {s.id: Option(doubtful=doubt, prefer=liking, load=base + rank) for rank, s in enumerate(own)}
         return found
 
     def _test(self, where: Expression, sheet: Destinations) -> Sequence[bool | None]:

@@ -22,7 +22,7 @@ _FINE = 10**9
 """Preferences are compared to this part of their range."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A worker to be placed. Its node's lane is occupied for `occupy` seconds, then `tail` seconds pass elsewhere; all must be over by
     `limit` (None: whenever). `value` is not negative.
     """
@@ -35,7 +35,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     limit: float | None = None
 
 
-class Option(msgspec.Struct, frozen=True, kw_only=True):
+class Option(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A slot that a worker may have. `doubtful`: an earlier attempt failed there (2), or a condition on it has no answer (1).
 
     `load` counts the workers that its node would have before it.

@@ -78,8 +78,8 @@ def test_what_is_found_is_what_looking_at_each_node_gives():
         world = World(fleet(dice))
         scopes, ledger = Scopes(world), Ledger([], world.vacant)
         finder = Finder(world, scopes, BulkCelRules(), ledger)
-        for step in range(3):
-            free = ledger.vacant()
+        for step in range(4):
+            free = dict(ledger.vacant()) if step == 2 else ledger.vacant()
             for one in world.workers.values():
                 for _ in range(2):
                     to = Destination(
