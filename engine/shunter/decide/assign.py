@@ -22,7 +22,7 @@ def assign(costs: Sequence[Sequence[int | None]]) -> list[int] | None:
 def _near(costs: Sequence[Sequence[int | None]]) -> list[int]:
     """The columns that can matter: as many of the cheapest of each row as there are rows, since the other rows can't take all of them."""
     rows, near = len(costs), set[int]()
-    for row in costs:
+    for row in {id(row): row for row in costs}.values():
         allowed = [(cost, column) for column, cost in enumerate(row) if cost is not None]
         near.update(column for _, column in (allowed if len(allowed) <= rows else nsmallest(rows, allowed)))
     return sorted(near)

@@ -155,11 +155,8 @@ def lanes(d: Deciding, cases: Iterable[Case]) -> dict[NodeId, float]:
     """Seconds for which each case's node is still dumping: what is under way, and what this plan has it do before."""
     nodes = {c.worker.node for c in cases if c.worker.node}
     busy = {n: d.history.lane_busy(n, d.now) for n in nodes}
-    for one in d.ranked:
-        o = one.operation
-        worker = d.world.workers.get(o.worker)
-        node = worker.node if worker and o.from_slot and o.kind in (OperationKind.MOVE, OperationKind.PARK) else None
-        if worker and node is not None and node in busy:
+    for node in nodes:
+        for worker in d.dumped.get(node, ()):
             busy[node] += d.phases(worker).freeze
     return busy
 

@@ -1,5 +1,6 @@
 """One evaluation in the making: what every rule reads, and where it puts what it found."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cached_property
 from typing import Any
@@ -52,6 +53,8 @@ class Deciding:
         self.notes = Notes()
         self._teller = Teller(self.rules)
         self.turns = Turns()
+        self.dumped: defaultdict[NodeId, list[Worker]] = defaultdict(list)
+        """Workers that this plan has their node dump, one after the other."""
         self.ranked: list[Ranked] = []
         self._involuntary: dict[tuple[str, bool], str] = {}
         for record in self.history.active:
@@ -132,6 +135,8 @@ class Deciding:
         )
         self.ledger.take(operation)
         self._count(operation)
+        if worker.node is not None and operation.from_slot and kind in (OperationKind.MOVE, OperationKind.PARK):
+            self.dumped[worker.node].append(worker)
         self.ranked.append(Ranked(operation=operation, value=value, priority=policy.priority))
         if lane == "involuntary":
             self._note(operation, f"{kind.value} of {worker.id} comes first, by {policy.name}")
