@@ -11,11 +11,13 @@ from shunter.model.ids import PolicyName, PoolId
 from shunter.report.plan import headline
 from shunter.report.words import count, moment, safe, short
 
-_LEFT, _WIDTH, _RIGHT = 230.0, 960.0, 20.0
+_PAD, _LEFT, _WIDTH, _RIGHT = 10.0, 240.0, 960.0, 20.0
 _POOL, _ROW, _GAP = 54.0, 16.0, 10.0
 _COLOURS: Final = {Verdict.ACT: "#2e7d32", Verdict.HOLD: "#f9a825", Verdict.INCONCLUSIVE: "#8e24aa", Verdict.PASS: "#eceff1"}
 _WORST: Final = (Verdict.ACT, Verdict.HOLD, Verdict.INCONCLUSIVE, Verdict.PASS)
-_LINES: Final = (("workers that run", "#1565c0"), ("requests that wait", "#c62828"), ("mean KV usage", "#6d4c41"))
+_LINES: Final = (("workers that run", "#37474f"), ("requests that wait", "#d81b60"), ("mean KV usage", "#00acc1"))
+_SPARE: Final = 1.15
+"""Room above the highest value of a line. KV usage is a share, and always drawn from 0 to 1."""
 _MOST_POLICIES: Final = 40
 _MOST_POOLS: Final = 12
 _MOST_ACTS: Final = 2_000
@@ -24,7 +26,7 @@ _MOST_ACTS: Final = 2_000
 def timeline_svg(one: Backtest) -> str:
     """The picture, about 1,200 pixels wide. What is too much for it is counted in its last line; the JSON form has all of it."""
     draw = _Canvas(one.begin, max(one.end, one.begin + 1.0))
-    draw.text(0, 14, f"{moment(one.begin)} to {moment(one.end)}, policies at {short(one.commit)}", weight="bold")
+    draw.text(_PAD, 14, f"{moment(one.begin)} to {moment(one.end)}, policies at {short(one.commit)}", weight="bold")
     draw.y = 24.0
     pools = sorted({pool for point in one.points for pool in point.pools})
     for pool in pools[:_MOST_POOLS]:
@@ -42,7 +44,7 @@ def timeline_svg(one: Backtest) -> str:
         count(n, noun) for n, noun in ((len(pools) - _MOST_POOLS, "more pool"), (len(policies) - _MOST_POLICIES, "more row")) if n > 0
     ]
     if left_out:
-        draw.text(0, draw.y + 12, f"Not shown: {', '.join(left_out)}")
+        draw.text(_PAD, draw.y + 12, f"Not shown: {', '.join(left_out)}")
         draw.y += _ROW
     return draw.svg()
 
@@ -97,13 +99,14 @@ def _pool(draw: _Canvas, pool: PoolId, points: Sequence[Point]) -> None:
     """A pool's three figures, each on a scale of its own; where one isn't known its line breaks."""
     top, bottom = draw.y + 4, draw.y + _POOL - 4
     draw.rect(_LEFT, draw.y, _WIDTH, _POOL - 2, "#fafafa")
-    draw.text(0, draw.y + 14, pool, weight="bold")
+    draw.text(_PAD, draw.y + 14, pool, weight="bold")
     for number, ((name, colour), pick) in enumerate(zip(_LINES, _PICKS, strict=True)):
         values = [(p.at, pick(p.pools[pool]) if pool in p.pools else None) for p in points]
         most = max((v for _, v in values if v is not None), default=None)
-        draw.text(0, draw.y + 27 + 11 * number, f"{name}: {'not known' if most is None else f'at most {most:g}'}", size=9)
+        draw.text(_PAD, draw.y + 27 + 11 * number, f"{name}: {'not known' if most is None else f'at most {most:.3g}'}", size=9)
+        full = 1.0 if name == _LINES[2][0] else _SPARE * (most or 1.0)
         for part in _unbroken(values):
-            draw.line([(draw.x(at), bottom - (bottom - top) * value / (most or 1.0)) for at, value in part], colour)
+            draw.line([(draw.x(at), bottom - (bottom - top) * min(1.0, value / full)) for at, value in part], colour)
     draw.y += _POOL + 2
 
 
@@ -121,7 +124,7 @@ def _unbroken(values: Sequence[tuple[float, float | None]]) -> Iterator[list[tup
 
 def _policy(draw: _Canvas, policy: PolicyName, points: Sequence[Point]) -> None:
     """What the policy said most importantly at each point, equal neighbours as one."""
-    draw.text(0, draw.y + 12, policy)
+    draw.text(_PAD, draw.y + 12, policy)
     ends = [*(p.at for p in points[1:]), None]
     stretches: list[tuple[float, float, Verdict, str]] = []
     for point, end in zip(points, ends, strict=True):
@@ -147,7 +150,7 @@ def _acts(draw: _Canvas, kind: str, acts: Sequence[Act]) -> None:
     """One mark an operation; beyond the most that are shown, every so manyth."""
     every = max(1, -(-len(acts) // _MOST_ACTS))
     shown = f"{count(len(acts), kind)}" + (f", one in {every} shown" if every > 1 else "")
-    draw.text(0, draw.y + 12, shown)
+    draw.text(_PAD, draw.y + 12, shown)
     for act in acts[::every]:
         colour = "#c62828" if act.undoes else "#ef6c00" if act.operation.lane == "involuntary" else "#1565c0"
         draw.rect(draw.x(act.at) - 0.5, draw.y + 2, 1.5, _ROW - 4, colour, f"{moment(act.at)} {headline(act.operation)}")
