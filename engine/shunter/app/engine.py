@@ -47,7 +47,6 @@ from shunter.model.policy import PolicySet
 from shunter.model.record import Record, RecordKind
 from shunter.model.sample import Known, say
 from shunter.model.snapshot import Fleet, Notice, Samples, Snapshot
-from shunter.observe.catalog import Catalog
 from shunter.observe.prometheus import Prometheus
 
 HISTORY_MARGIN_S = 15.0
@@ -159,7 +158,7 @@ class _Leading:
         self.e, self.store, self.lease, self.trail, self.watch, self.agents = engine, store, lease, trail, watch, agents
         self.keeping = keeping
         self.epoch: Epoch = lease.epoch
-        self.world = World(agents, prometheus, Catalog(label=engine.settings.prometheus.label))
+        self.world = World(agents, prometheus, engine.settings.prometheus.catalog())
         self.fresh: set[NoticeId] = set()
         """Notices that came since the last tick."""
         self.told_commit: Commit | None = None

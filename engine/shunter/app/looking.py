@@ -22,7 +22,6 @@ from shunter.model.ids import NodeId, WorkerId
 from shunter.model.operation import EngineState, OperationRecord
 from shunter.model.policy import PolicySet
 from shunter.model.snapshot import Fleet, Notice, Samples, Snapshot
-from shunter.observe.catalog import Catalog
 from shunter.observe.inventory import Inventory
 from shunter.observe.prometheus import Prometheus
 
@@ -111,7 +110,7 @@ async def _connected(settings: Settings) -> AsyncIterator[World]:
     agents = {NodeId(a.node): AgentClient(NodeId(a.node), a.address, tls) for a in settings.agents}
     try:
         async with Prometheus(settings.prometheus.url, deadline_s=float(settings.prometheus.deadline)) as prometheus:
-            yield World(agents, prometheus, Catalog(label=settings.prometheus.label))
+            yield World(agents, prometheus, settings.prometheus.catalog())
     finally:
         for agent in agents.values():
             await agent.close()

@@ -34,6 +34,7 @@ import msgspec
 from shunter.decide.profile import Profile
 from shunter.model.errors import Problem, Rejected
 from shunter.model.units import Bytes, Duration, UnitError
+from shunter.observe.catalog import Catalog
 from shunter.source.command import Access
 from shunter.source.keys import Signers
 from shunter.source.trust import Mode, Trust
@@ -106,11 +107,18 @@ class HealthSettings(_Section, frozen=True, kw_only=True):
 
 
 class PrometheusSettings(_Section, frozen=True, kw_only=True):
-    """Where metrics come from. `deadline` is for a query as a whole; `label` names the worker on every series."""
+    """Where metrics come from. `deadline` is for a query as a whole; `label` names the worker on every series, `graph` the Dynamo graph on
+    the planner's.
+    """
 
     url: str
     deadline: Duration = Duration(2)
     label: str = "worker"
+    graph: str = "dynamo_namespace"
+
+    def catalog(self) -> Catalog:
+        """Where each field is read. Raises Rejected SH307 for a label that can't be one."""
+        return Catalog(label=self.label, graph=self.graph)
 
 
 class TlsSettings(_Section, frozen=True, kw_only=True):

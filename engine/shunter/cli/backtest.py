@@ -24,7 +24,6 @@ from shunter.model.backtest import Backtest
 from shunter.model.errors import Problem, Rejected, Retry
 from shunter.model.policy import PolicySet
 from shunter.model.snapshot import Fleet, Notice
-from shunter.observe.catalog import Catalog
 from shunter.observe.prometheus import Prometheus
 from shunter.report.backtest import backtest_json, backtest_markdown, backtest_text
 from shunter.report.timeline import timeline_svg
@@ -132,7 +131,7 @@ async def _run(
             fleet,
             notices,
             span,
-            catalog=Catalog(label=settings.prometheus.label),
+            catalog=settings.prometheus.catalog(),
             profile=settings.rates(),
             remarks=remarks,
             progress=_Progress(),

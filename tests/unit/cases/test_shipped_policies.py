@@ -8,7 +8,7 @@ from shunter.cli.test import Report, run_all
 from shunter.lang.load import check_text, is_policy_file
 
 ROOT = Path(__file__).parents[3]
-FOLDERS = (ROOT / "policies", ROOT / "examples" / "policy-repo" / "policies")
+FOLDERS = (ROOT / "policies", *(ROOT / "examples" / folder / "policies" for folder in ("policy-repo", "dynamo/policy-repo")))
 SHIPPED = sorted(f for folder in FOLDERS for f in folder.iterdir() if is_policy_file(f.name))
 FIRST = "# yaml-language-server: $schema=../schemas/policy.v1alpha1.json"
 
