@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,7 @@ from shunter.app.engine import Engine
 from shunter.app.policies import PolicyFeed
 from shunter.app.settings import load
 from shunter.app.sources import source_of
+from shunter.model.errors import Stalled
 from shunter.model.operation import OperationRecord, Status, Step
 
 NODES = (
@@ -259,6 +260,26 @@ def test_ac46_every_command_decides_the_same_on_the_same_snapshot(fleet: Fleet) 
     assert [(o["id"], o["from_slot"], o["to_slot"]) for o in live["operations"]] == [
         (o["id"], o["from_slot"], o["to_slot"]) for o in plan["operations"]
     ]
+
+
+def test_ac48_the_engine_does_what_the_command_line_said(fleet: Fleet) -> None:
+    file = planned(fleet)
+    (shown,) = json.loads(file.read_text())["plan"]["operations"]
+    fleet.start_engine()
+
+    def begun() -> bool:
+        with suppress(Stalled):  # the store is just being made
+            return (fleet.state / "engine.db").exists() and bool(operations(fleet))
+        return False
+
+    wait_for("the engine to begin something", begun, 60)
+    (record,) = operations(fleet)
+    planned_now = record.planned
+    said = (shown["id"], shown["kind"], shown["worker"], shown["from_slot"], shown["to_slot"], shown["policy"])
+    done = (planned_now.id, planned_now.kind, planned_now.worker, planned_now.from_slot, planned_now.to_slot, planned_now.policy)
+    assert done == said
+    again = apply(fleet, file)
+    assert (again.returncode, "SH956" in again.stderr) == (1, True), "what the engine has begun isn't begun by the plan too"
 
 
 def test_live_previews_ask_the_agents_and_say_what_is_not_known(fleet: Fleet) -> None:
