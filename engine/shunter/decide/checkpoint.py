@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import TypeAlias
 
 import msgspec
@@ -9,7 +10,7 @@ import msgspec
 from shunter.decide.budget import effective
 from shunter.decide.cadence import Pause, interval_of, pause_of
 from shunter.decide.deciding import Deciding
-from shunter.decide.gates import ask, missing
+from shunter.decide.gates import ask, missing, passed
 from shunter.decide.history import HOUR, said
 from shunter.decide.plan import round_of
 from shunter.decide.said import Part, Said
@@ -135,7 +136,7 @@ def _due(d: Deciding, policy: Policy, worker: Worker) -> Due | None:
     """The worker, which wants a checkpoint, if nothing is against it now; otherwise None, with the finding that says why."""
     spec = spec_of(policy)
     one = _begin(d, policy, worker, [*d.asked(policy, worker, "workers.where", spec.workers.where)])
-    one.gates.append(_aged(spec, _age(d.now, one.taken, one.interval), old=True))
+    one.gates.append(partial(_aged, spec, d.now, one.taken, one.interval, old=True))
     one.gates.extend(d.asked(policy, worker, "when", spec.when))
     refused = _held(d, policy, one)
     if refused is None:
@@ -156,13 +157,13 @@ def _subject(covered: bool | Undecided, worker: Worker) -> Refusal | None:
 
 def _young(d: Deciding, policy: Policy, one: Due) -> Refusal | None:
     old = one.taken is None or d.now - one.taken >= one.interval
-    aged = _aged(spec_of(policy), _age(d.now, one.taken, one.interval), old=old)
+    aged = _aged(spec_of(policy), d.now, one.taken, one.interval, old=old)
     one.gates.append(aged)
     return None if old else (Verdict.PASS, "its newest image is recent enough", aged.gate)
 
 
-def _aged(spec: CheckpointSpec, age: str, *, old: bool) -> Evidence:
-    return Evidence(gate="every" if spec.every is not None else "cadence", result=old, detail=age)
+def _aged(spec: CheckpointSpec, now: float, taken: float | None, interval: float, *, old: bool) -> Evidence:
+    return Evidence(gate="every" if spec.every is not None else "cadence", result=old, detail=_age(now, taken, interval))
 
 
 def _age(now: float, taken: float | None, interval: float) -> str:
@@ -195,7 +196,7 @@ def _held(d: Deciding, policy: Policy, one: Due) -> Refusal | None:
         ("backoff", _backoff(d, one)),
     )
     for gate, why in reasons:
-        one.gates.append(Evidence(gate=gate, result=why is None, detail=why or ""))
+        one.gates.append(passed(gate) if why is None else Evidence(gate=gate, result=False, detail=why))
         if why is not None:
             return Verdict.HOLD, why, gate
     return _too_long(policy, one) or _busy(d, policy, one)

@@ -4,8 +4,7 @@ slots.
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Mapping
-from heapq import merge
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
 from shunter.decide.conflict import Ledger
@@ -65,12 +64,26 @@ class Holding:
         self._follow()
         chosen: list[NodeId] = []
         others: list[NodeId] = []
-        for _, _, node in merge((key for key in self._base.order if key[2] not in self._added), self._moved):
-            if len(chosen) >= number:
-                break
+        for node in self._in_order() if number else ():
             if node != but:
                 (chosen if fits(node) else others).append(node)
+            if len(chosen) == number:
+                break
         return tuple([*chosen, *others][:number])
+
+    def _in_order(self) -> Iterator[NodeId]:
+        moved = iter(self._moved)
+        after = next(moved, None)
+        for key in self._base.order:
+            if key[2] in self._added:
+                continue
+            while after is not None and after < key:
+                yield after[2]
+                after = next(moved, None)
+            yield key[2]
+        while after is not None:
+            yield after[2]
+            after = next(moved, None)
 
     def _follow(self) -> None:
         changes = self._base.follow()

@@ -290,6 +290,10 @@ def _mask(known: Mask | None, size: int) -> Mask | None:
 
 
 def _plain_doubles(values: Sequence[Value | None]) -> list[Any]:
+    if set(map(type, values)) == {Known}:
+        known = [value.value for value in values if isinstance(value, Known)]
+        if set(map(type, known)) == {float}:
+            return known
     held = [value.value if type(value) is Known else value for value in values]
     return [value if type(value) is float else None if type(value) is Missing else bound(Kind.DOUBLE, value)[0] for value in held]
 
@@ -342,14 +346,16 @@ def _strings(plain: Sequence[Any], known: Mask | None, why: Why) -> Column:
     return Column(Kind.STRING, len(plain), known=known, why=why, words=Words(codes, dictionary, known))
 
 
-def _filled(plain: Sequence[Any], kind: type) -> NDArray[Any]:
+def _filled(plain: Sequence[Any], known: Mask | None, kind: type) -> NDArray[Any]:
+    if known is None:
+        return np.array(plain, dtype=kind)
     return np.array([0 if value is None else value for value in plain], dtype=kind)
 
 
 _FROM_VALUES: Final[dict[Kind, Callable[[Sequence[Any], Mask | None, Why], Column]]] = {
-    Kind.DOUBLE: lambda plain, known, why: Column.doubles(_filled(plain, np.float64), known, why),
-    Kind.INT: lambda plain, known, why: Column.ints(_filled(plain, np.int64), known, why),
-    Kind.BOOL: lambda plain, known, why: Column.bools(_filled(plain, np.bool_), known, why),
+    Kind.DOUBLE: lambda plain, known, why: Column.doubles(_filled(plain, known, np.float64), known, why),
+    Kind.INT: lambda plain, known, why: Column.ints(_filled(plain, known, np.int64), known, why),
+    Kind.BOOL: lambda plain, known, why: Column.bools(_filled(plain, known, np.bool_), known, why),
     Kind.STRING: _strings,
     Kind.LABELS: lambda plain, known, why: Column(Kind.LABELS, len(plain), known=known, why=why, maps=plain),
 }
