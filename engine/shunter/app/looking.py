@@ -22,7 +22,6 @@ from shunter.model.ids import NodeId, WorkerId
 from shunter.model.operation import EngineState, OperationRecord
 from shunter.model.policy import PolicySet
 from shunter.model.snapshot import Fleet, Notice, Samples, Snapshot
-from shunter.observe.inventory import Inventory
 from shunter.observe.prometheus import Prometheus
 
 STEPS = 60
@@ -50,7 +49,8 @@ async def look(
     moment = now if at is None else at
     state, memory = _remembered(settings, now, moment)
     async with _connected(settings) as world:
-        fleet, open_notices = _at(await world.look(memory, now), at)
+        inventory = await world.look(memory, now)
+        fleet, open_notices = without_later(inventory.fleet, inventory.notices, at)
         times = past(moment, max((horizon(s) for s in sets), default=0.0), float(settings.tick))
         found = await sampled(world, fleet, asked(sets), (*times, moment), float(settings.prometheus.deadline))
     told = with_assumed(open_notices, notices, moment, {node.id for node in fleet.nodes})
@@ -133,12 +133,11 @@ async def sampled(world: World, fleet: Fleet, ask: Asked, times: Sequence[float]
     return found
 
 
-def _at(inventory: Inventory, at: float | None) -> tuple[Fleet, tuple[Notice, ...]]:
-    """The fleet and its notices, without what came after `at`; None: as they are."""
-    fleet, notices = inventory.fleet, inventory.notices
+def without_later(fleet: Fleet, notices: Sequence[Notice], at: float | None) -> tuple[Fleet, tuple[Notice, ...]]:
+    """The fleet without images, and the notices without those, that came after `at`; None: as they are. Notices sorted."""
     if at is not None:
         fleet = msgspec.structs.replace(fleet, images=tuple(i for i in fleet.images if i.taken_at <= at))
-        notices = tuple(n for n in notices if n.seen_at <= at)
+        notices = [n for n in notices if n.seen_at <= at]
     return fleet, tuple(sorted(notices, key=lambda n: (n.node, n.id)))
 
 

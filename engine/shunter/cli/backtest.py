@@ -71,6 +71,8 @@ def run_backtest(
     sets = _sets(settings, compare, repository, folder, now)
     if enforce:
         sets = tuple(enforced(policies) for policies in sets)
+    for problem in dict.fromkeys(problem for policies in sets for problem in policies.problems):
+        typer.echo(f"warning: {problem}", err=True)
     fleet, remarks = _fleet(settings, snapshot, now)
     notices, said = noticed(settings.state, span)
     found = asyncio.run(_run(settings, sets, fleet, span, (*remarks, said), notices))

@@ -3,13 +3,14 @@
 import json
 import stat
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from shunter.app.assumed import Assumed, with_assumed
 from shunter.app.exact import ExactPlan, from_json, load, save, to_json
 from shunter.app.inputs import asked, fitted
-from shunter.app.looking import look_again, state_at
+from shunter.app.looking import look_again, state_at, without_later
 from shunter.app.recording import Past, Recording
 from shunter.app.recording import load as load_recording
 from shunter.app.recording import save as save_recording
@@ -17,12 +18,24 @@ from shunter.decide.profile import Profile
 from shunter.lang.load import load as load_policies
 from shunter.model.errors import Rejected, Retry
 from shunter.model.finding import Lane
-from shunter.model.ids import Commit, Digest, Epoch, NodeId, OperationId, PolicyName, SlotId, WorkerId
+from shunter.model.ids import (
+    Commit,
+    Digest,
+    Epoch,
+    ImageId,
+    Incarnation,
+    NodeId,
+    NoticeId,
+    OperationId,
+    PolicyName,
+    SlotId,
+    WorkerId,
+)
 from shunter.model.operation import EngineState, OperationRecord, Outcome, Status, Step
 from shunter.model.plan import OperationKind, Plan, PlannedOperation, Preconditions
 from shunter.model.policy import PolicySet
 from shunter.model.sample import Known, Missing, Sample, Stale
-from shunter.model.snapshot import Fleet, Node, NoticeKind, Samples, Snapshot
+from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Samples, Snapshot
 from shunter.model.source import Revision, SourceFile
 from shunter.observe.recorded import load as load_snapshot
 
@@ -230,3 +243,20 @@ def test_the_engines_state_at_a_past_instant() -> None:
     assert then.active[1].outcome is None
     assert then.active[1].step is Step.INTENDED
     assert [r.id for r in then.recent] == ["before"]
+
+
+def test_what_came_after_a_past_instant_was_not_there() -> None:
+    def image(name: str, at: float) -> Image:
+        held: dict[str, Any] = {"bytes": 1, "nodes": (NodeId("a"),), "role": "decode", "graph": "g", "engine": "e"}
+        return Image(id=ImageId(name), worker=WorkerId("w"), incarnation=Incarnation(0), taken_at=at, **held)
+
+    def notice(name: str, at: float) -> Notice:
+        return Notice(id=NoticeId(name), kind=NoticeKind.DRAIN, node=NodeId("a"), seen_at=at)
+
+    fleet = Fleet(images=(image("earlier", NOW - 10), image("later", NOW + 10)))
+    notices = (notice("z", NOW - 10), notice("b", NOW), notice("later", NOW + 1))
+    then, open_then = without_later(fleet, notices, NOW)
+    assert [i.id for i in then.images] == ["earlier"]
+    assert [n.id for n in open_then] == ["b", "z"]
+    assert without_later(fleet, notices, None)[0] == fleet
+    assert len(without_later(fleet, notices, None)[1]) == 3
