@@ -286,7 +286,7 @@ class Deciding:
     @cached_property
     def taken(self) -> Mapping[WorkerId, float]:
         """When each worker's newest image was taken, also by a checkpoint that the snapshot doesn't show yet; only those that have one."""
-        taken = {w: max([i.taken_at for i in own]) if len(own) > 1 else own[0].taken_at for w, own in self.world.images.items()}
+        taken = {w: max([i.taken_at for i in own]) for w, own in self.world.images.items()}
         for record in self.history.ended:
             planned, worker = record.planned, self.world.workers.get(record.planned.worker)
             done = planned.kind is OperationKind.CHECKPOINT and record.status is Status.SUCCEEDED

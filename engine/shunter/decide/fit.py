@@ -152,9 +152,8 @@ class Offer:
     def found(self, leaving: NodeId | None) -> Found:
         """The same for whoever leaves this node."""
         if leaving not in self._found:
-            options = self.options
-            if leaving in self.nodes:
-                options = {slot: option for slot, option in options.items() if slot not in self.nodes[leaving]}
+            left = self.nodes.get(leaving, {}) if leaving is not None else {}
+            options = {slot: option for slot, option in self.options.items() if slot not in left} if left else self.options
             self._found[leaving] = Found(options, self._refused, leaving)
         return self._found[leaving]
 
