@@ -15,7 +15,6 @@ from shunter.audit.check import Verification
 from shunter.audit.head import COMMIT, GENESIS, SLOT, Head, Signed, _slot, chained, load_exports, read
 from shunter.audit.journal import Journal
 from shunter.audit.key import Key, load, load_public
-from shunter.audit.layout import ROW
 from shunter.model.canon import decode, encode
 from shunter.model.errors import Stalled
 from shunter.model.ids import Commit, Epoch
@@ -24,7 +23,7 @@ from shunter.model.record import Record, RecordKind
 MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 COUNT = 12
 INSERT = "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-COLUMNS = ROW.split(", ")
+COLUMNS = ("seq", "at", "kind", "subject", "operation", "previous", "hash", "body")
 
 
 def record(number: int) -> Record:
@@ -83,7 +82,7 @@ def rechained(folder: Path, rows: list[tuple[Any, ...]]) -> None:
 
 def rows_of(folder: Path) -> list[tuple[Any, ...]]:
     with closing(sqlite3.connect(folder / "audit.db")) as db:
-        return db.execute(f"SELECT {ROW} FROM records ORDER BY seq").fetchall()
+        return db.execute(f"SELECT {', '.join(COLUMNS)} FROM records ORDER BY seq").fetchall()
 
 
 def test_what_nobody_touched_is_whole(original: Path) -> None:

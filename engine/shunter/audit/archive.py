@@ -7,7 +7,6 @@ import gzip
 import hashlib
 import os
 import re
-import sqlite3
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,8 @@ import msgspec
 
 from shunter.audit import faults
 from shunter.audit.head import Head
-from shunter.audit.layout import ROW, row
+from shunter.audit.layout import row
+from shunter.audit.shelf import Shelf
 from shunter.model.ids import Epoch
 from shunter.model.record import Record, RecordKind, Sealed
 
@@ -57,19 +57,18 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def dropping(db: sqlite3.Connection, first: int, last: int, folder: Path | None) -> Dropped:
-    """Write the records to a file, if a folder is given, durable on return. Raises OSError, sqlite3.Error."""
-    seq, hashed, until = db.execute("SELECT seq, hash, at FROM records WHERE seq = ?", [last]).fetchone()
-    dropped = Dropped(first=first, end=Head(seq=seq, hash=hashed), until=until)
+def dropping(shelf: Shelf, first: int, last: int, folder: Path | None) -> Dropped:
+    """Write the records to a file, if a folder is given, durable on return. Raises OSError and what the shelf does."""
+    (end,) = shelf.rows(last, last)
+    dropped = Dropped(first=first, end=Head(seq=last, hash=end[6]), until=end[1])
     if folder is None:
         return dropped
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"audit-{first}-{last}.jsonl.gz"
     part = path.with_name(f".{path.name}.part")
-    rows = db.execute(f"SELECT {ROW} FROM records WHERE seq BETWEEN ? AND ? ORDER BY seq", [first, last])  # noqa: S608
     with os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w+b") as file:
         with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
-            for found in rows:
+            for found in shelf.rows(first, last):
                 packed.write(_line(found))
         file.flush()
         os.fsync(file.fileno())

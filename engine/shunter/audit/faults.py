@@ -20,7 +20,7 @@ def is_corrupt(error: sqlite3.Error) -> bool:
     return _code(error) in _CORRUPT
 
 
-def of_sqlite(error: sqlite3.Error, path: Path) -> Stalled:
+def of_sqlite(error: sqlite3.Error, path: Path | str) -> Stalled:
     """SQLite's error as a Stalled with the code of its class."""
     code = _code(error)
     if code in _FULL:
@@ -37,21 +37,21 @@ def of_sqlite(error: sqlite3.Error, path: Path) -> Stalled:
     return unusable(path, str(error))
 
 
-def full(path: Path) -> Stalled:
+def full(path: Path | str) -> Stalled:
     """There is no room left for a record."""
     return stalled(
         FULL, "the disk that holds the audit is full", "Free some space; nothing voluntary starts until records can be written", path
     )
 
 
-def busy(path: Path) -> Stalled:
+def busy(path: Path | str) -> Stalled:
     """Another process has it."""
     return stalled(
         BUSY, "another process writes this audit", "Stop the other engine, or give this one a state folder of its own with `state`", path
     )
 
 
-def cut(path: Path, what: str) -> Stalled:
+def cut(path: Path | str, what: str) -> Stalled:
     """The database and its head file disagree."""
     return stalled(
         CUT,
@@ -62,7 +62,7 @@ def cut(path: Path, what: str) -> Stalled:
     )
 
 
-def no_key(path: Path) -> Stalled:
+def no_key(path: Path | str) -> Stalled:
     """The audit was signed before, and the key isn't there."""
     return stalled(
         KEY_UNUSABLE,
@@ -72,7 +72,7 @@ def no_key(path: Path) -> Stalled:
     )
 
 
-def foreign(path: Path, name: str) -> Stalled:
+def foreign(path: Path | str, name: str) -> Stalled:
     """The audit's heads aren't signed by the key at hand."""
     return stalled(
         KEY_UNUSABLE,
@@ -82,7 +82,7 @@ def foreign(path: Path, name: str) -> Stalled:
     )
 
 
-def bad_heads(path: Path, why: str) -> Rejected:
+def bad_heads(path: Path | str, why: str) -> Rejected:
     """A file of exported heads, or an archive, can't be read."""
     return Rejected(
         Problem(
@@ -91,28 +91,28 @@ def bad_heads(path: Path, why: str) -> Rejected:
     )
 
 
-def of_system(error: OSError, path: Path) -> Stalled:
+def of_system(error: OSError, path: Path | str) -> Stalled:
     """The system's error as a Stalled."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return full(path)
     return unusable(path, error.strerror or str(error))
 
 
-def unusable(path: Path, reason: str) -> Stalled:
+def unusable(path: Path | str, reason: str) -> Stalled:
     """The file can't be opened, read or written, for a reason of the system's."""
     return stalled(
         CLOSED, f"the audit can't be used: {reason}", "Check that the path exists and that this user may read and write it", path
     )
 
 
-def version(path: Path, found: int, known: int) -> Stalled:
+def version(path: Path | str, found: int, known: int) -> Stalled:
     """The file was made by another version."""
     return stalled(
         VERSION, f"the audit has layout {found}, and this version reads layout {known}", "Use the version of Shunter that wrote it", path
     )
 
 
-def stalled(code: str, what: str, remedy: str, path: Path) -> Stalled:
+def stalled(code: str, what: str, remedy: str, path: Path | str) -> Stalled:
     """A Stalled about the audit at `path`."""
     return Stalled(Problem(code=code, what=what, remedy=remedy, subject=str(path)))
 

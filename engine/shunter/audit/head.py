@@ -90,12 +90,11 @@ class HeadFile:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.fchmod(self._fd, 0o600)
             os.posix_fallocate(self._fd, 0, 2 * _SLOT)  # so that a disk that is full later takes heads all the same
-            self.slots = Slots.parse(os.pread(self._fd, 2 * _SLOT, 0))
-            """As they were when it was opened."""
+            slots = Slots.parse(os.pread(self._fd, 2 * _SLOT, 0))
         except BaseException:
             os.close(self._fd)
             raise
-        self.turn = self.slots.newest.turn if self.slots.newest else 0
+        self.turn = slots.newest.turn if slots.newest else 0
         """Of the newest head in it; 0 for a file that holds none."""
 
     def write(self, newest: Signed, key: Key) -> None:

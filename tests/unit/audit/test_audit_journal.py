@@ -97,8 +97,8 @@ def test_files_are_for_their_owner_only(path: Path):
 
 def test_every_commit_is_synced(path: Path):
     with Journal(path) as journal:
-        assert journal._db.execute("PRAGMA synchronous").fetchone() == (2,)
-        assert journal._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert journal.shelf.db.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert journal.shelf.db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 @pytest.mark.parametrize(
@@ -248,13 +248,13 @@ def test_a_crash_between_commit_and_head_is_caught_up_with(path: Path, monkeypat
 def test_a_full_disk_adds_nothing_and_says_what_to_do(path: Path):
     with Journal(path) as journal:
         journal.append([record(1)])
-        pages = journal._db.execute("PRAGMA page_count").fetchone()[0]
-        journal._db.execute(f"PRAGMA max_page_count = {pages + 1}")
+        pages = journal.shelf.db.execute("PRAGMA page_count").fetchone()[0]
+        journal.shelf.db.execute(f"PRAGMA max_page_count = {pages + 1}")
         big = [record(n, subject="x" * 2000) for n in range(2, 20)]
         with pytest.raises(Stalled, match=r"SH901 .*full.*Free some space"):
             journal.append(big)
         assert [s.seq for s in journal.list()] == [1]
-        journal._db.execute("PRAGMA max_page_count = 100000")
+        journal.shelf.db.execute("PRAGMA max_page_count = 100000")
         assert journal.append(big)[0].seq == 2
         assert journal.verify().ok
 
@@ -285,7 +285,7 @@ def test_there_is_one_writer(filled: Path):
 
 def test_a_lock_held_by_another_program_is_told(filled: Path):
     with Journal(filled) as journal:
-        journal._db.execute("PRAGMA busy_timeout = 1")
+        journal.shelf.db.execute("PRAGMA busy_timeout = 1")
         other = sqlite3.connect(filled, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(Stalled, match="SH902"):

@@ -148,19 +148,18 @@ def test_a_kill_in_the_middle_leaves_a_chain_that_verifies(path: Path, monkeypat
 
     with monkeypatch.context() as patch:
         journal = Journal(path)
-        sweep = journal._sweep
+        sweep = journal.shelf.sweep
         calls: list[int] = []
 
-        def second() -> None:
-            calls.append(1)
-            return kill() if len(calls) == 2 else sweep()
+        def second(base: int) -> None:
+            calls.append(base)
+            return kill() if len(calls) == 2 else sweep(base)
 
-        patch.setattr(HeadFile, "write", kill) if where == "head" else patch.setattr(journal, "_sweep", second)
+        patch.setattr(HeadFile, "write", kill) if where == "head" else patch.setattr(journal.shelf, "sweep", second)
         with pytest.raises(Killed):
             journal.drop(1011.0, 2000.0)
-        assert journal._head is not None
-        os.close(journal._head._fd)  # as a kill does
-        journal._db.close()
+        os.close(journal.shelf.head._fd)  # as a kill does
+        journal.shelf.db.close()
     assert verify(path).ok
     with Journal(path) as again:
         assert again.drop(1005.0, 2000.0) is None

@@ -108,8 +108,7 @@ def test_a_head_that_fails_after_the_records_is_caught_up_with_and_no_record_is_
         assert not trail.retry()
     assert trail.retry()
     assert told(full) == [("1", None)]
-    assert full.journal._head is not None
-    assert full.journal._head.turn == full.journal._signed.turn
+    assert full.journal.shelf.head.turn == full.journal._signed.turn
 
 
 def test_nothing_is_tried_between_two_retries(trail: Trail, full: Full) -> None:
