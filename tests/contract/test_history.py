@@ -89,7 +89,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.parametrize("chunk_s", [30.0, 600.0, 1800.0])
 async def test_history_gives_what_asking_at_each_instant_gives(url: str, chunk_s: float) -> None:
-    times = [BEGIN + 70 * n for n in range(52)]
+    times = [BEGIN + 0.0006 + 70 * n for n in range(52)]
     async with Prometheus(url, deadline_s=30) as server:
         history = History(server, times[-1], 70.0, chunk_s=chunk_s)
         seen: list[Samples] = []

@@ -70,26 +70,27 @@ class History:
             if ranged is not None and lookback_s is None:
                 reach = int(ranged[2])
                 answer = await self._server.query(f"{ranged[1]}[{int(last - at + reach + 1)}s]", last)
-                self._chunks[key] = _Chunk(answer, float(reach))
+                self._chunks[key] = _Chunk(answer, reach=float(reach), ahead=0.0)
             else:
                 answer = await self._server.query_range(promql, at, last, self._step, lookback_s=lookback_s)
-                self._chunks[key] = _Chunk(answer, self._step / 2)
+                # instants go over the wire in milliseconds, and may come back a little later than they were
+                self._chunks[key] = _Chunk(answer, reach=self._step / 2, ahead=0.001)
         except Exception as error:  # raised again for each instant of the chunk
             self._chunks[key] = error
 
 
 class _Chunk:
-    """An answer over a stretch of time, packed; `reach` is how far back from an instant a point counts, in seconds."""
+    """An answer over a stretch of time, packed; `reach` is how far back from an instant a point counts, `ahead` how far after it."""
 
-    def __init__(self, answer: Answer, reach: float) -> None:
+    def __init__(self, answer: Answer, *, reach: float, ahead: float) -> None:
         self._answer = msgspec.structs.replace(answer, series=())
-        self._reach = reach
+        self._reach, self._ahead = reach, ahead
         self._tracks = [_Track(series) for series in answer.series]
 
     def at(self, at: float) -> Answer:
         """Of each series the newest point within reach: of older ones nothing is asked."""
-        oldest = at - self._reach
-        found = [series for track in self._tracks if (series := track.newest(at, oldest)) is not None]
+        newest, oldest = at + self._ahead, at - self._reach
+        found = [series for track in self._tracks if (series := track.newest(newest, oldest)) is not None]
         return msgspec.structs.replace(self._answer, series=tuple(found))
 
 
