@@ -114,16 +114,15 @@ def _settings(config: Path | None, directory: Path | None) -> Settings:
 
 def _show(seen: Preview, output: Format, link: str) -> None:
     problems = (*seen.policies.problems, *seen.unreachable)
-    match output:
-        case Format.JSON:
-            typer.echo(plan_json(seen.evaluation, seen.snapshot), nl=False)
-        case Format.MARKDOWN:
-            page = plan_markdown(seen.evaluation, seen.snapshot, problems=problems, remarks=seen.remarks, link=link)
-            typer.echo(page, nl=False)
-        case Format.TEXT:
-            plan_text(seen.evaluation, seen.snapshot, Console(width=None if sys.stdout.isatty() else 140))
-    if output is not Format.MARKDOWN:  # the page has them in it
-        for problem in problems:
-            typer.echo(f"warning: {problem}", err=True)
-        for remark in seen.remarks:
-            typer.echo(f"note: {remark}", err=True)
+    if output is Format.MARKDOWN:
+        page = plan_markdown(seen.evaluation, seen.snapshot, problems=problems, remarks=seen.remarks, link=link)
+        typer.echo(page, nl=False)
+        return
+    if output is Format.JSON:
+        typer.echo(plan_json(seen.evaluation, seen.snapshot), nl=False)
+    else:
+        plan_text(seen.evaluation, seen.snapshot, Console(width=None if sys.stdout.isatty() else 140))
+    for problem in problems:
+        typer.echo(f"warning: {problem}", err=True)
+    for remark in seen.remarks:
+        typer.echo(f"note: {remark}", err=True)
