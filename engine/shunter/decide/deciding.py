@@ -226,7 +226,9 @@ class Deciding:
             return self.covers(policy, worker)
         if not self.reaches(policy, worker):
             return False, ()
-        return answer, (self._teller.tell("workers.where", where, self.scopes.worker(policy, worker), answer),)
+        scopes = self.scopes
+        scope = scopes.of_worker(worker) if self._teller.of_worker_alone(where) else scopes.worker(policy, worker)
+        return answer, (self._teller.tell("workers.where", where, scope, answer),)
 
     def asked(self, policy: Policy, worker: Worker, gate: str, expression: Expression | None) -> tuple[Part, ...]:
         """The evidence of a condition on a covered worker, left for later; none without a condition."""

@@ -1,6 +1,7 @@
 """Asking an expression, with the evidence of what it read."""
 
 from functools import lru_cache
+from typing import Final
 
 from shunter.model.expression import Expression, Rules, Scope, Undecided, Value, scalar
 from shunter.model.finding import Evidence, Input
@@ -14,6 +15,10 @@ def ask(rules: Rules, gate: str, expression: Expression, scope: Scope) -> tuple[
     if not isinstance(answer, Undecided):
         return answer, _told(gate, expression, answer, inputs)
     return answer, Evidence(gate=gate, result=None, detail=str(answer), expression=expression.text, inputs=inputs)
+
+
+_UNSHARED: Final = frozenset({Known, Missing, Stale, type(None)})
+"""Samples are told with all that they are, and there are too many of them to be alike."""
 
 
 @lru_cache(maxsize=256)
@@ -32,17 +37,28 @@ class Teller:
 
     def tell(self, gate: str, expression: Expression, scope: Scope, answer: bool) -> Evidence:
         """The evidence that `ask` gives where the answer is this one."""
+        names = self._reads(expression)
+        values = [scope.get(name) for name in names]
+        key = None
+        if _UNSHARED.isdisjoint(map(type, values)):
+            key = (gate, expression.text, answer, *[repr(scalar(value)) for value in values if value is not None])
+            if (found := self._told.get(key)) is not None:
+                return found
+        inputs = tuple(_input(name, value) for name, value in zip(names, values, strict=True))
+        told = _told(gate, expression, answer, inputs)
+        if key is not None:
+            self._told[key] = told
+        return told
+
+    def of_worker_alone(self, expression: Expression) -> bool:
+        """It reads nothing but `worker`."""
+        return all(name.startswith("worker.") for name in self._reads(expression))
+
+    def _reads(self, expression: Expression) -> tuple[str, ...]:
         names = self._names.get(expression.text)
         if names is None:
             names = self._names[expression.text] = tuple(sorted(self._rules.inputs(expression)))
-        inputs = [(name, scope.get(name)) for name in names]
-        if any(value is None or isinstance(value, Known | Missing | Stale) for _, value in inputs):
-            return _told(gate, expression, answer, tuple(_input(name, value) for name, value in inputs))
-        key = (gate, expression.text, answer, *(repr(scalar(value)) for _, value in inputs if value is not None))
-        found = self._told.get(key)
-        if found is None:
-            found = self._told[key] = _told(gate, expression, answer, tuple(_input(name, value) for name, value in inputs))
-        return found
+        return names
 
 
 def _told(gate: str, expression: Expression, answer: bool, inputs: tuple[Input, ...]) -> Evidence:
