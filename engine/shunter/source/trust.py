@@ -1,4 +1,4 @@
-"""Whether a commit may come into force by who signed it. The rule and its reasons: docs/decisions/0010-who-may-change-policies.md.
+"""Whether a commit may come into force by who signed it. The rule and its reasons: docs/decisions/0015-who-may-change-policies.md.
 
 A commit is trusted if an author signed it; or if it is in what was trusted before; or if the forge signed it, it is a merge of two trusted
 commits, and its content is what git itself makes of merging them. So nothing comes into force that no author signed.
@@ -23,7 +23,7 @@ from shunter.source.tree import Unsound
 MAX_COMMITS: Final = 5_000
 """More new commits than this are not judged one by one in one fetch."""
 _FULL_ID: Final = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
-_UNSIGNED, _UNTRUSTED, _FORGED = "SH240", "SH241", "SH242"
+_FORGED: Final = "SH242"
 
 
 class Mode(enum.StrEnum):
@@ -198,7 +198,7 @@ class _Case:
             self._verdicts[commit] = None
             return
         if by_forge.state is not State.GOOD:
-            self._verdicts[commit] = _Doubt(_UNSIGNED if made.kind is None else _UNTRUSTED, f"{by_author.state.value}{_by(by_author)}")
+            self._verdicts[commit] = _of_signature(by_author)
             return
         if len(made.parents) == 2:
             yield from (p for p in made.parents if p not in self._verdicts and not self._settled(p))
@@ -246,6 +246,12 @@ class _Case:
         if code == _FORGED:
             return "Merge on a machine of your own and sign the merge (git merge -S), or look at it and name it in policies.trust.since"
         return "Sign it again (git rebase -S), add its signer's key to the authors', or look at it and name it in policies.trust.since"
+
+
+def _of_signature(one: Signature) -> _Doubt:
+    if one.state is State.NONE:
+        return _Doubt("SH240", "isn't signed")
+    return _Doubt("SH241", f"{one.state.value}{_by(one)}")
 
 
 def _by(one: Signature) -> str:
