@@ -2,34 +2,26 @@
 
 from typing import Final
 
-import msgspec
 import yaml
+from shunter.cluster.kinds import GROUP, PLURALS, VERSION
 from shunter.cluster.status import PolicyStatus
 from shunter.lang.schema import KINDS, Schema, definitions, policy_schema
-from shunter.model.policy import API_VERSION
 
 from crds.structural import structural
 
-GROUP, _, VERSION = API_VERSION.partition("/")
 CATEGORY: Final = "shunter"
 """`kubectl get shunter` shows resources of all kinds."""
 
 
-class Names(msgspec.Struct, frozen=True):
-    """What a kind is called in the API."""
-
-    plural: str
-    short: str
-
-
-NAMES: Final = {
-    "PreemptionPolicy": Names("preemptionpolicies", "preempt"),
-    "ReassignmentPolicy": Names("reassignmentpolicies", "reassign"),
-    "CheckpointPolicy": Names("checkpointpolicies", "ckpt"),
-    "RebalancePolicy": Names("rebalancepolicies", "rebal"),
-    "DisruptionBudget": Names("disruptionbudgets", "dbudget"),
-    "FleetProfile": Names("fleetprofiles", "fprofile"),
+SHORT: Final = {
+    "PreemptionPolicy": "preempt",
+    "ReassignmentPolicy": "reassign",
+    "CheckpointPolicy": "ckpt",
+    "RebalancePolicy": "rebal",
+    "DisruptionBudget": "dbudget",
+    "FleetProfile": "fprofile",
 }
+"""What people type for a kind."""
 _KEPT_BY_US: Final = "# Made by scripts/generate-crds from shunter.model: change it there.\n"
 
 
@@ -80,12 +72,12 @@ def _root(kind: str) -> Schema:
 
 def definition(kind: str) -> Schema:
     """The CustomResourceDefinition of a policy kind."""
-    names = NAMES[kind]
+    plural = PLURALS[kind]
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {
-            "name": f"{names.plural}.{GROUP}",
+            "name": f"{plural}.{GROUP}",
             "labels": {"app.kubernetes.io/name": "shunter", "app.kubernetes.io/part-of": "shunter"},
             # applied by a client, the whole of it would stand in an annotation as well, which has a limit
             "annotations": {"argocd.argoproj.io/sync-options": "ServerSideApply=true", "argocd.argoproj.io/sync-wave": "-10"},
@@ -96,9 +88,9 @@ def definition(kind: str) -> Schema:
             "names": {
                 "kind": kind,
                 "listKind": f"{kind}List",
-                "plural": names.plural,
+                "plural": plural,
                 "singular": kind.lower(),
-                "shortNames": [names.short],
+                "shortNames": [SHORT[kind]],
                 "categories": [CATEGORY],
             },
             "versions": [
@@ -128,6 +120,6 @@ def _text(document: Schema) -> str:
 
 def rendered() -> dict[str, str]:
     """File name to text, for all of them and the Kustomization that lists them."""
-    files = {f"{NAMES[kind].plural}.{GROUP}.yaml": _text(definition(kind)) for kind in KINDS}
+    files = {f"{PLURALS[kind]}.{GROUP}.yaml": _text(definition(kind)) for kind in KINDS}
     listed = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": sorted(files)}
     return {**files, "kustomization.yaml": _text(listed)}

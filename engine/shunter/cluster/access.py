@@ -31,11 +31,11 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _stalled(what: str, remedy: str, subject: str = "") -> Stalled:
-    return Stalled(Problem(code="SH240", what=what, remedy=remedy, subject=subject))
+    return Stalled(Problem(code="SH250", what=what, remedy=remedy, subject=subject))
 
 
 def in_cluster(account: Path = ACCOUNT) -> Access:
-    """The access that every pod is given. Raises Stalled SH240 outside one, or where the service account isn't mounted."""
+    """The access that every pod is given. Raises Stalled SH250 outside one, or where the service account isn't mounted."""
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
         raise _stalled("this process doesn't run in a pod", "Name a kubeconfig to reach a cluster from outside", "KUBERNETES_SERVICE_HOST")
@@ -52,7 +52,7 @@ def in_cluster(account: Path = ACCOUNT) -> Access:
 def from_kubeconfig(path: Path, context: str | None = None) -> Access:
     """The access that a kubeconfig describes; `context` None: its current one.
 
-    Raises Stalled SH240 when it can't be read, names what isn't there, or needs a program to log in (`exec`, `auth-provider`).
+    Raises Stalled SH250 when it can't be read, names what isn't there, or needs a program to log in (`exec`, `auth-provider`).
     """
     import yaml
 
@@ -93,7 +93,7 @@ def _pem(path: Path, section: dict[str, Any], key: str) -> Pem | None:
 
 
 def tls(access: Access) -> ssl.SSLContext:
-    """What connections are made with. Raises Stalled SH240 for certificates that can't be read."""
+    """What connections are made with. Raises Stalled SH250 for certificates that can't be read."""
     try:
         if isinstance(access.ca, Path):
             found = ssl.create_default_context(cafile=access.ca)

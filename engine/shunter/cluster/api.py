@@ -31,22 +31,22 @@ _KEEPALIVE: Final = (
 
 
 class Absent(Retry):
-    """SH242: the resource, or its whole kind, isn't there."""
+    """SH252: the resource, or its whole kind, isn't there."""
 
 
 class Conflict(Retry):
-    """SH243: it was changed meanwhile, or is there already. Nothing was done."""
+    """SH253: it was changed meanwhile, or is there already. Nothing was done."""
 
 
 class Expired(Retry):
-    """SH244: the version that was asked for is no longer known: list anew."""
+    """SH254: the version that was asked for is no longer known: list anew."""
 
 
 class Api:
     """One server. Needs a running event loop; `aclose` at the end. `timeout_s` bounds each request as a whole, but watches."""
 
     def __init__(self, access: Access, *, timeout_s: float = 10.0, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        """Raises Stalled SH240 for certificates that can't be read. Connects when first used, by `transport` if one is given."""
+        """Raises Stalled SH250 for certificates that can't be read. Connects when first used, by `transport` if one is given."""
         self.access = access
         self._timeout_s = timeout_s
         if transport is None:
@@ -61,7 +61,7 @@ class Api:
         await self._http.aclose()
 
     async def get(self, path: str, query: Query | None = None, *, timeout_s: float | None = None) -> Object:
-        """A resource, or a list. Raises Retry (SH241 no answer, SH245 refused), Absent, Expired."""
+        """A resource, or a list. Raises Retry (SH251 no answer, SH255 refused), Absent, Expired."""
         return await self._ask("GET", path, query, None, "application/json", timeout_s)
 
     async def create(self, path: str, body: Object, query: Query | None = None, *, timeout_s: float | None = None) -> Object:
@@ -73,7 +73,7 @@ class Api:
         return await self._ask("PUT", path, query, body, "application/json", timeout_s)
 
     async def apply(self, path: str, body: Object, manager: str, *, force: bool = True, dry_run: bool = False) -> Object:
-        """Server-side apply. Raises Unknown SH241 when no answer came, Retry SH245 where we may not, Rejected SH246 for what is invalid,
+        """Server-side apply. Raises Unknown SH251 when no answer came, Retry SH255 where we may not, Rejected SH256 for what is invalid,
         Absent, and Conflict (a field of another manager's without `force`, or another `uid` than stated).
         """
         query: dict[str, str | int] = {"fieldManager": manager, "force": str(force).lower(), "fieldValidation": "Strict"}
@@ -83,10 +83,13 @@ class Api:
         """Raises as `apply` does."""
         return await self._ask("DELETE", path, None, None, "application/json", None)
 
-    async def watch(self, path: str, query: Query, each: Callable[[Object], None], *, within_s: float) -> None:
-        """Give events to `each` until the server ends the watch, as it does after the query's `timeoutSeconds`.
+    async def watch(
+        self, path: str, query: Query, each: Callable[[Object], None], *, within_s: float, opened: Callable[[], None] = lambda: None
+    ) -> None:
+        """Give events to `each` until the server ends the watch, as it does after the query's `timeoutSeconds`. `opened` is called when it
+        has begun.
 
-        `within_s` bounds it as a whole, so that a connection at whose other end nobody is can't hold us: then it raises Retry SH241. Raises
+        `within_s` bounds it as a whole, so that a connection at whose other end nobody is can't hold us: then it raises Retry SH251. Raises
         Expired, Absent, Retry as `get` does.
         """
         try:
@@ -94,6 +97,7 @@ class Api:
                 if answer.status_code != httpx.codes.OK:
                     await answer.aread()
                     raise _failure(answer, path)
+                opened()
                 async with contextlib.aclosing(_lines(answer)) as lines:
                     async for line in lines:
                         each(_event(line, path))
@@ -169,13 +173,13 @@ def _decoded(data: bytes, path: str) -> Object:
 
 def _nonsense(why: str, path: str) -> Problem:
     remedy = "Check that it is a Kubernetes API server that answers there, with nothing between that changes what it says"
-    return Problem(code="SH247", what=f"the API server's answer can't be read: {why}", remedy=remedy, subject=path)
+    return Problem(code="SH257", what=f"the API server's answer can't be read: {why}", remedy=remedy, subject=path)
 
 
 def _no_answer(error: Exception, path: str) -> Problem:
     why = "it took too long" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
     remedy = "Check that it runs and can be reached; what was read last stays in force, and it is tried again"
-    return Problem(code="SH241", what=f"the API server gave no answer: {why}", remedy=remedy, subject=path)
+    return Problem(code="SH251", what=f"the API server gave no answer: {why}", remedy=remedy, subject=path)
 
 
 def _failure(answer: httpx.Response, path: str, *, read: bool = True) -> ShunterError:
@@ -195,16 +199,16 @@ def _error(status: int, message: str, path: str, *, read: bool) -> ShunterError:
 
     match status:
         case 401 | 403:
-            return Retry(problem("SH245", "the API server refuses this", "Check the role of our service account"))
+            return Retry(problem("SH255", "the API server refuses this", "Check the role of our service account"))
         case 404:
             return Absent(
-                problem("SH242", "the API server has no such resource", "Check that the custom resource definitions are installed")
+                problem("SH252", "the API server has no such resource", "Check that the custom resource definitions are installed")
             )
         case 409:
-            return Conflict(problem("SH243", "the resource was changed meanwhile", "Nothing to do: it is read anew"))
+            return Conflict(problem("SH253", "the resource was changed meanwhile", "Nothing to do: it is read anew"))
         case 410:
-            return Expired(problem("SH244", "that version is no longer known", "Nothing to do: it is listed anew"))
+            return Expired(problem("SH254", "that version is no longer known", "Nothing to do: it is listed anew"))
         case 400 | 405 | 406 | 413 | 415 | 422:
-            return Rejected(problem("SH246", "the API server finds this invalid", "Please report this, with the version of the cluster"))
-    failed = problem("SH241", "the API server failed", "Look at its log; it is tried again")
+            return Rejected(problem("SH256", "the API server finds this invalid", "Please report this, with the version of the cluster"))
+    failed = problem("SH251", "the API server failed", "Look at its log; it is tried again")
     return Retry(failed) if read or status == 429 else Unknown(failed)

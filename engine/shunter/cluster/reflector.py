@@ -108,7 +108,7 @@ class Reflector:
                 self._version = None
             except ShunterError as error:
                 self.problem, failed = error.problem, True
-                if isinstance(error, Rejected) or error.problem.code == "SH247":
+                if isinstance(error, Rejected) or error.problem.code == "SH257":
                     self._version = None  # what can't be read or asked for is never asked for again as it is
             if self._clock() - began >= self._times.steady:
                 backoff.reset()
@@ -150,7 +150,10 @@ class Reflector:
         least, most = self._times.watch_least, self._times.watch_most
         seconds = least + round((most - least) * self._rnd())
         query = {**self._query, "resourceVersion": self._version, "allowWatchBookmarks": "true", "timeoutSeconds": seconds}
-        await self._api.watch(self.path, query, self._take, within_s=seconds + self._times.margin)
+        await self._api.watch(self.path, query, self._take, within_s=seconds + self._times.margin, opened=self._opened)
+
+    def _opened(self) -> None:
+        self.problem = None  # it is followed again; whether what we have is right, only what comes will confirm
 
     def _take(self, event: Object) -> None:
         found: Object = event["object"]
@@ -189,7 +192,7 @@ def _other(old: Object, new: Object) -> bool:
 
 
 def _listed(page: Object, path: str, found: dict[Key, Object]) -> str:
-    """Put a page's resources into `found`, and return the list's version. Raises Retry SH247 for what isn't a list."""
+    """Put a page's resources into `found`, and return the list's version. Raises Retry SH257 for what isn't a list."""
     meta, items = page.get("metadata"), page.get("items")
     version = meta.get("resourceVersion") if isinstance(meta, dict) else None
     if not version or not isinstance(items, list | None):
@@ -204,4 +207,4 @@ def _listed(page: Object, path: str, found: dict[Key, Object]) -> str:
 
 def _strange(why: str, path: str) -> Problem:
     remedy = "Check that it is a Kubernetes API server that answers there, with nothing between that changes what it says"
-    return Problem(code="SH247", what=f"the API server's answer can't be read: {why}", remedy=remedy, subject=path)
+    return Problem(code="SH257", what=f"the API server's answer can't be read: {why}", remedy=remedy, subject=path)

@@ -94,16 +94,16 @@ async def test_a_list_whose_pages_expire_begins_anew() -> None:
 @pytest.mark.parametrize(
     ("answer", "code"),
     [
-        (refused(403), "SH245"),
-        (refused(404), "SH242"),
-        (refused(500), "SH241"),
-        (refused(429), "SH241"),
-        (ConnectionResetError("reset"), "SH241"),
-        (watched(b"<html>\n"), "SH247"),
-        (watched(event("WHAT", thing("a", 2))), "SH247"),
-        (watched(b'{"type": "ADDED", "object": 7}\n'), "SH247"),
-        (watched(event("ADDED", {"metadata": {"name": "a"}})), "SH247"),
-        (watched(event("ERROR", {"code": 500})), "SH241"),
+        (refused(403), "SH255"),
+        (refused(404), "SH252"),
+        (refused(500), "SH251"),
+        (refused(429), "SH251"),
+        (ConnectionResetError("reset"), "SH251"),
+        (watched(b"<html>\n"), "SH257"),
+        (watched(event("WHAT", thing("a", 2))), "SH257"),
+        (watched(b'{"type": "ADDED", "object": 7}\n'), "SH257"),
+        (watched(event("ADDED", {"metadata": {"name": "a"}})), "SH257"),
+        (watched(event("ERROR", {"code": 500})), "SH251"),
     ],
 )
 async def test_what_went_wrong_is_told_and_what_was_read_stays(answer: object, code: str) -> None:
@@ -112,7 +112,7 @@ async def test_what_went_wrong_is_told_and_what_was_read_stays(answer: object, c
     assert run.reflector.problem.code == code
     assert ("n", "z") in run.reflector.objects
     again = run.kinds[2]
-    assert again == ("list" if code == "SH247" else "watch"), "what can't be read isn't asked for again as it is"
+    assert again == ("list" if code == "SH257" else "watch"), "what can't be read isn't asked for again as it is"
 
 
 async def test_nothing_is_synced_before_the_whole_list_was_read() -> None:

@@ -1,0 +1,368 @@
+"""Policies as custom resources of a real server: read as Git has them, and told what became of them."""
+
+import copy
+import itertools
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from conftest import admin, install
+from control_plane import ControlPlane, until
+from corpus import WHOLE
+from shunter.app.policies import PolicyFeed
+from shunter.cluster.api import Api
+from shunter.cluster.kinds import PLURALS
+from shunter.cluster.policies import ClusterSource
+from shunter.cluster.reflector import Times
+from shunter.lang.load import load
+from shunter.model.errors import Rejected, Retry
+from shunter.model.finding import Finding, Verdict
+from shunter.model.ids import PolicyName
+from shunter.model.policy import PolicySet
+
+OLD, NEW = "a" * 40, "b" * 40
+APPLY = "application/apply-patch+yaml"
+QUICK = Times(watch_least=2, watch_most=3, margin=0.7, request=1.5, steady=0.8, doubt=6.0, wait_first=0.05, wait_most=0.4)
+NAMESPACES = itertools.count()
+
+
+class Git:
+    """What Argo CD does with a repository: server-side apply, each resource with the commit that it came from."""
+
+    def __init__(self, plane: ControlPlane, namespace: str = "") -> None:
+        self.plane, self.namespace = plane, namespace or f"policies-{next(NAMESPACES)}"
+        plane.must("POST", "/api/v1/namespaces", {"metadata": {"name": self.namespace}})
+
+    def where(self, name: str) -> str:
+        return f"/apis/shunter.dev/v1alpha1/namespaces/{self.namespace}/{PLURALS[WHOLE[name]['kind']]}/{name}"
+
+    def sync(self, name: str, commit: str | None = OLD, **spec: Any) -> Any:
+        document = copy.deepcopy(WHOLE[name])
+        document["spec"].update(spec)
+        if commit:
+            document["metadata"]["annotations"] = {"shunter.dev/commit": commit}
+        return self.plane.must("PATCH", f"{self.where(name)}?fieldManager=argocd-controller&force=true", document, APPLY)
+
+    def get(self, name: str) -> Any:
+        return self.plane.must("GET", self.where(name))
+
+    def prune(self, name: str) -> None:
+        self.plane.must("DELETE", self.where(name))
+
+    def conditions(self, name: str) -> dict[str, str]:
+        return {c["type"]: f"{c['status']} {c['reason']}" for c in self.get(name).get("status", {}).get("conditions", [])}
+
+    def condition(self, name: str, kind: str) -> Any:
+        return next(c for c in self.get(name)["status"]["conditions"] if c["type"] == kind)
+
+
+@pytest.fixture
+def git(plane: ControlPlane) -> Git:
+    return Git(plane)
+
+
+@pytest.fixture
+def source(plane: ControlPlane, git: Git) -> Iterator[ClusterSource]:
+    found = source_at(plane, git.namespace)
+    yield found
+    found.close()
+
+
+def source_at(plane: ControlPlane, namespace: str, **options: Any) -> ClusterSource:
+    return ClusterSource(lambda: Api(admin(plane)), namespace, times=QUICK, **{"settle_s": 1.5, "quiet_s": 0.1, **options})
+
+
+def holds(source: ClusterSource, done: Any) -> PolicySet:
+    """The policy set, once it is what is waited for."""
+
+    def look() -> PolicySet | None:
+        try:
+            found = load(source.read(source.fetch()), None)
+        except Retry:
+            return None
+        return found if done(found) else None
+
+    return until(look, 10.0)
+
+
+def names(policies: PolicySet) -> set[str]:
+    return {policy.name for policy in policies.policies}
+
+
+def finding(policy: str, verdict: Verdict, subject: str = "w0", reason: str = "kvUsage 0.7 of 0.6") -> Finding:
+    return Finding(policy=PolicyName(policy), subject=subject, verdict=verdict, lane="voluntary", reason=reason)
+
+
+# -- reading
+
+
+def test_what_is_read_is_what_git_says(git: Git, source: ClusterSource) -> None:
+    for name in WHOLE:
+        git.sync(name)
+    policies = holds(source, lambda found: len(found.policies) == len(WHOLE))
+    assert policies.problems == ()
+    assert policies.commit.startswith(f"{OLD}+cluster:")
+    for file in source.read(policies.commit).files:
+        document = json.loads(file.data)
+        name = document["metadata"]["name"]
+        assert document == WHOLE[name]
+        assert file.path == f"{PLURALS[document['kind']]}/{name}.yaml"
+
+
+def test_an_edit_by_hand_is_another_commit_though_it_claims_the_same(git: Git, source: ClusterSource) -> None:
+    git.sync("images")
+    before = holds(source, lambda found: found.policies)
+    git.plane.must("PATCH", git.where("images"), {"spec": {"every": "7m"}}, "application/merge-patch+json")
+    after = holds(source, lambda found: found.commit != before.commit)
+    assert after.commit.startswith(f"{OLD}+cluster:")
+    assert after.digest != before.digest
+    git.sync("images")
+    assert holds(source, lambda found: found.commit != after.commit).commit == before.commit, "and back again"
+
+
+def test_without_the_annotation_it_is_the_content_that_names_it(git: Git, source: ClusterSource) -> None:
+    git.sync("images", None)
+    assert holds(source, lambda found: found.policies).commit.startswith("cluster:")
+
+
+def test_half_a_sync_is_not_taken(git: Git, source: ClusterSource) -> None:
+    git.sync("images", OLD)
+    git.sync("budget", OLD)
+    before = holds(source, lambda found: len(found.policies) == 2)
+    git.sync("images", NEW, every="9m")
+    time.sleep(0.5)
+    assert source.fetch() == before.commit, "the budget is still of the older commit"
+    git.sync("budget", NEW)
+    after = holds(source, lambda found: found.commit != before.commit)
+    assert after.commit.startswith(f"{NEW}+cluster:")
+
+
+def test_a_sync_that_stops_in_the_middle_is_taken_as_it_is_after_a_while(git: Git, source: ClusterSource) -> None:
+    git.sync("images", OLD)
+    git.sync("budget", OLD)
+    before = holds(source, lambda found: len(found.policies) == 2)
+    began = time.monotonic()
+    git.sync("images", NEW, every="9m")
+    after = holds(source, lambda found: found.commit != before.commit)
+    assert 1.0 < time.monotonic() - began < 4.0
+    assert after.commit.startswith("cluster:")
+
+
+def test_what_is_pruned_is_withdrawn(git: Git, source: ClusterSource) -> None:
+    git.sync("images")
+    git.sync("budget")
+    holds(source, lambda found: len(found.policies) == 2)
+    git.prune("images")
+    assert names(holds(source, lambda found: len(found.policies) == 1)) == {"budget"}
+
+
+def test_a_policy_that_waits_for_its_finalizer_is_withdrawn_already(git: Git, source: ClusterSource) -> None:
+    git.sync("images")
+    holds(source, lambda found: found.policies)
+    git.plane.must("PATCH", git.where("images"), {"metadata": {"finalizers": ["example.com/x"]}}, "application/merge-patch+json")
+    git.prune("images")
+    holds(source, lambda found: not found.policies)
+    git.plane.must("PATCH", git.where("images"), {"metadata": {"finalizers": None}}, "application/merge-patch+json")
+
+
+def test_other_namespaces_are_none_of_its_business(git: Git, source: ClusterSource) -> None:
+    other = Git(git.plane)
+    other.sync("budget")
+    git.sync("images")
+    assert names(holds(source, lambda found: found.policies)) == {"images"}
+
+
+def test_a_change_is_told(git: Git, source: ClusterSource) -> None:
+    told = threading.Event()
+    source.fetch()
+    end = source.watch(told.set)
+    told.clear()
+    git.sync("images")
+    assert told.wait(5.0)
+    assert names(holds(source, lambda found: found.policies)) == {"images"}
+    end()
+    told.clear()
+    git.sync("budget")
+    holds(source, lambda found: len(found.policies) == 2)
+    assert not told.wait(0.5)
+
+
+async def test_the_engine_keeps_the_last_policies_while_the_server_is_away(own_plane: ControlPlane) -> None:
+    source = source_at(own_plane, "policies-away", patience_s=3.0)
+    try:
+        feed = PolicyFeed(source, time.time)
+        await feed.refresh()
+        assert feed.problem is not None
+        assert feed.problem.code == "SH252", "the kinds aren't installed yet"
+        install(own_plane)
+        git = Git(own_plane, "policies-away")
+        git.sync("images")
+        holds(source, lambda found: found.policies)
+        assert await feed.refresh()
+        assert feed.current is not None
+        assert names(feed.current) == {"images"}
+        own_plane.kill_api()
+        until(lambda: _problem(source) == "SH251", 10.0)
+        assert not await feed.refresh()
+        assert names(feed.current) == {"images"}
+        assert feed.problem is not None
+        assert "no answer" in feed.problem.what
+        own_plane.start_api()
+        own_plane.wait_ready()
+        git.sync("budget")
+        holds(source, lambda found: len(found.policies) == 2)
+        assert await feed.refresh()
+        assert feed.problem is None
+    finally:
+        source.close()
+
+
+def _problem(source: ClusterSource) -> str:
+    try:
+        source.fetch()
+    except Retry as error:
+        return error.problem.code
+    return ""
+
+
+def test_only_the_present_can_be_read(source: ClusterSource) -> None:
+    with pytest.raises(Rejected) as raised:
+        source.read("cluster:abc")
+    assert raised.value.problem.code == "SH259"
+
+
+# -- telling
+
+
+def test_status_says_what_became_of_it(git: Git, source: ClusterSource) -> None:
+    for name, mode in (("shift", "enforce"), ("images", "preview"), ("rebalance", "off"), ("budget", "enforce")):
+        git.sync(name, mode=mode)
+    policies = holds(source, lambda found: len(found.policies) == 4)
+    findings = [
+        finding("shift", Verdict.PASS, "tiny"),
+        finding("shift", Verdict.ACT, "w3", "prefill waits"),
+        finding("shift", Verdict.ACT, "w4"),
+        finding("images", Verdict.INCONCLUSIVE, "w1", "worker.kvUsage: no data"),
+    ]
+    source.report(policies, findings, 1_800_000_000.0)
+    until(lambda: all(git.get(name).get("status") for name in ("shift", "images", "rebalance", "budget")), 5.0)
+    assert git.conditions("shift") == {"Accepted": "True InForce", "Active": "True Enforced", "Degraded": "False AsWanted"}
+    assert git.conditions("images") == {"Accepted": "True InForce", "Active": "False Preview", "Degraded": "True InputsMissing"}
+    assert git.conditions("rebalance")["Active"] == "False Off"
+    assert "w1: worker.kvUsage: no data" in git.condition("images", "Degraded")["message"]
+    status = git.get("shift")["status"]
+    assert status["observedGeneration"] == git.get("shift")["metadata"]["generation"]
+    assert status["commit"] == OLD
+    assert status["counts"] == {"act": 2, "hold": 0, "inconclusive": 0, "pass": 1}
+    assert status["lastDecision"] == {"at": "2027-01-15T08:00:00Z", "verdict": "act", "subject": "w3", "reason": "prefill waits"}
+    assert "counts" not in git.get("budget")["status"], "a budget decides nothing"
+
+
+def test_status_tells_of_a_refused_version_and_of_its_mending(git: Git, source: ClusterSource) -> None:
+    git.sync("images")
+    first = holds(source, lambda found: found.policies)
+    source.report(first, [], 1_800_000_000.0)
+    until(lambda: git.conditions("images"), 5.0)
+    made = git.sync("images", NEW, when="worker.kvusage < 0.9")
+    commit = until(lambda: (found := source.fetch()) != first.commit and found, 5.0)
+    second = load(source.read(commit), first)
+    source.report(second, [], 1_800_000_060.0)
+    until(lambda: git.conditions("images")["Accepted"] == "False Refused", 5.0)
+    status = git.get("images")["status"]
+    assert status["observedGeneration"] == made["metadata"]["generation"] == 2
+    assert git.conditions("images")["Degraded"] == "True OlderVersion"
+    assert status["commit"] == OLD, "what is in force is the older one"
+    accepted = git.condition("images", "Accepted")
+    assert "SH114" in accepted["message"] or "kvusage" in accepted["message"]
+    assert accepted["message"].startswith("line ")
+    assert accepted["lastTransitionTime"] == "2027-01-15T08:01:00Z"
+    assert git.condition("images", "Active")["lastTransitionTime"] == "2027-01-15T08:00:00Z", "that is as it was"
+    git.sync("images", NEW, when="worker.kvUsage < 0.8")
+    commit = until(lambda: (found := source.fetch()) not in (first.commit, second.commit) and found, 5.0)
+    source.report(load(source.read(commit), second), [], 1_800_000_120.0)
+    until(lambda: git.conditions("images")["Accepted"] == "True InForce", 5.0)
+    assert git.get("images")["status"]["commit"] == NEW
+    assert git.conditions("images")["Degraded"] == "False AsWanted"
+
+
+def test_a_new_policy_that_is_refused_is_degraded_and_nothing_of_it_in_force(git: Git, source: ClusterSource) -> None:
+    git.sync("images", when="1 +")
+    commit = until(lambda: (found := source.fetch()) and source.read(found).files and found, 5.0)
+    source.report(load(source.read(commit), None), [], 1_800_000_000.0)
+    until(lambda: git.conditions("images"), 5.0)
+    assert git.conditions("images") == {"Accepted": "False Refused", "Active": "False NotInForce", "Degraded": "True Refused"}
+    assert "commit" not in git.get("images")["status"]
+
+
+def test_nothing_is_written_where_nothing_changed(git: Git, source: ClusterSource) -> None:
+    git.sync("shift")
+    policies = holds(source, lambda found: found.policies)
+    source.report(policies, [finding("shift", Verdict.ACT, "w1", "0.71 of 0.6")], 1_800_000_000.0)
+    until(lambda: git.conditions("shift"), 5.0)
+    version = git.get("shift")["metadata"]["resourceVersion"]
+    for tick in range(20):  # the figures of the reason change, the counts change, and what it says doesn't
+        extra = [finding("shift", Verdict.PASS, f"w{n}") for n in range(2, 2 + tick % 3)]
+        source.report(policies, [finding("shift", Verdict.ACT, "w1", f"0.{tick} of 0.6"), *extra], 1_800_000_001.0 + tick)
+        time.sleep(0.02)
+    assert git.get("shift")["metadata"]["resourceVersion"] == version
+    source.report(policies, [finding("shift", Verdict.HOLD, "w1", "cooldown")], 1_800_000_100.0)
+    until(lambda: git.get("shift")["status"]["lastDecision"]["verdict"] == "hold", 5.0)
+
+
+def test_the_next_engine_goes_on_from_the_status_that_stands(plane: ControlPlane, git: Git, source: ClusterSource) -> None:
+    git.sync("shift")
+    policies = holds(source, lambda found: found.policies)
+    source.report(policies, [finding("shift", Verdict.ACT)], 1_800_000_000.0)
+    until(lambda: git.conditions("shift"), 5.0)
+    version = git.get("shift")["metadata"]["resourceVersion"]
+    other = source_at(plane, git.namespace)
+    try:
+        policies = holds(other, lambda found: found.policies)
+        other.report(policies, [finding("shift", Verdict.ACT)], 1_900_000_000.0)
+        time.sleep(0.5)
+        assert git.get("shift")["metadata"]["resourceVersion"] == version, "not even the times differ"
+    finally:
+        other.close()
+
+
+def test_status_never_touches_what_git_says(git: Git, source: ClusterSource) -> None:
+    """Argo CD applies again and finds nothing to do; another's condition stays."""
+    git.sync("images")
+    theirs = {
+        "type": "Accepted", "status": "True", "reason": "X", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
+        "observedGeneration": 1,
+    }  # fmt: skip
+    body = {
+        "apiVersion": "shunter.dev/v1alpha1",
+        "kind": "CheckpointPolicy",
+        "metadata": {"name": "images"},
+        "status": {"observedGeneration": 1, "conditions": [theirs]},
+    }
+    git.plane.must("PATCH", f"{git.where('images')}/status?fieldManager=somebody", body, APPLY)
+    policies = holds(source, lambda found: found.policies)
+    source.report(policies, [], 1_800_000_000.0)
+    until(lambda: "Degraded" in git.conditions("images"), 5.0)
+    before = git.get("images")
+    assert before["spec"] == WHOLE["images"]["spec"]
+    assert before["metadata"]["generation"] == 1
+    assert {m["manager"]: m.get("subresource", "") for m in before["metadata"]["managedFields"]} == {
+        "argocd-controller": "", "somebody": "status", "shunter-engine": "status",
+    }  # fmt: skip
+    git.sync("images")
+    assert git.get("images")["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
+
+
+def test_one_of_the_same_name_made_anew_gets_no_old_status(git: Git, source: ClusterSource) -> None:
+    git.sync("images")
+    policies = holds(source, lambda found: found.policies)
+    git.prune("images")
+    git.sync("images")
+    source.report(policies, [], 1_800_000_000.0)  # of the reading before
+    time.sleep(0.5)
+    found = git.get("images")
+    told = found.get("status")
+    assert told is None or told["observedGeneration"] == found["metadata"]["generation"]
+    assert source.status_problem is None
