@@ -36,11 +36,17 @@ def seal(last: Head, records: Sequence[Record], redaction: Redaction) -> tuple[S
     """Clean the records, and chain them to the last one."""
     sealed: list[Sealed] = []
     for record in records:
-        clean = redaction.clean(msgspec.structs.replace(record, body=plain(record.body)))
+        clean = redaction.clean(msgspec.structs.replace(record, body=plain(record.body), **_storable(record)))
         own = chained(last.hash, encode(clean))
         last, previous = Head(seq=last.seq + 1, hash=own), last.hash
         sealed.append(Sealed(seq=last.seq, previous=previous, hash=own, record=clean))
     return tuple(sealed)
+
+
+def _storable(record: Record) -> dict[str, Any]:
+    """What stands in columns of text, without the one character that not every database takes there."""
+    named = {"subject": record.subject, "operation": record.operation}
+    return {name: text.replace("\0", "\ufffd") for name, text in named.items() if text is not None and "\0" in text}
 
 
 def row(sealed: Sealed) -> tuple[Any, ...]:
