@@ -23,7 +23,7 @@ from shunter.source.tree import Unsound
 MAX_COMMITS: Final = 5_000
 """More new commits than this are not judged one by one in one fetch."""
 _FULL_ID: Final = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
-_FORGED: Final = "SH242"
+_FORGED = "SH242"
 
 
 class Mode(enum.StrEnum):
