@@ -20,6 +20,7 @@ from shunter.act.scheduler import Scheduler
 from shunter.act.store import Store
 from shunter.app import gone
 from shunter.app.applications import Applications
+from shunter.app.audits import audit_path, write
 from shunter.app.degraded import Watch, places, urgent
 from shunter.app.health import Health, Metrics, serve
 from shunter.app.keeping import Keeper, Keeping
@@ -32,8 +33,6 @@ from shunter.app.withdrawn import withdrawn
 from shunter.app.world import HOLD_MARGIN_S, Memory, World
 from shunter.audit.decisions import Tracker
 from shunter.audit.inputs import inputs_path
-from shunter.audit.journal import Journal
-from shunter.audit.redact import Redaction
 from shunter.audit.trail import Trail
 from shunter.decide.evaluate import evaluate
 from shunter.decide.hold import horizon
@@ -103,15 +102,15 @@ class Engine:
         state = self.settings.state
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         sizes = suiting(state)
-        room = Room(state, (state / "engine.db", state / "audit.db"), sizes)
+        audit = self.settings.audit
+        own = () if audit.database else (audit_path(state),)
+        room = Room(state, (state / "engine.db", *own), sizes)
         with contextlib.ExitStack() as stack:
             stack.callback(room.close)
             store = stack.enter_context(contextlib.closing(Store(state / "engine.db", wal_pages=sizes.wal_pages)))
             lease = stack.enter_context(Lease(state / "engine.lock", store))
-            audit = self.settings.audit
-            redaction = Redaction(labels=None if audit.labels is None else frozenset(audit.labels))
-            journal = stack.enter_context(Journal(state / "audit.db", wal_pages=sizes.wal_pages, key=audit.key, redaction=redaction))
-            keeper = Keeper(inputs_path(state / "audit.db"), audit, redaction, self.feed.read, self.clock)
+            journal = stack.enter_context(write(state, audit, sizes.wal_pages))
+            keeper = Keeper(inputs_path(audit_path(state)), audit, journal.redaction, self.feed.read, self.clock)
             stack.callback(keeper.close)
             trail = Trail(journal, self.clock)
             room.hold()

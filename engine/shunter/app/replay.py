@@ -1,7 +1,6 @@
 """Making a recorded decision again, from what it was made on, by the function that made it."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -50,20 +49,19 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
         return not self.differs
 
 
-def replay(state: Path, what: str) -> Replay:
-    """Make the decision of a record (its number), or of an operation (its id), again.
+def replay(journal: Journal, what: str) -> Replay:
+    """Make the decision of a record (its number), or of an operation (its id), again, from the inputs that are kept beside the audit.
 
     Raises Rejected: SH906 and SH977 for a record that there isn't, or that is of no decision; SH975 when its inputs aren't kept; SH976 with
     the one that is gone. Raises Stalled as `Journal` and `Inputs` do.
     """
-    path = state / "audit.db"
-    with Journal(path, read_only=True) as journal:
-        asked = _record(journal, what)
-        if not inputs_path(path).exists():
-            raise _not_kept(asked)
-        with Inputs(inputs_path(path), read_only=True) as inputs:
-            made, kept = _decision(journal, inputs, asked)
-            return _again(inputs, made, kept)
+    path = inputs_path(journal.path)
+    asked = _record(journal, what)
+    if not path.exists():
+        raise _not_kept(asked)
+    with Inputs(path, read_only=True) as inputs:
+        made, kept = _decision(journal, inputs, asked)
+        return _again(inputs, made, kept)
 
 
 def _record(journal: Journal, what: str) -> Sealed:

@@ -150,6 +150,9 @@ class AuditSettings(_Section, frozen=True, kw_only=True):
 
     key: Path | None = None
     """The Ed25519 key in PEM, mode 0600, that the audit is signed with. None: `audit.key` in the state folder, made with the audit."""
+    database: str | None = None
+    """The URL of a PostgreSQL database for the records, such as `postgresql://shunter@db.example.com/audit`. None: `audit.db` in the state
+    folder. A password is better in a passfile (`?passfile=...`) than in here."""
     keep: Duration | None = None
     """How long records are kept. None: for ever. What is dropped is told by a record, and the rest can be verified all the same."""
     archive: Path | None = None

@@ -14,12 +14,12 @@ import msgspec
 import typer
 from rich.console import Console
 
+from shunter.app.audits import read
 from shunter.audit.check import Verification
 from shunter.audit.export import FORMATS
 from shunter.audit.filter import Filter
 from shunter.audit.follow import following
 from shunter.audit.head import load_exports
-from shunter.audit.journal import Journal
 from shunter.audit.key import load_public
 from shunter.cli.moments import moment
 from shunter.model.canon import plain
@@ -37,6 +37,10 @@ app = typer.Typer(
 )
 
 State = Annotated[Path, typer.Option("--state", metavar="DIR", help="The engine's state folder.")]
+Database = Annotated[
+    str | None,
+    typer.Option("--database", metavar="URL", envvar="SHUNTER_AUDIT_DATABASE", help="The PostgreSQL that has the records, if one has."),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, for programs.")]
 Kind = Annotated[RecordKind | None, typer.Option("--kind", help="Only records of this kind.")]
 Subject = Annotated[str | None, typer.Option("--subject", help="Only records about this worker, node, graph or policy.")]
@@ -63,6 +67,7 @@ class Format(StrEnum):
 @app.command("list")
 def list_(
     state: State = _HERE,
+    database: Database = None,
     kind: Kind = None,
     subject: Subject = None,
     operation: Operation = None,
@@ -80,7 +85,7 @@ def list_(
         kind=kind, subject=subject, operation=operation, worker=worker, node=node, policy=policy, commit=commit,
         since=moment("--since", since), until=moment("--until", until),
     )  # fmt: skip
-    with _open(state) as journal:
+    with read(state, database) as journal:
         records = journal.select(wanted, limit or None)
     if as_json:
         _lines(records)
@@ -92,6 +97,7 @@ def list_(
 def show(
     what: Annotated[str, typer.Argument(metavar="SEQ|OPERATION", help="A record's number, or an operation's id for all of its records.")],
     state: State = _HERE,
+    database: Database = None,
     kind: Kind = None,
     worker: Worker = None,
     node: OfNode = None,
@@ -106,7 +112,7 @@ def show(
         kind=kind, operation=what, worker=worker, node=node, policy=policy, commit=commit,
         since=moment("--since", since), until=moment("--until", until),
     )  # fmt: skip
-    with _open(state) as journal:
+    with read(state, database) as journal:
         records = (journal.get(int(what)),) if what.isascii() and what.isdigit() else journal.select(wanted)
     if not records:
         raise Rejected(
@@ -130,6 +136,7 @@ def show(
 @app.command()
 def verify(
     state: State = _HERE,
+    database: Database = None,
     key: Annotated[
         Path | None, typer.Option("--key", metavar="FILE", help="The engine's public key as you keep it; else audit.pub in the folder.")
     ] = None,
@@ -149,7 +156,7 @@ def verify(
     from shunter.cli.main import complain
 
     try:
-        with _open(state) as journal:
+        with read(state, database) as journal:
             heads = [export for path in head or () for export in load_exports(path)]
             result = journal.verify(load_public(key) if key else None, heads, archives)
     except ShunterError as error:
@@ -165,6 +172,7 @@ def verify(
 @app.command()
 def export(
     state: State = _HERE,
+    database: Database = None,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to (made 0600); - for standard output.")] = Path("-"),
     form: Annotated[Format, typer.Option("--format", help="JSON Lines lose nothing; Parquet needs pyarrow.")] = Format.JSONL,
     kind: Kind = None,
@@ -182,7 +190,7 @@ def export(
         kind=kind, subject=subject, operation=operation, worker=worker, node=node, policy=policy, commit=commit,
         since=moment("--since", since), until=moment("--until", until),
     )  # fmt: skip
-    with _open(state) as journal:
+    with read(state, database) as journal:
         first, rest = _begun(journal.stream(wanted))
         with _written(out) as file:
             written = FORMATS[form](chain(first, rest), file)
@@ -193,6 +201,7 @@ def export(
 @app.command()
 def follow(
     state: State = _HERE,
+    database: Database = None,
     last: Annotated[int, typer.Option("--last", min=0, help="Show the newest so many first.")] = 10,
     kind: Kind = None,
     subject: Subject = None,
@@ -206,7 +215,7 @@ def follow(
     """Show records as they come, until Ctrl-C. Exit status: 0, or 1 when the audit can't be read."""
     wanted = Filter(kind=kind, subject=subject, operation=operation, worker=worker, node=node, policy=policy, commit=commit)
     console = _console()
-    with _open(state) as journal, contextlib.suppress(KeyboardInterrupt):
+    with read(state, database) as journal, contextlib.suppress(KeyboardInterrupt):
         after = journal.newest()
         before = [sealed for sealed in journal.select(wanted, last) if sealed.seq <= after] if last else []
         for sealed in chain(before, following(journal, wanted, after, lambda: time.sleep(_LOOK_S))):
@@ -221,6 +230,7 @@ def follow(
 def replay(
     what: Annotated[str, typer.Argument(metavar="SEQ|OPERATION", help="The number of a record of a decision, or an operation's id.")],
     state: State = _HERE,
+    database: Database = None,
     as_json: Json = False,
 ) -> None:
     """Make a recorded decision again from what it was made on. Exit status: 0 the same, 1 not the same, or an input is gone.
@@ -230,7 +240,8 @@ def replay(
     """
     from shunter.app.replay import replay as again
 
-    found = again(state, what)
+    with read(state, database) as journal:
+        found = again(journal, what)
     if as_json:
         typer.echo(msgspec.json.encode({**msgspec.to_builtins(found), "same": found.same}, order="sorted"))
     else:
@@ -261,10 +272,6 @@ def _tell(result: Verification, *, known: bool) -> None:
     if result.kept or result.unkept:
         older = f"; {result.unkept} of records that were dropped since" if result.unkept else ""
         typer.echo(f"{count(result.kept, 'exported head')} found in it{older}")
-
-
-def _open(state: Path) -> Journal:
-    return Journal(state / "audit.db", read_only=True)
 
 
 def _begun(records: Iterator[Sealed]) -> tuple[tuple[Sealed, ...], Iterator[Sealed]]:

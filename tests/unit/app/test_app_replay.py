@@ -14,7 +14,8 @@ from shunter.app.degraded import Watch
 from shunter.app.engine import Engine, _Leading
 from shunter.app.keeping import Keeper, Keeping
 from shunter.app.policies import PolicyFeed
-from shunter.app.replay import replay
+from shunter.app.replay import Replay
+from shunter.app.replay import replay as again_from
 from shunter.app.room import Room, suiting
 from shunter.app.settings import AgentSettings, AuditSettings, PoliciesSettings, PrometheusSettings, Settings, TlsSettings
 from shunter.app.sources import source_of
@@ -122,6 +123,11 @@ async def played(leading: _Leading, story: Story) -> None:
         story.usage = 0.2 + 0.001 * tick if tick < 6 else 0.9
         story.going = tick >= 9
         await leading._tick(START + tick)
+
+
+def replay(state: Path, what: str) -> Replay:
+    with Journal(state / "audit.db", read_only=True) as journal:
+        return again_from(journal, what)
 
 
 def decisions(state: Path) -> list[Sealed]:
