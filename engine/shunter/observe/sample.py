@@ -115,12 +115,25 @@ def _of_field(answer: Answer | Missing, field: Field, ask: Ask, live: list[Worke
     if isinstance(answer, Missing):
         return [(worker, answer) for worker in live]
     found = _by_worker(answer, label)
-    gauges = {engine: field.gauges_for(engine) for engine in {w.engine for w in live}}
-    return [(worker, _plain(one(_preferred(found.get(worker.id, ()), gauges[worker.engine]), ask))) for worker in live]
+    picks = {engine: _Preferred(field.gauges_for(engine)) for engine in {w.engine for w in live}}
+    return [(worker, _plain(one(picks[worker.engine].of(found.get(worker.id, ())), ask))) for worker in live]
 
 
-def _preferred(series: Sequence[Series], gauges: Sequence[Gauge]) -> Sequence[Series]:
-    """The worker's series of the first gauge that it has any of."""
+class _Preferred:
+    """Picks a worker's series of the first gauge that it has any of."""
+
+    def __init__(self, gauges: Sequence[Gauge]) -> None:
+        self._gauges = gauges
+        self._plain = frozenset(g.name for g in gauges if not g.labels)
+
+    def of(self, series: Sequence[Series]) -> Sequence[Series]:
+        """None of them: empty."""
+        if len(series) == 1 and series[0].labels.get("__name__") in self._plain:
+            return series  # what nearly every worker has, and so worth a way of its own
+        return _first_of(series, self._gauges)
+
+
+def _first_of(series: Sequence[Series], gauges: Sequence[Gauge]) -> Sequence[Series]:
     for gauge in gauges if series else ():
         own = [s for s in series if s.labels.get("__name__") == gauge.name and gauge.labels.items() <= s.labels.items()]
         if own:
