@@ -9,12 +9,12 @@ from typing import Self
 
 import msgspec
 
-from shunter.app.private import write_private
 from shunter.decide.profile import Profile
-from shunter.model.canon import decode, encode
-from shunter.model.errors import Problem, Rejected, Retry
+from shunter.model.canon import decode
+from shunter.model.errors import Problem, Rejected
 from shunter.model.operation import EngineState
 from shunter.model.snapshot import Fleet, Notice, Samples, Snapshot
+from shunter.observe import recorded
 
 MAX_BYTES = 1024 * 2**20
 
@@ -60,18 +60,8 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def save(recording: Recording, path: Path) -> None:
-    """Write it, mode 0600 since labels and addresses can be telling. Raises Retry SH924."""
-    try:
-        write_private(path, encode(recording))
-    except OSError as error:
-        raise Retry(
-            Problem(
-                code="SH924",
-                what=f"the recording can't be written: {error.strerror}",
-                remedy="Check the folder, its permissions and the disk",
-                subject=str(path),
-            )
-        ) from error
+    """Write it, mode 0600 since labels and addresses can be telling. Raises Retry SH320."""
+    recorded.save(recording, path)
 
 
 def load(path: Path) -> Recording:

@@ -14,8 +14,8 @@ from shunter.model.snapshot import Snapshot
 MAX_BYTES = 512 * 2**20
 
 
-def save(snapshot: Snapshot, path: Path) -> None:
-    """Write its canonical JSON, so that equal snapshots make equal files. The file is there whole or not at all; its mode is 0600, since
+def save(snapshot: msgspec.Struct, path: Path) -> None:
+    """Write a snapshot, or what has its keys and more, as canonical JSON, so that equal ones make equal files. The file is there whole or not at all; its mode is 0600, since
     labels and addresses can be telling. Raises Retry SH320 when it can't be written.
     """
     try:
