@@ -1,12 +1,12 @@
 """What orders need of images: a place to keep them, and a way to send them. `images` implements it; tests have their own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
-from shunter_agent.runtime.port import WorkerSpec
+from shunter_agent.runtime.port import Live, WorkerSpec
 
 
 class ImageFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +24,12 @@ class ImageFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 class Sending(Protocol):
     """An image on its way to another agent while it is still being written."""
+
+    def copy(self, memories: Sequence[Live], within_s: float) -> str:
+        """Before it is begun: copy the worker's memory ahead, for at most so many seconds. Why not all of it was, in words; empty: it was.
+
+        Blocks. Raises Retry or Rejected when the image can't be sent any more."""
+        ...
 
     def finish(self, image: ImageFacts) -> int:
         """The folder is whole: send the rest, wait until the other side has verified it. Bytes sent. Blocks. Raises Retry or Rejected."""
@@ -75,8 +81,10 @@ class Depot(Protocol):
         """Delete a whole image. False when there is none. Idempotent."""
         ...
 
-    def sending(self, folder: Path, image: str, node: str, address: str, progress: Callable[[int], None], expected: int = 0) -> Sending:
-        """Begin to send a growing image, for about `expected` bytes of which the other side keeps room (0: nobody knows).
+    def sending(
+        self, folder: Path, image: str, node: str, address: str, progress: Callable[[int], None], expected: int = 0, worker: str = ""
+    ) -> Sending:
+        """Begin to send a growing image of `worker`, for about `expected` bytes of which the other side keeps room (0: nobody knows).
 
         Waits until the other side takes it; raises Retry or Rejected when it doesn't: before anything stands still for it. `progress` gets
         total bytes sent, from any thread."""

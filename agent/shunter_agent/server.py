@@ -93,7 +93,7 @@ class AgentService(rpc.AgentServicer):
         return await self._answer(context, lambda: self.source.unfence(request))
 
     async def Freeze(self, request: pb.FreezeOrder, context: Context) -> pb.FreezeReply:  # noqa: D102
-        return await self._answer(context, lambda: self.source.freeze(request))
+        return await self._answer(context, lambda: self.source.freeze(request, context.time_remaining()))
 
     async def Thaw(self, request: pb.StepOrder, context: Context) -> pb.Done:  # noqa: D102
         return await self._answer(context, lambda: self.source.thaw(request))

@@ -2,21 +2,28 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Final
 
 from shunter.model.errors import Problem, Rejected, Stalled
 
 from shunter_agent.depot import ImageFacts
+from shunter_agent.images.bases import Bases, bases_of
+from shunter_agent.images.copying import Job
+from shunter_agent.images.growth import Growth
 from shunter_agent.images.manifest import ImageFile, ImageInfo, ImageManifest
 from shunter_agent.images.room import Dump
 from shunter_agent.images.store import ImageStore
-from shunter_agent.images.transfer import Growth, Peer, Sent, send_growing, send_whole
+from shunter_agent.images.transfer import Peer, Sent, send_growing, send_whole
+from shunter_agent.runtime.port import Live
 from shunter_agent.tls import TlsFiles
 
 _SAY_S: Final = 0.5
 """Seconds in which a cancelled sending may still tell the other side, as long as it listens."""
+_LOOK_S: Final = 0.05
 _END_S: Final = 5.0
 """Seconds that a sending whose connection was ended may take to notice."""
 
@@ -97,10 +104,11 @@ class StoredDepot:
         return existed
 
     def sending(
-        self, folder: Path, image: str, node: str, address: str, progress: Callable[[int], None], expected: int = 0
+        self, folder: Path, image: str, node: str, address: str, progress: Callable[[int], None], expected: int = 0, worker: str = ""
     ) -> "GrowingImage":
         """See `depot.Depot`. Raises Rejected SH805 for an address that is none, and what `send_growing` does before the first byte."""
-        return GrowingImage(folder, image, Peer.at(node, address), self._tls, progress, self._remember, expected)
+        bases = cache(lambda: bases_of(self.store, worker) if worker else {})
+        return GrowingImage(folder, image, Peer.at(node, address), self._tls, progress, self._remember, expected, bases)
 
     def send(self, image: str, node: str, address: str, progress: Callable[[int], None]) -> int:
         """See `depot.Depot`."""
@@ -122,28 +130,51 @@ class GrowingImage:
         progress: Callable[[int], None],
         sent: Callable[[str, Sent], None],
         expected: int,
+        bases: Callable[[], Bases],
     ) -> None:
         self._growth = Growth()
         self._facts: ImageFacts | None = None
         self._result: Sent | BaseException | None = None
         self._remember = sent
+        self._over = threading.Event()
         begun = threading.Event()
 
         def run() -> None:
             try:
                 self._result = send_growing(
-                    folder, image, self._describe, self._growth, peer, tls, expected=expected, progress=progress, taken=begun.set
+                    folder,
+                    image,
+                    self._describe,
+                    self._growth,
+                    peer,
+                    tls,
+                    expected=expected,
+                    progress=progress,
+                    taken=begun.set,
+                    bases=bases,
                 )
             except BaseException as error:
                 self._result = error
             finally:
                 begun.set()
+                self._over.set()
 
         self._thread = threading.Thread(target=run, name=f"send {image}", daemon=True)
         self._thread.start()
         begun.wait()
         if isinstance(self._result, BaseException):
             raise self._result
+
+    def copy(self, memories: Sequence[Live], within_s: float) -> str:
+        """See `depot.Sending`. Raises what `send_growing` does when the link broke meanwhile: nothing can be sent any more."""
+        job = Job(memories, time.monotonic() + within_s)
+        self._growth.copy(job)
+        while not job.done.wait(_LOOK_S):
+            if self._over.is_set():
+                break
+        if isinstance(self._result, BaseException):
+            raise self._result
+        return job.failed
 
     def finish(self, image: ImageFacts) -> int:
         """See `depot.Sending`. Raises what `send_growing` does."""

@@ -20,12 +20,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from shunter.model.errors import Problem, Rejected, Retry, Unknown
 from shunter_agent.depot import ImageFacts
-from shunter_agent.images import frames, room, store, transfer
+from shunter_agent.images import frames, offering, room, store
+from shunter_agent.images.cutting import CHUNK
+from shunter_agent.images.growth import Growth
 from shunter_agent.images.manifest import ImageFile, ImageInfo, ImageManifest, manifest_of
 from shunter_agent.images.room import KEEP
 from shunter_agent.images.server import CROWD, Allowance, ImageServer
 from shunter_agent.images.store import ImageStore
-from shunter_agent.images.transfer import Growth, Limits, Peer, Sent, send_growing, send_whole
+from shunter_agent.images.transfer import Limits, Peer, Sent, send_growing, send_whole
 from shunter_agent.refusals import Undone
 from shunter_agent.runtime.criu import CriuRuntime
 from shunter_agent.runtime.network import Uplink
@@ -199,7 +201,7 @@ def test_an_image_is_sent_while_it_grows(pair: Pair) -> None:
     half, rest = os.urandom(2_500_000), os.urandom(1_500_001)
     with (folder / "pages-1.img").open("wb", buffering=0) as pages:
         pages.write(half)
-        until(lambda: sent_so_far[0] == len(half), "the first part is sent before the image is complete")
+        until(lambda: sent_so_far[0] == 2 * CHUNK, "whole chunks of the first part are sent before the image is complete")
         (folder / "core-1.img").write_bytes(b"half written")
         assert described == []
         pages.write(rest)
@@ -216,7 +218,7 @@ def test_an_image_is_sent_while_it_grows(pair: Pair) -> None:
 
 
 def test_a_sender_with_nothing_to_say_for_long_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "_REASSURE_S", 0.1)
+    monkeypatch.setattr(offering, "REASSURE_S", 0.1)
     pair = Pair(tmp_path, Allowance(idle_s=0.4))
     folder = pair.here.begin("i1")
     growth = Growth()
@@ -229,11 +231,11 @@ def test_a_sender_with_nothing_to_say_for_long_is_waited_for(tmp_path: Path, mon
 
 def test_a_failed_dump_leaves_nothing_there(pair: Pair) -> None:
     folder = pair.here.begin("i1")
-    (folder / "pages-1.img").write_bytes(b"x" * 100)
+    (folder / "pages-1.img").write_bytes(b"x" * CHUNK)
     growth = Growth()
     with pytest.raises(Rejected, match="SH805"):
         send_growing(
-            folder, "i1", info, growth, pair.peer, pair.tls, limits=QUICK, progress=lambda count: growth.fail() if count == 100 else None
+            folder, "i1", info, growth, pair.peer, pair.tls, limits=QUICK, progress=lambda count: growth.fail() if count == CHUNK else None
         )
     pair.nothing_there()
 
@@ -329,7 +331,7 @@ def test_an_id_from_outside_can_not_lead_out_of_the_store(pair: Pair, image: str
     [
         frames.Data(name="a.img", offset=5, size=1),
         frames.Data(name="a.img", offset=0, size=-1),
-        frames.Data(name="a.img", offset=0, size=frames.CHUNK + 1),
+        frames.Data(name="a.img", offset=0, size=CHUNK + 1),
         frames.Hello(image="i2"),
     ],
     ids=["gap", "negative", "huge", "second hello"],
@@ -385,13 +387,13 @@ def test_a_growing_image_has_room_kept_for_what_its_worker_has(pair: Pair, monke
 
 
 def test_an_image_that_outgrows_the_disk_is_refused_on_the_way(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "STEP", frames.CHUNK)
-    monkeypatch.setattr(store, "_free", lambda root: KEEP + frames.CHUNK - sum(path.stat().st_size for path in root.rglob("*.img")))
+    monkeypatch.setattr(room, "STEP", CHUNK)
+    monkeypatch.setattr(store, "_free", lambda root: KEEP + CHUNK - sum(path.stat().st_size for path in root.rglob("*.img")))
     with pair.raw() as link:
         link.send(frames.Hello(image="i1"))
         assert link.from_receiver() == frames.Ready()
         for number in range(2):
-            link.send(frames.Data(name="pages-1.img", offset=number * frames.CHUNK, size=frames.CHUNK), bytes(frames.CHUNK))
+            link.send(frames.Data(name="pages-1.img", offset=number * CHUNK, size=CHUNK), bytes(CHUNK))
         refused = link.from_receiver()
     assert isinstance(refused, frames.Refused)
     assert (refused.code, refused.again) == ("SH814", True)

@@ -58,18 +58,23 @@ def _split(runs: Iterable[Run]) -> Iterator[Run]:
             at = until
 
 
+def pagemaps_of(folder: Path) -> dict[str, Pagemap]:
+    """The pagemaps of an image in `folder` by file name, of those whose pages file has the size that they say. Raises OSError."""
+    found = {}
+    for path in sorted(folder.glob("pagemap-*.img")):
+        with contextlib.suppress(NotAPagemap, FileNotFoundError):
+            pagemap = parse(path.read_bytes())
+            if (folder / pages_name(pagemap)).stat().st_size == pagemap.bytes > 0:
+                found[path.name] = pagemap
+    return found
+
+
 def pieces_of(folder: Path) -> dict[str, tuple[Piece, ...]]:
     """How the pages files of an image in `folder` are cut, by name. Those that no pagemap explains are left out: they are cut `fixed`.
 
     Raises OSError.
     """
-    found = {}
-    for path in folder.glob("pagemap-*.img"):
-        with contextlib.suppress(NotAPagemap, FileNotFoundError):
-            pagemap = parse(path.read_bytes())
-            if (folder / pages_name(pagemap)).stat().st_size == pagemap.bytes > 0:
-                found[pages_name(pagemap)] = along(pagemap.own)
-    return found
+    return {pages_name(pagemap): along(pagemap.own) for pagemap in pagemaps_of(folder).values()}
 
 
 def pages_name(pagemap: Pagemap) -> str:

@@ -11,8 +11,6 @@ from shunter_agent.images.manifest import ImageManifest
 from shunter_agent.images.secure import Secure
 
 VERSION: Final = 1
-CHUNK: Final = 1 << 20
-"""Most bytes behind one Data header."""
 _MOST_HEADER: Final = 8 << 20
 _LOOK_S: Final = 0.1
 _LENGTH: Final = struct.Struct(">I")
@@ -20,26 +18,64 @@ _LENGTH: Final = struct.Struct(">I")
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """Sender: an image follows, of about `bytes` bytes (0: not known). `digests` is a digest of what its manifest will say of its files;
-    empty while it is still being written."""
+    empty while it is still being written. `chunks`: it may come in chunks, if the receiver likes."""
 
     image: str
     version: int = VERSION
     digests: str = ""
     bytes: int = 0
+    chunks: bool = False
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """Receiver: go on, or `have`: this very image is here already, and nothing need be sent."""
+    """Receiver: go on, or `have`: this very image is here already, and nothing need be sent. `chunks`: it is to come in chunks, of which
+    there are `known` here already, of all images together."""
 
     have: bool = False
+    chunks: bool = False
+    known: int = 0
 
 
 class Data(msgspec.Struct, frozen=True, kw_only=True, tag="data"):
-    """Sender: `size` bytes of file `name` follow, from `offset` on; each file's bytes come in order."""
+    """Sender: `size` bytes of file `name` follow, from `offset` on; each file's bytes come in order.
+
+    In chunks they are one, and come in any order. `area` is the folder in the image's that the file is in: see `spread`.
+    """
 
     name: str
     offset: int
     size: int
+    area: str = ""
+
+
+class Wanted(msgspec.Struct, frozen=True, array_like=True):
+    """A chunk that the sender has, and the digest of one that it differs little from (empty: it knows none)."""
+
+    blake3: str
+    size: int
+    base: str = ""
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True, tag="offer"):
+    """Sender: at `offset` of file `name` there are these chunks side by side: take those that you have. Answered by an Answer."""
+
+    name: str
+    offset: int
+    chunks: tuple[Wanted, ...]
+    area: str = ""
+
+
+class Patch(msgspec.Struct, frozen=True, kw_only=True, tag="patch"):
+    """Sender: a chunk is made of `pieces`: of chunk `base`, so many bytes from an offset on; or, where that is negative, of so many
+    of those that follow this header."""
+
+    name: str
+    offset: int
+    size: int
+    blake3: str
+    base: str
+    pieces: tuple[tuple[int, int], ...]
+    area: str = ""
 
 
 class Wait(msgspec.Struct, frozen=True, tag="wait"):
@@ -47,9 +83,31 @@ class Wait(msgspec.Struct, frozen=True, tag="wait"):
 
 
 class Whole(msgspec.Struct, frozen=True, kw_only=True, tag="whole"):
-    """Sender: that was all of it."""
+    """Sender: that was all of it. `spread`: what it had before is in `parent`; see `spread`."""
 
     manifest: ImageManifest
+    spread: bool = False
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
+    """Receiver: of each chunk that was offered, in turn: `y` it is in its place, `b` only its base is here, `n` neither is."""
+
+    chunks: str
+
+
+class Missing(msgspec.Struct, frozen=True, array_like=True):
+    """A chunk whose bytes were wrong."""
+
+    area: str
+    name: str
+    offset: int
+    size: int
+
+
+class Again(msgspec.Struct, frozen=True, kw_only=True, tag="again"):
+    """Receiver: not yet: send these, and then that it was all."""
+
+    missing: tuple[Missing, ...]
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True, tag="stored"):
@@ -67,8 +125,8 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     again: bool = False
 
 
-FromSender: TypeAlias = Hello | Data | Wait | Whole
-FromReceiver: TypeAlias = Ready | Stored | Refused
+FromSender: TypeAlias = Hello | Data | Offer | Patch | Wait | Whole
+FromReceiver: TypeAlias = Ready | Answer | Again | Stored | Refused
 
 _from_sender: Final = msgspec.json.Decoder(FromSender)
 _from_receiver: Final = msgspec.json.Decoder(FromReceiver)

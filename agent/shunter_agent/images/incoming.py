@@ -7,7 +7,8 @@ from blake3 import blake3
 from shunter.model.errors import Problem, Rejected
 from shunter.model.units import Bytes
 
-from shunter_agent.images.frames import CHUNK, Broken, Data, Link, Wait, Whole
+from shunter_agent.images.cutting import CHUNK
+from shunter_agent.images.frames import Broken, Data, Link, Wait, Whole
 from shunter_agent.images.manifest import ImageFile, ImageManifest, check_name
 from shunter_agent.images.room import Share
 from shunter_agent.images.store import ImageStore

@@ -1,11 +1,14 @@
 """What an image's manifest says, and the rules for names that come from elsewhere."""
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
+from blake3 import blake3
 from shunter.model.errors import Problem, Rejected
 
+from shunter_agent.images.cutting import CHUNK
 from shunter_agent.runtime.port import WorkerSpec
 
 MANIFEST: Final = "manifest.json"
@@ -14,12 +17,35 @@ _BESIDE: Final = re.compile(r".*\.log|stats-.*", re.ASCII)
 _FILE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}", re.ASCII)
 
 
+class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Bytes by what they are: the BLAKE3 of them in hex, and how many."""
+
+    blake3: str
+    size: int
+
+
 class ImageFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One file of an image: its name (no folders), its size in bytes, and the BLAKE3 of its bytes in hex."""
+    """One file of an image: its name (no folders), its size in bytes, and the BLAKE3 in hex of its bytes or, of a file in `chunks` (see
+    `cutting`), of their digests and sizes in turn. No chunks: it is all one.
+    """
 
     name: str
     size: int
     blake3: str
+    chunks: tuple[Chunk, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, chunks: Sequence[Chunk]) -> "ImageFile":
+        """A file that is these chunks, at least one, side by side."""
+        if len(chunks) == 1:
+            return cls(name=name, size=chunks[0].size, blake3=chunks[0].blake3)
+        digest = blake3(b"".join(bytes.fromhex(chunk.blake3) + chunk.size.to_bytes(8, "little") for chunk in chunks))
+        return cls(name=name, size=sum(chunk.size for chunk in chunks), blake3=digest.hexdigest(), chunks=tuple(chunks))
+
+    @property
+    def parts(self) -> tuple[Chunk, ...]:
+        """Its chunks, one where it is all one."""
+        return self.chunks or (Chunk(self.blake3, self.size),)
 
 
 class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +76,11 @@ class ImageManifest(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[ImageFile, ...]
     pause_s: float | None = None
     facts: dict[str, str] = {}
+
+    @property
+    def in_chunks(self) -> bool:
+        """No file has more bytes in one piece than a chunk may. False for an image of a release that knew no chunks."""
+        return all(part.size <= CHUNK for file in self.files for part in file.parts)
 
 
 def manifest_of(info: ImageInfo, files: tuple[ImageFile, ...]) -> ImageManifest:

@@ -11,7 +11,9 @@ from typing import Final
 import msgspec
 from shunter.model.errors import Problem, Rejected, Retry, ShunterError
 
-from shunter_agent.images.frames import CHUNK, VERSION, Broken, FromReceiver, Hello, Link, Ready, Refused, Stored
+from shunter_agent.images.assembly import Assembly
+from shunter_agent.images.cutting import CHUNK
+from shunter_agent.images.frames import VERSION, Broken, FromReceiver, Hello, Link, Ready, Refused, Stored
 from shunter_agent.images.guests import Guests
 from shunter_agent.images.incoming import Incoming, problem, too_large
 from shunter_agent.images.manifest import ImageManifest, check_id
@@ -152,10 +154,11 @@ class ImageServer:
             return
         if hello.bytes > self._allow.bytes:
             raise Rejected(too_large(hello.bytes, self._allow.bytes))
+        making = Assembly if hello.chunks else Incoming
         with self._store.room.share(hello.image) as share:
             share.announce(hello.bytes)
-            with Incoming(self._store, hello.image, share, bytes=self._allow.bytes, files=self._allow.files) as incoming:
-                link.send(Ready())
+            with making(self._store, hello.image, share, bytes=self._allow.bytes, files=self._allow.files) as incoming:
+                link.send(Ready(chunks=True, known=len(self._store.index)) if hello.chunks else Ready())
                 manifest = incoming.take(link)
                 self._store.commit_received(manifest, fsync=self._fsync)
         self._received(manifest, node)

@@ -8,10 +8,11 @@ image is committed without, and `sync` is called once the worker runs again; unt
 """
 
 import contextlib
+import itertools
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +20,10 @@ import msgspec
 from blake3 import blake3
 from shunter.model.errors import Problem, Rejected
 
-from shunter_agent.images.manifest import MANIFEST, ImageFile, ImageInfo, ImageManifest, belongs, check_id, manifest_of
+from shunter_agent.images import spread
+from shunter_agent.images.cutting import Piece, fixed, pieces_of
+from shunter_agent.images.index import ChunkIndex
+from shunter_agent.images.manifest import MANIFEST, Chunk, ImageFile, ImageInfo, ImageManifest, belongs, check_id, manifest_of
 from shunter_agent.images.room import Room
 
 PARTIAL: Final = ".partial"
@@ -34,11 +38,17 @@ class ImageStore:
         self.root = root
         self.room = Room(self.free_bytes)
         """What is left of the disk for images."""
+        self.index = ChunkIndex(root)
+        """Which chunks the whole images here hold."""
         self._lock = threading.Lock()
+        self._joining = threading.Lock()
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         root.chmod(0o700)
         for left in [*root.glob(f"*{PARTIAL}"), *root.glob(f"*{DOOMED}")]:
             shutil.rmtree(left)
+        for manifest in self.list():
+            if not spread.is_spread(self._whole(manifest.id)):
+                self.index.add(manifest)
 
     def begin(self, image: str) -> Path:
         """An empty folder for a new image. Raises Rejected SH801, and SH803 when there is one of this id, whole or in the making."""
@@ -63,7 +73,8 @@ class ImageStore:
         folder = self._partial(info.id)
         if not folder.is_dir():
             raise Rejected(_missing(info.id))
-        manifest = manifest_of(info, tuple(_describe(path, known or {}, info.id) for path in _files(folder, info.id)))
+        cuts = {} if known else pieces_of(folder)
+        manifest = manifest_of(info, tuple(_describe(path, known or {}, cuts, info.id) for path in _files(folder, info.id)))
         self._publish(folder, manifest, fsync)
         return manifest
 
@@ -72,25 +83,48 @@ class ImageStore:
         folder = self._partial(manifest.id)
         if not folder.is_dir():
             raise Rejected(_missing(manifest.id))
-        if sorted(path.name for path in _files(folder, manifest.id)) != [file.name for file in manifest.files]:
-            raise Rejected(_damaged(manifest.id, "its files are not those of its manifest"))
+        if not spread.is_spread(folder):
+            shutil.rmtree(folder / spread.COPY, ignore_errors=True)  # it was copied to be on top of it, and wasn't
+            if sorted(path.name for path in _files(folder, manifest.id)) != [file.name for file in manifest.files]:
+                raise Rejected(_damaged(manifest.id, "its files are not those of its manifest"))
+        elif fsync and not spread.join(folder, manifest):
+            raise Rejected(_damaged(manifest.id, "its parts don't make what its manifest says"))
         self._publish(folder, manifest, fsync)
 
     def _publish(self, folder: Path, manifest: ImageManifest, fsync: bool) -> None:
-        for path in folder.iterdir():
-            path.chmod(0o600)
+        for path in folder.rglob("*"):
+            path.chmod(0o700 if path.is_dir() else 0o600)
         descriptor = os.open(folder / MANIFEST, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
         if fsync:
             _fsync(folder)
         folder.rename(self._whole(manifest.id))
+        if not spread.is_spread(self._whole(manifest.id)):
+            self.index.add(manifest)
         if fsync:
             _fsync_path(self.root)
 
+    def join(self, image: str) -> None:
+        """Make an image that was received on top of a copy what was dumped (see `spread`). Nothing for any other.
+
+        Raises Rejected SH801, SH802, and SH804 when its parts don't make what its manifest says; Retry SH814; OSError.
+        """
+        with self._joining:
+            manifest, folder = self.get(image), self._whole(image)
+            if not spread.is_spread(folder):
+                return
+            with self.room.share(image) as share:
+                share.announce(manifest.bytes)
+                if not spread.join(folder, manifest):
+                    raise Rejected(_damaged(image, "its parts don't make what its manifest says"))
+            self.index.add(manifest)
+            if not folder.exists():
+                self.index.remove(image)
+
     def sync(self, image: str) -> None:
-        """Bring a whole image to the disk. Raises Rejected SH802, OSError."""
-        self.get(image)
+        """Bring a whole image to the disk, joined if it was spread. Raises as `join` does."""
+        self.join(image)
         _fsync(self._whole(image))
         _fsync_path(self.root)
 
@@ -100,6 +134,7 @@ class ImageStore:
 
     def discard(self, image: str) -> None:
         """Delete a whole image. Idempotent. Raises Rejected SH801."""
+        self.index.remove(image)
         self._delete(self._whole(image))
 
     def _delete(self, folder: Path) -> None:
@@ -141,8 +176,9 @@ class ImageStore:
     def verify(self, image: str) -> tuple[Problem, ...]:
         """Read it all and compare with its manifest. Empty: it is as it was. Logs beside it don't count.
 
-        Raises Rejected SH801, SH802, SH804.
+        Raises as `join` does, which comes first.
         """
+        self.join(image)
         manifest, folder = self.get(image), self._whole(image)
         return tuple(problem for file in manifest.files for problem in _compare(folder / file.name, file, image))
 
@@ -170,19 +206,28 @@ def _files(folder: Path, image: str) -> Iterable[Path]:
         yield path
 
 
-def _describe(path: Path, known: Mapping[str, ImageFile], image: str) -> ImageFile:
+def _describe(path: Path, known: Mapping[str, ImageFile], cuts: Mapping[str, tuple[Piece, ...]], image: str) -> ImageFile:
     size = path.stat().st_size
     file = known.get(path.name)
     if file is None:
-        return ImageFile(name=path.name, size=size, blake3=digest_of(path))
+        return ImageFile.of(path.name, tuple(_chunks(path, cuts.get(path.name) or fixed(size))))
     if file.size != size:
         raise Rejected(_damaged(image, f"{path.name} has {size} bytes, and had {file.size} when its digest was computed"))
     return file
 
 
-def digest_of(path: Path) -> str:
-    """The BLAKE3 of a file's bytes, in hex. Raises OSError."""
-    return blake3().update_mmap(path).hexdigest()
+def _chunks(path: Path, pieces: Iterable[Piece]) -> Iterator[Chunk]:
+    with path.open("rb", buffering=0) as file:
+        for piece in pieces:
+            yield Chunk(blake3(os.pread(file.fileno(), piece.size, piece.offset)).hexdigest(), piece.size)
+
+
+def _as_it_was(path: Path, file: ImageFile) -> bool:
+    if not file.chunks:
+        return blake3().update_mmap(path).hexdigest() == file.blake3
+    starts = itertools.accumulate((chunk.size for chunk in file.chunks), initial=0)
+    pieces = (Piece(at, chunk.size) for at, chunk in zip(starts, file.chunks, strict=False))
+    return all(found == chunk for found, chunk in zip(_chunks(path, pieces), file.chunks, strict=True))
 
 
 def _compare(path: Path, file: ImageFile, image: str) -> Iterable[Problem]:
@@ -190,7 +235,7 @@ def _compare(path: Path, file: ImageFile, image: str) -> Iterable[Problem]:
         size = path.stat().st_size
         if size != file.size:
             yield _damaged(image, f"{file.name} has {size} bytes instead of {file.size}")
-        elif digest_of(path) != file.blake3:
+        elif not _as_it_was(path, file):
             yield _damaged(image, f"the bytes of {file.name} are not those that were written")
     except OSError as error:
         yield _damaged(image, f"{file.name} can't be read: {error.strerror}")

@@ -1,30 +1,27 @@
 """Sending images to another agent, also while they are still being written."""
 
 import contextlib
-import io
-import select
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Protocol
 
 import msgspec
 from blake3 import blake3
 from shunter.model.errors import Problem, Rejected, Retry, Unknown
 
-from shunter_agent.images.frames import CHUNK, Broken, Data, Hello, Link, Ready, Refused, Stored, Wait, Whole
-from shunter_agent.images.manifest import ImageFile, ImageInfo, ImageManifest, belongs, check_id, manifest_of
+from shunter_agent.images.bases import Bases
+from shunter_agent.images.frames import Broken, Hello, Link, Ready, Stored
+from shunter_agent.images.growth import Growth
+from shunter_agent.images.manifest import ImageFile, ImageInfo, ImageManifest, check_id, manifest_of
+from shunter_agent.images.offering import ChunkSender
 from shunter_agent.images.secure import Secure
 from shunter_agent.images.store import ImageStore
+from shunter_agent.images.streaming import WholeSender
+from shunter_agent.images.talk import Talk
 from shunter_agent.tls import TlsFiles, client_context, require_agent
-
-_GROWING: Final = "pages-*.img"
-"""Files that CRIU only ever appends to. All others are sent once they are complete."""
-_LOOK_S: Final = 0.002
-_REASSURE_S: Final = 1.0
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,48 +71,6 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
         return {file.name: file for file in self.manifest.files}
 
 
-class Growth:
-    """Tells a sender how the dump that it follows goes on. Exactly one of `finish` and `fail` ends it; safe between threads."""
-
-    def __init__(self) -> None:
-        self._over = threading.Event()
-        self._good = False
-        self._lock = threading.Lock()
-        self._link: socket.socket | None = None
-        self._hung_up = False
-
-    def finish(self) -> None:
-        """All files have their final bytes."""
-        self._good = True
-        self._over.set()
-
-    def fail(self) -> None:
-        """There will be no image: what was sent is dropped."""
-        self._over.set()
-
-    def goes_over(self, link: socket.socket) -> None:
-        """There is a connection now, which `hang_up` ends: at once, if that was called already."""
-        with self._lock:
-            self._link = link
-            if self._hung_up:
-                _shut(link)
-
-    def hang_up(self) -> None:
-        """End the sender's connection under it, whatever it waits for: a node that lost its power never answers. Idempotent."""
-        with self._lock:
-            self._hung_up = True
-            if self._link is not None:
-                _shut(self._link)
-
-    def wait(self, seconds: float) -> bool:
-        """Wait at most so long. True once all files are final. Raises Rejected SH805 when the dump has failed."""
-        if not self._over.wait(seconds):
-            return False
-        if not self._good:
-            raise Rejected(Problem(code="SH805", what="the image was given up before it was complete", remedy="See why its dump failed"))
-        return True
-
-
 def send_growing(
     folder: Path,
     image: str,
@@ -128,8 +83,10 @@ def send_growing(
     limits: Limits = Limits(),  # noqa: B008  (frozen)
     progress: Callable[[int], None] = lambda _bytes: None,
     taken: Callable[[], None] = lambda: None,
+    bases: Callable[[], Bases] = dict,
 ) -> Sent:
-    """Send the image that is being written into `folder`, and return when it is whole and visible at the peer.
+    """Send the image that is being written into `folder`, and return when it is whole and visible at the peer. `bases` are chunks here
+    which those of the image may differ little from.
 
     The peer keeps room for `expected` bytes (0: nobody knows); it may become larger or smaller. `describe` is called once `growth` has
     finished. `progress` gets the bytes sent so far; `taken` is called once the peer is ready for it. Raises Retry SH806 (nothing is left
@@ -137,15 +94,19 @@ def send_growing(
     the last byte: the image may be whole there.
     """
     check_id(image)
+    began = time.monotonic()
     with _link(peer, tls, limits, growth.goes_over) as link:
-        sender = _Sender(link, folder, progress)
+        talk = Talk(link)
         with _explained(peer):
-            sender.open(Hello(image=image, bytes=expected))
+            ready = _open(talk, Hello(image=image, bytes=expected, chunks=True))
+            sender: _Sender = WholeSender(talk, folder, progress)
+            if ready.chunks:
+                sender = ChunkSender(talk, folder, bases, ready.known > 0, progress)
             taken()
             sender.follow(growth)
             complete = time.monotonic()
             sender.rest()
-        return sender.close(manifest_of(describe(), sender.files()), complete, peer)
+        return _close(sender, manifest_of(describe(), sender.files()), began, complete, peer)
 
 
 def send_whole(
@@ -161,25 +122,43 @@ def send_whole(
 
     Raises as `send_growing` does, and Rejected SH802, or SH804 when the bytes here aren't those of the manifest any more.
     """
+    store.join(image)
     manifest = store.get(image)
     folder = store.folder(image)
     began = time.monotonic()
     with _link(peer, tls, limits) as link:
-        sender = _Sender(link, folder, progress)
+        talk = Talk(link)
         with _explained(peer):
-            if sender.open(Hello(image=image, digests=digests_of(manifest), bytes=manifest.bytes)):
+            ready = _open(talk, Hello(image=image, digests=digests_of(manifest), bytes=manifest.bytes, chunks=manifest.in_chunks))
+            if ready.have:
                 return Sent(manifest=manifest, bytes=0, seconds=time.monotonic() - began, after_s=0.0)
+            sender: _Sender = WholeSender(talk, folder, progress)
+            if ready.chunks:
+                sender = ChunkSender(talk, folder, dict, ready.known > 0, progress, manifest)
+            elif manifest.in_chunks and any(file.chunks for file in manifest.files):
+                manifest = _unchunked(store, manifest)
             sender.rest()
         if sender.files() != manifest.files:
-            raise Rejected(
-                Problem(
-                    code="SH804",
-                    what="the image is damaged: its files are not those of its manifest",
-                    remedy="Discard it, and use another copy",
-                    subject=image,
-                )
-            )
-        return sender.close(manifest, began, peer)
+            raise Rejected(_damaged(image))
+        return _close(sender, manifest, began, began, peer)
+
+
+def _unchunked(store: ImageStore, manifest: ImageManifest) -> ImageManifest:
+    """The manifest for a release that knows no chunks. Raises Rejected SH804."""
+    if store.verify(manifest.id):
+        raise Rejected(_damaged(manifest.id))
+    folder = store.folder(manifest.id)
+    files = (msgspec.structs.replace(f, chunks=(), blake3=blake3().update_mmap(folder / f.name).hexdigest()) for f in manifest.files)
+    return msgspec.structs.replace(manifest, files=tuple(files))
+
+
+def _damaged(image: str) -> Problem:
+    return Problem(
+        code="SH804",
+        what="the image is damaged: its files are not those of its manifest",
+        remedy="Discard it, and use another copy",
+        subject=image,
+    )
 
 
 def digests_of(manifest: ImageManifest) -> str:
@@ -187,108 +166,41 @@ def digests_of(manifest: ImageManifest) -> str:
     return blake3(msgspec.json.encode(manifest.files)).hexdigest()
 
 
-class _Sender:
-    """One transfer: files are read once, hashed and sent."""
+class _Sender(Protocol):
+    """How the files of an image go over: in chunks, or whole to a release that knows no others."""
 
-    def __init__(self, link: Link, folder: Path, progress: Callable[[int], None]) -> None:
-        self._link = link
-        self._folder = folder
-        self._progress = progress
-        self._began = time.monotonic()
-        self._bytes = 0
-        self._sizes: dict[str, int] = {}
-        self._hashes: dict[str, blake3] = {}
-        self._buffer = memoryview(bytearray(CHUNK))
-        self._spoke = self._began
+    bytes: int
 
-    def open(self, hello: Hello) -> bool:
-        """Announce the image. True when the peer has it already."""
-        self._link.send(hello)
-        answer = self._answer()
-        if not isinstance(answer, Ready):
+    def follow(self, growth: Growth) -> None: ...
+    def rest(self) -> None: ...
+    def files(self) -> tuple[ImageFile, ...]: ...
+    def end(self, manifest: ImageManifest) -> Stored: ...
+
+
+def _open(talk: Talk, hello: Hello) -> Ready:
+    talk.say(hello)
+    answer = talk.listen()
+    if not isinstance(answer, Ready):
+        raise Broken("the other side answered out of turn")
+    return answer
+
+
+def _close(sender: _Sender, manifest: ImageManifest, began: float, complete: float, peer: Peer) -> Sent:
+    """Send the manifest and wait until the image is visible at the peer. `complete`: when it was complete here (monotonic)."""
+    try:
+        if sender.end(manifest).bytes != manifest.bytes:
             raise Broken("the other side answered out of turn")
-        return answer.have
-
-    def follow(self, growth: Growth) -> None:
-        """Send files that only grow, as they do, until all files are final."""
-        with contextlib.ExitStack() as stack:
-            opened: dict[str, io.FileIO] = {}
-            while not growth.wait(0 if self._grown(opened, stack) else _LOOK_S):
-                if time.monotonic() - self._spoke > _REASSURE_S:
-                    self._say(Wait())
-
-    def _grown(self, opened: dict[str, io.FileIO], stack: contextlib.ExitStack) -> bool:
-        for path in self._folder.glob(_GROWING):
-            if path.name not in opened:
-                opened[path.name] = stack.enter_context(io.FileIO(path))
-        return any([self._chunk(name, file) for name, file in opened.items()])
-
-    def rest(self) -> None:
-        """Send whatever hasn't been sent, of all files."""
-        for path in sorted(self._folder.iterdir()):
-            if belongs(path.name):
-                with io.FileIO(path) as file:
-                    file.seek(self._sizes.get(path.name, 0))
-                    self._hashes.setdefault(path.name, blake3())
-                    while self._chunk(path.name, file):
-                        pass
-                    if path.name not in self._sizes:
-                        self._say(Data(name=path.name, offset=0, size=0))  # an empty file is a file
-                        self._sizes[path.name] = 0
-
-    def _chunk(self, name: str, file: io.FileIO) -> int:
-        count = file.readinto(self._buffer) or 0
-        if count:
-            body = self._buffer[:count]
-            self._hashes.setdefault(name, blake3()).update(body)
-            self._say(Data(name=name, offset=self._sizes.get(name, 0), size=count), body)
-            self._sizes[name] = self._sizes.get(name, 0) + count
-            self._bytes += count
-            self._progress(self._bytes)
-        return count
-
-    def _say(self, header: Data | Wait | Whole, body: memoryview | bytes = b"") -> None:
-        if select.select([self._link.socket], [], [], 0)[0]:
-            self._answer()  # nothing but a refusal comes before the end
-            raise Broken("the other side answered out of turn")
-        try:
-            self._link.send(header, body)
-        except Broken:
-            with contextlib.suppress(Broken):
-                self._answer()  # a refusal may have come in the meantime, and says more
-            raise
-        self._spoke = time.monotonic()
-
-    def files(self) -> tuple[ImageFile, ...]:
-        """What was sent, sorted by name."""
-        return tuple(ImageFile(name=name, size=size, blake3=self._hashes[name].hexdigest()) for name, size in sorted(self._sizes.items()))
-
-    def close(self, manifest: ImageManifest, complete: float, peer: Peer) -> Sent:
-        """Send the manifest and wait until the image is visible at the peer. `complete`: when it was complete here (monotonic)."""
-        with _explained(peer):
-            self._say(Whole(manifest=manifest))
-        try:
-            answer = self._answer()
-            if not isinstance(answer, Stored) or answer.bytes != manifest.bytes:
-                raise Broken("the other side answered out of turn")
-        except Broken as error:
-            raise Unknown(
-                Problem(
-                    code="SH811",
-                    what=f"the link to {peer.node} broke before it confirmed the image, which may be whole there: {error}",
-                    remedy="Ask the node for its images, or send it again: it is taken only once",
-                    subject=manifest.id,
-                )
-            ) from error
-        now = time.monotonic()
-        return Sent(manifest=manifest, bytes=self._bytes, seconds=now - self._began, after_s=now - complete)
-
-    def _answer(self) -> Ready | Stored:
-        answer = self._link.from_receiver()
-        if isinstance(answer, Refused):
-            problem = Problem(code=answer.code, what=answer.what, remedy=answer.remedy)
-            raise Retry(problem) if answer.again else Rejected(problem)
-        return answer
+    except Broken as error:
+        raise Unknown(
+            Problem(
+                code="SH811",
+                what=f"the link to {peer.node} broke before it confirmed the image, which may be whole there: {error}",
+                remedy="Ask the node for its images, or send it again: it is taken only once",
+                subject=manifest.id,
+            )
+        ) from error
+    now = time.monotonic()
+    return Sent(manifest=manifest, bytes=sender.bytes, seconds=now - began, after_s=now - complete)
 
 
 @contextlib.contextmanager
@@ -297,11 +209,6 @@ def _explained(peer: Peer) -> Iterator[None]:
         yield
     except Broken as error:
         raise Retry(_unsent(peer, str(error))) from error
-
-
-def _shut(link: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        link.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager

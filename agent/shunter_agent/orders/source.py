@@ -19,6 +19,8 @@ from shunter_agent.orders.carry import Orders, Outcome
 from shunter_agent.refusals import Undone, rejected, retry, undone
 from shunter_agent.runtime.port import Frozen
 
+COPY_S: Final = 60.0
+"""The longest that memory is copied ahead."""
 LOOK_S: Final = 0.25
 """Seconds between looks at a worker that drains."""
 
@@ -69,8 +71,10 @@ class Source:
 
     # -- freezing
 
-    async def freeze(self, message: pb.FreezeOrder) -> pb.FreezeReply:
+    async def freeze(self, message: pb.FreezeOrder, within_s: float | None = None) -> pb.FreezeReply:
         """Stop and dump the worker, sending the image meanwhile; keep it standing still for `hold_s`.
+
+        Before that its memory is copied while it runs (see `_ahead`). `within_s` is how long the caller waits; None: it doesn't say.
 
         Raises Undone when it was tried and the worker runs on; Rejected SH608 for a hold that isn't allowed.
         """
@@ -81,9 +85,9 @@ class Source:
                 f"a hold of {message.hold_s:g} s was asked for, allowed are up to {self._node.settings.hold:g} s",
                 "Change the engine's hold, or `hold` in the agent's settings",
             )
-        return await self._orders.carry_out("freeze", head, pb.FreezeReply, lambda: self._freeze(head, message))
+        return await self._orders.carry_out("freeze", head, pb.FreezeReply, lambda: self._freeze(head, message, within_s))
 
-    async def _freeze(self, head: Asked, message: pb.FreezeOrder) -> Outcome[pb.FreezeReply]:
+    async def _freeze(self, head: Asked, message: pb.FreezeOrder, within_s: float | None) -> Outcome[pb.FreezeReply]:
         node, row = self._node, self._node.row(head.worker)
         folder, expected = await self._begin(message.image, row)
         node.busy_images[message.image] = head.operation
@@ -92,8 +96,9 @@ class Source:
             if message.to.address:
                 progress = node.progress(head.operation, "freeze")
                 sending = await node.in_thread(
-                    node.depot.sending, folder, message.image, message.to.node, message.to.address, progress, expected
+                    node.depot.sending, folder, message.image, message.to.node, message.to.address, progress, expected, head.worker
                 )
+                await self._ahead(row, sending, within_s)
             frozen = await self._stop(row, folder)
         except BaseException:
             node.busy_images.pop(message.image, None)
@@ -126,6 +131,29 @@ class Source:
             node.journal.undo(head.operation, ("thaw", "release"), node.clock(), "frozen again")
 
         return Outcome(reply, write, f"image {image.id}")
+
+    async def _ahead(self, row: WorkerRow, sending: Sending, within_s: float | None) -> None:
+        """Copy the worker's memory to the destination while it runs: for half of the time that the caller waits, and for `COPY_S` at most.
+
+        It saves time when the worker stands still, and costs some before. So nothing is copied on a node that has a notice with a deadline:
+        there the worker has to leave soon, and how long it stands still comes second. What fails here is told, and holds nothing up.
+        """
+        node, worker = self._node, row.spec.worker
+        seconds = COPY_S if within_s is None else min(COPY_S, within_s / 2)
+        if any(notice.deadline is not None for notice in node.notices.values()):
+            return
+        try:
+            memories = await node.in_thread(node.runtime.live, row.process)
+        except OSError as error:
+            node.log.error("memory isn't copied ahead", worker=worker, error=str(error))
+            return
+        try:
+            failed = await node.in_thread(sending.copy, memories, seconds) if memories else ""
+        finally:
+            for memory in memories:
+                memory.close()
+        if failed:
+            node.log.error("memory was copied ahead in part", worker=worker, error=failed)
 
     @staticmethod
     async def _within(keeping: "asyncio.Task[ImageFacts]", hold_s: float, worker: str) -> ImageFacts:

@@ -7,13 +7,13 @@ Both directions are a two-phase commit (see docs/decisions/0005): a dump stops a
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from shunter.model.errors import Problem, Rejected
 
-from shunter_agent.runtime import canary, holds, hostfacts, locktables, preflight, swrk
+from shunter_agent.runtime import canary, holds, hostfacts, live, locktables, preflight, swrk
 from shunter_agent.runtime import criu_rpc_pb2 as rpc
 from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.namespaces import become_subreaper
@@ -147,6 +147,10 @@ class CriuRuntime:
     def memory(self, process: Process) -> int | None:
         """See `port.Runtime`."""
         return processes.memory(process)
+
+    def live(self, process: Process) -> Sequence[live.LiveMemory]:
+        """See `port.Runtime`."""
+        return live.memories(process)
 
 
 def _end_all(born: list[Process]) -> None:

@@ -5,7 +5,7 @@ after one is
 in the `Process` (which the agent's journal stores) or in the image's folder.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -48,6 +48,25 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
 
     frozen_at: float
     dump_s: float
+
+
+class Live(Protocol):
+    """The memory of one process of a worker that runs. What is read of it may be of any moment, and of different ones."""
+
+    pid: int
+    """As an image names it: the process' own idea of its pid."""
+
+    def runs(self) -> "Sequence[tuple[int, int]]":
+        """Where a dump would find pages of its own, about: address and number of pages, ascending. Raises OSError."""
+        ...
+
+    def read(self, address: int, into: memoryview) -> bool:
+        """Fill `into` from `address` on. False when not all of it is there any more. Raises OSError when the process is gone."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it. Idempotent."""
+        ...
 
 
 class Frozen(Protocol):
@@ -162,4 +181,10 @@ class Runtime(Protocol):
 
     def memory(self, process: Process) -> int | None:
         """Resident bytes of its tree; None if it can't be told."""
+        ...
+
+    def live(self, process: Process) -> Sequence[Live]:
+        """The processes of its tree, to copy memory from while they run; close each. Empty: this driver's images aren't made of memory.
+
+        Raises OSError."""
         ...

@@ -17,7 +17,7 @@ import signal
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +27,7 @@ from shunter.model.errors import Problem, Rejected, Unknown
 from shunter_agent.runtime import hostfacts
 from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.network import NoNetwork
-from shunter_agent.runtime.port import Dump, Network, Process, WorkerSpec
+from shunter_agent.runtime.port import Dump, Live, Network, Process, WorkerSpec
 from shunter_agent.runtime.shelf import Shelf, Standing
 
 NOTE: Final = "pretend.json"
@@ -281,3 +281,7 @@ class PretendRuntime:
     def memory(self, process: Process) -> int | None:
         """See `port.Runtime`."""
         return processes.memory(process)
+
+    def live(self, process: Process) -> Sequence[Live]:
+        """See `port.Runtime`."""
+        return ()

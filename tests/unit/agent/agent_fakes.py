@@ -6,7 +6,7 @@ They leave out: real processes, files and networks; time that passes by itself; 
 import io
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -125,6 +125,7 @@ class FakeRuntime:
         self.running: set[Process] = {PROCESS}
         self.networks: dict[str, FakeNetwork] = {}
         self.frozen: FakeFrozen | None = None
+        self.lives: Sequence[FakeLive] = ()
 
     def facts(self) -> dict[str, str]:
         return {"runtime": "fake", "kernel": "6.1", "cpu": "c"}
@@ -169,6 +170,26 @@ class FakeRuntime:
     def memory(self, process: Process) -> int | None:
         return 100
 
+    def live(self, process: Process) -> Sequence["FakeLive"]:
+        self.faults.point("live")
+        return self.lives
+
+
+class FakeLive:
+    pid = 1
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def runs(self) -> Sequence[tuple[int, int]]:
+        return ((4096, 1),)
+
+    def read(self, address: int, into: memoryview) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.closed = True
+
 
 class FakeDepot:
     """Images as a dictionary; `peers` are what was sent where."""
@@ -179,6 +200,8 @@ class FakeDepot:
         self.partial: set[str] = set()
         self.peers: dict[str, list[str]] = {}
         self.expected = 0
+        self.copied: list[float] = []
+        """Seconds that memory could be copied ahead for, each time."""
 
     def begin(self, image: str, expected: int = 0) -> Path:
         self.faults.point("begin")
@@ -214,7 +237,7 @@ class FakeDepot:
         return self.whole.pop(image, None) is not None
 
     def sending(
-        self, folder: Path, image: str, node: str, address: str, progress: Callable[[int], None], expected: int = 0
+        self, folder: Path, image: str, node: str, address: str, progress: Callable[[int], None], expected: int = 0, worker: str = ""
     ) -> "FakeSending":
         self.faults.point("sending")
         self.expected = expected
@@ -229,6 +252,11 @@ class FakeDepot:
 class FakeSending:
     def __init__(self, depot: FakeDepot, node: str) -> None:
         self.depot, self.node, self.cancelled = depot, node, False
+
+    def copy(self, memories: Sequence[FakeLive], within_s: float) -> str:
+        self.depot.faults.point("copy")
+        self.depot.copied.append(within_s)
+        return ""
 
     def finish(self, image: ImageFacts) -> int:
         self.depot.faults.point("finish")

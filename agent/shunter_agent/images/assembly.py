@@ -1,0 +1,252 @@
+"""An image in the making, in chunks: those that are here already are copied, and only the others come from the other agent."""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Final
+
+from blake3 import blake3
+from shunter.model.errors import Problem, Rejected
+
+from shunter_agent.images import spread
+from shunter_agent.images.cutting import CHUNK
+from shunter_agent.images.frames import Again, Answer, Broken, Data, Link, Missing, Offer, Patch, Wait, Wanted, Whole
+from shunter_agent.images.incoming import problem, too_large
+from shunter_agent.images.index import Place
+from shunter_agent.images.manifest import Chunk, ImageFile, ImageManifest, check_name
+from shunter_agent.images.pagemap import NotAPagemap
+from shunter_agent.images.room import Share
+from shunter_agent.images.store import ImageStore
+
+_MOST_OFFERED: Final = 1024
+_MOST_AGAIN: Final = 3
+"""Times that wrong bytes are asked for again: on a link with checksums they come from a sender that is at fault."""
+
+
+class _File:
+    """A file that is being filled, in any order."""
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self.chunks: dict[int, Chunk] = {}
+
+    def described(self, name: str) -> ImageFile | None:
+        """What it is, if its chunks lie side by side from its beginning on."""
+        at, parts = 0, []
+        for offset, chunk in sorted(self.chunks.items()):
+            if offset != at:
+                return None
+            at += chunk.size
+            parts.append(chunk)
+        return ImageFile.of(name, parts) if parts else None
+
+
+class Assembly:
+    """An image in the making, in chunks. Leaves nothing behind unless it became whole."""
+
+    def __init__(self, store: ImageStore, image: str, share: Share, *, bytes: int, files: int) -> None:
+        """As `Incoming`. Raises Rejected SH801, SH803; OSError."""
+        self._store = store
+        self._image = image
+        self._share = share
+        self._most_bytes = bytes
+        self._most_files = files
+        self._bytes = 0
+        self._folder = store.begin(image)
+        self._files: dict[tuple[str, str], _File] = {}
+        self._wrong: dict[tuple[str, str, int], int] = {}
+        self._buffer = memoryview(bytearray(CHUNK))
+
+    def __enter__(self) -> "Assembly":
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._close()
+        self._store.abandon(self._image)  # does nothing to one that has become whole
+
+    def _close(self) -> None:
+        for file in self._files.values():
+            if file.descriptor >= 0:
+                os.close(file.descriptor)
+                file.descriptor = -1
+
+    def take(self, link: Link) -> ImageManifest:
+        """Receive all files, compare with the manifest at the end. Raises Rejected SH801, SH804, SH808; Retry SH814; Broken; OSError."""
+        asked = 0
+        while True:
+            header = link.from_sender()
+            if isinstance(header, Data):
+                self._data(header, link)
+            elif isinstance(header, Offer):
+                link.send(Answer(chunks=self._offered(header)))
+            elif isinstance(header, Patch):
+                self._patch(header, link)
+            elif isinstance(header, Whole):
+                if not self._wrong:
+                    return self._checked(header)
+                asked += 1
+                if asked > _MOST_AGAIN:
+                    raise Rejected(_not_as_said())
+                link.send(Again(missing=tuple(Missing(area, name, at, size) for (area, name, at), size in self._wrong.items())))
+            elif not isinstance(header, Wait):
+                raise Broken("the sender spoke out of turn")
+
+    # -- bytes
+
+    def _data(self, header: Data, link: Link) -> None:
+        body = self._body(header.size, link)
+        self._put(header.area, header.name, header.offset, body, blake3(body).hexdigest())
+
+    def _body(self, size: int, link: Link) -> memoryview:
+        if not 0 <= size <= CHUNK:
+            raise Broken("a chunk has another size than chunks have")
+        body = self._buffer[:size]
+        link.read(body)
+        return body
+
+    def _put(self, area: str, name: str, offset: int, body: memoryview | bytes, digest: str, source: tuple[int, int] | None = None) -> None:
+        """Write a chunk; one that lies in another file here (`source`: descriptor, offset) without its bytes, where the disk can share."""
+        file = self._file(area, name, offset, len(body))
+        at, rest = offset, memoryview(body)
+        if source is not None:
+            with contextlib.suppress(OSError):  # other file systems say so in other ways, and then the bytes are written
+                count = os.copy_file_range(source[0], file.descriptor, len(body), source[1], offset)
+                at, rest = at + count, rest[count:]
+        while rest:
+            count = os.pwrite(file.descriptor, rest, at)
+            at, rest = at + count, rest[count:]
+        self._share.wrote(len(body))
+        file.chunks[offset] = Chunk(digest, len(body))
+        self._wrong.pop((area, name, offset), None)
+
+    def _file(self, area: str, name: str, offset: int, size: int) -> _File:
+        """The file, with room for so many bytes more."""
+        if offset < 0 or area not in spread.AREAS:
+            raise Broken("the sender's bytes are out of place")
+        self._bytes += size
+        if self._bytes > self._most_bytes or offset > self._most_bytes:
+            raise Rejected(too_large(self._bytes, self._most_bytes))
+        self._share.need(size)
+        found = self._files.get((area, name))
+        if found is None:
+            if len(self._files) >= self._most_files:
+                raise Rejected(problem("SH808", f"the image has more than {self._most_files} files", "Find out what made it"))
+            folder = self._folder / area
+            folder.mkdir(mode=0o700, exist_ok=True)
+            found = self._files[area, name] = _File(folder / check_name(name))
+        return found
+
+    # -- chunks that are here
+
+    def _offered(self, header: Offer) -> str:
+        if len(header.chunks) > _MOST_OFFERED:
+            raise Broken("the sender offers too much at once")
+        at, answers = header.offset, []
+        for chunk in header.chunks:
+            answers.append(self._fetch(header.area, header.name, at, chunk))
+            at += chunk.size
+        return "".join(answers)
+
+    def _fetch(self, area: str, name: str, offset: int, chunk: Wanted) -> str:
+        if not 0 <= chunk.size <= CHUNK:
+            raise Broken("a chunk has another size than chunks have")
+        for place in self._places(chunk.blake3):
+            if self._copy(place, area, name, offset, chunk):
+                return "y"
+        return "b" if chunk.base and self._places(chunk.base) else "n"
+
+    def _places(self, digest: str) -> tuple[Place, ...]:
+        try:
+            return self._store.index.find(digest)
+        except ValueError as error:
+            raise Broken("a digest isn't one") from error
+
+    def _copy(self, place: Place, area: str, name: str, offset: int, chunk: Wanted) -> bool:
+        """Take a chunk from another image here, and look at what was taken. False when it isn't what it was any more."""
+        try:
+            source = os.open(place.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False  # discarded meanwhile
+        try:
+            body = self._buffer[: chunk.size]
+            if os.preadv(source, [body], place.offset) != chunk.size or blake3(body).hexdigest() != chunk.blake3:
+                return False
+            self._put(area, name, offset, body, chunk.blake3, (source, place.offset))
+        finally:
+            os.close(source)
+        return True
+
+    def _patch(self, header: Patch, link: Link) -> None:
+        """Make a chunk of another one here. If the result is wrong, it is asked for at the end."""
+        new = sum(length for at, length in header.pieces if at < 0)
+        if not 0 <= header.size <= CHUNK or any(length < 0 for _at, length in header.pieces):
+            raise Broken("a chunk has another size than chunks have")
+        body = memoryview(bytes(self._body(new, link)))
+        base = self._base(header.base)
+        made = bytearray()
+        for at, length in header.pieces:
+            if at < 0:
+                made += body[:length]
+                body = body[length:]
+            else:
+                made += base[at : at + length]
+        digest = blake3(made).hexdigest()
+        if len(made) == header.size and digest == header.blake3:
+            self._put(header.area, header.name, header.offset, bytes(made), digest)
+        else:
+            self._file(header.area, header.name, header.offset, 0)
+            self._wrong[header.area, header.name, header.offset] = header.size
+
+    def _base(self, digest: str) -> bytes:
+        for place in self._places(digest):
+            try:
+                with place.path.open("rb", buffering=0) as file:
+                    return os.pread(file.fileno(), CHUNK, place.offset)
+            except FileNotFoundError:
+                continue
+        return b""
+
+    # -- the end
+
+    def _checked(self, header: Whole) -> ImageManifest:
+        self._close()
+        manifest = header.manifest
+        originals = {name for area, name in self._files if area == spread.ORIGINALS}
+        if manifest.id != self._image or bool(originals) != header.spread:
+            raise Rejected(_not_as_said())
+        if header.spread:
+            self._check_spread(manifest, originals)
+        elif any(area == spread.ORIGINALS for area, _name in self._files) or self._described() != manifest.files:
+            raise Rejected(_not_as_said())
+        return manifest
+
+    def _described(self) -> tuple[ImageFile | None, ...]:
+        return tuple(self._of("", name) for name in sorted(name for area, name in self._files if not area))
+
+    def _of(self, area: str, name: str) -> ImageFile | None:
+        file = self._files.get((area, name))
+        return file.described(name) if file is not None else None
+
+    def _check_spread(self, manifest: ImageManifest, originals: set[str]) -> None:
+        try:
+            pages = spread.pages_of(self._folder)
+        except NotAPagemap as error:
+            raise Rejected(_not_as_said()) from error
+        extra = {name for area, name in self._files if not area} - {file.name for file in manifest.files}
+        if any(not name.startswith("pages-") for name in extra):
+            raise Rejected(_not_as_said())
+        for file in manifest.files:
+            area = spread.ORIGINALS if file.name in originals else ""
+            if file.name not in pages and self._of(area, file.name) != file:
+                raise Rejected(_not_as_said())
+        what = spread.wrong(self._folder, manifest, self._copied)
+        if what:
+            raise Rejected(problem("SH804", f"what arrived is not what the manifest says: {what}", "Send it again"))
+
+    def _copied(self, name: str) -> dict[int, Chunk]:
+        file = self._files.get((spread.COPY, name))
+        return file.chunks if file else {}
+
+
+def _not_as_said() -> Problem:
+    return problem("SH804", "what arrived is not what the manifest says", "Send it again; if it happens again, check the link")

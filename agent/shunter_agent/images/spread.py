@@ -1,0 +1,219 @@
+"""Images that are spread over three folders until there is time to join them.
+
+A worker that was copied while it ran, and is dumped then, differs from its copy in few pages. Its image is
+
+- `parent/`: the copy, in CRIU's own form of an image on top of which another was made: a pagemap and a pages file for each process;
+- beside it, what the dump alone has: all other files, pagemaps that say of each page where it is, and pages files of those that changed;
+- `whole/`: the pagemaps as they were dumped.
+
+CRIU restores from that as it is, so nothing is copied while the worker stands still. `join` makes of it afterwards what was dumped, byte
+for byte: at any moment of that CRIU can restore from it.
+"""
+
+import bisect
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from blake3 import blake3
+
+from shunter_agent.images.cutting import Piece, along, pages_name
+from shunter_agent.images.manifest import Chunk, ImageFile, ImageManifest
+from shunter_agent.images.pagemap import PAGE, PARENT, NotAPagemap, Pagemap, Run, joined, parse
+
+COPY: Final = "parent"
+"""CRIU's own name for it."""
+ORIGINALS: Final = "whole"
+AREAS: Final = ("", COPY, ORIGINALS)
+CHANGED: Final = 1 << 30
+"""Added to the number of a pages file, for the one that holds only what changed: CRIU counts its own from 1."""
+
+
+class _Stretch(NamedTuple):
+    vaddr: int
+    end: int
+    descriptor: int
+    offset: int
+
+
+class SpreadPages:
+    """The pages of one process of a spread image. Close it after use."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        """`name` is its pagemap's. Raises NotAPagemap when the folders don't fit together; OSError."""
+        self.original = parse((folder / ORIGINALS / name).read_bytes())
+        """As it was dumped."""
+        self._now = parse((folder / name).read_bytes())
+        self.copy = parse((folder / COPY / name).read_bytes())
+        """What was copied while the worker ran."""
+        if _places(self._now.runs) != _places(self.original.runs):
+            raise NotAPagemap("it has other pages than were dumped")
+        self._files = [os.open(folder / pages_name(self._now), os.O_RDONLY | os.O_CLOEXEC)]
+        try:
+            self._files.append(os.open(folder / COPY / pages_name(self.copy), os.O_RDONLY | os.O_CLOEXEC))
+            for descriptor, pagemap in zip(self._files, (self._now, self.copy), strict=True):
+                if os.fstat(descriptor).st_size != pagemap.bytes:
+                    raise NotAPagemap("a pages file has another size than its pagemap says")
+            self._own, self._copied = _stretches(self._now, self._files[0]), _stretches(self.copy, self._files[1])
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "SpreadPages":
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of its files."""
+        for descriptor in self._files:
+            os.close(descriptor)
+
+    def unchanged(self, piece: Piece) -> bool:
+        """All of it is in the copy."""
+        return all(not _within(self._own, run.vaddr, run.end) for run in piece.runs)
+
+    def read(self, piece: Piece) -> bytes:
+        """Its bytes, from wherever they are. Raises NotAPagemap when they are nowhere; OSError."""
+        return b"".join(part for run in piece.runs for part in self._run(run))
+
+    def _run(self, run: Run) -> Iterator[bytes]:
+        at = run.vaddr
+        while at < run.end:
+            stretch = _covering(self._own, at)
+            until = run.end
+            if stretch is None:
+                stretch = _covering(self._copied, at)
+                until = min(until, _next(self._own, at))
+            if stretch is None:
+                raise NotAPagemap("a page is neither in the copy nor among what changed")
+            until = min(until, stretch.end)
+            yield os.pread(stretch.descriptor, until - at, stretch.offset + at - stretch.vaddr)
+            at = until
+
+
+def _places(runs: Iterable[Run]) -> tuple[Run, ...]:
+    return joined(Run(run.vaddr, run.pages, 0) for run in runs)
+
+
+def _stretches(pagemap: Pagemap, descriptor: int) -> list[_Stretch]:
+    found, offset = [], 0
+    for run in pagemap.own:
+        found.append(_Stretch(run.vaddr, run.end, descriptor, offset))
+        offset += run.pages * PAGE
+    return sorted(found)
+
+
+def _covering(stretches: list[_Stretch], at: int) -> _Stretch | None:
+    n = bisect.bisect_right(stretches, at, key=lambda stretch: stretch.vaddr) - 1
+    return stretches[n] if n >= 0 and at < stretches[n].end else None
+
+
+def _next(stretches: list[_Stretch], at: int) -> int:
+    n = bisect.bisect_right(stretches, at, key=lambda stretch: stretch.vaddr)
+    return stretches[n].vaddr if n < len(stretches) else 1 << 64
+
+
+def _within(stretches: list[_Stretch], at: int, end: int) -> bool:
+    return _covering(stretches, at) is not None or _next(stretches, at) < end
+
+
+def on_top(dumped: Pagemap, same: Iterable[Run]) -> Pagemap:
+    """The pagemap of what was dumped, on top of a copy that has the pages in `same` (ascending, as in the dump) already."""
+    rest = list(same)[::-1]
+    runs: list[Run] = []
+    for run in dumped.runs:
+        at = run.vaddr
+        while rest and rest[-1].vaddr < run.end:
+            known = rest.pop()
+            until = min(known.end, run.end)
+            if known.vaddr > at:
+                runs.append(Run(at, (known.vaddr - at) // PAGE, run.flags))
+            runs.append(Run(known.vaddr, (until - known.vaddr) // PAGE, PARENT))
+            at = until
+            if known.end > until:
+                rest.append(Run(until, (known.end - until) // PAGE, known.flags))
+        if at < run.end:
+            runs.append(Run(at, (run.end - at) // PAGE, run.flags))
+    return Pagemap(pages_id=dumped.pages_id + CHANGED, runs=joined(runs))
+
+
+def wrong(folder: Path, manifest: ImageManifest, copied: Callable[[str], dict[int, Chunk]]) -> str:
+    """What is wrong with a spread image, in words; empty: nothing. Only what changed since it was copied is read.
+
+    `copied` gives the chunks of a pages file in the copy, by their offsets, as they were when they were written. Raises OSError.
+    """
+    files = {file.name: file for file in manifest.files}
+    try:
+        for path in sorted((folder / ORIGINALS).iterdir()):
+            with SpreadPages(folder, path.name) as pages:
+                file = files.get(pages_name(pages.original))
+                if file is None or not _right(pages, file, copied(pages_name(pages.copy))):
+                    return f"what {path.name} says isn't what its manifest says"
+    except NotAPagemap as error:
+        return str(error)
+    return ""
+
+
+def _right(pages: SpreadPages, file: ImageFile, chunks: dict[int, Chunk]) -> bool:
+    pieces = along(pages.original.own)
+    if [piece.size for piece in pieces] != [part.size for part in file.parts]:
+        return False
+    copies = {piece.window: (_places(piece.runs), chunks.get(piece.offset)) for piece in along(pages.copy.own)}
+    for piece, part in zip(pieces, file.parts, strict=True):
+        if pages.unchanged(piece) and copies.get(piece.window) == (_places(piece.runs), part):
+            continue
+        if blake3(pages.read(piece)).hexdigest() != part.blake3:
+            return False
+    return True
+
+
+def pages_of(folder: Path) -> set[str]:
+    """The pages files that a spread image will have when it is joined. Raises OSError; NotAPagemap."""
+    return {pages_name(parse(path.read_bytes())) for path in (folder / ORIGINALS).iterdir()}
+
+
+def is_spread(folder: Path) -> bool:
+    """The image in `folder` isn't joined yet."""
+    return (folder / ORIGINALS).is_dir()
+
+
+def join(folder: Path, manifest: ImageManifest) -> bool:
+    """Make it what was dumped. False, with nothing changed, when its bytes aren't those of the manifest. Raises OSError.
+
+    Pages come first, then the pagemap that needs no copy takes the place of the other: until then the image is spread, and after it whole.
+    """
+    files = {file.name: file for file in manifest.files}
+    for path in sorted((folder / ORIGINALS).iterdir()):
+        try:
+            _join_pages(folder, path, files)
+        except (NotAPagemap, KeyError):
+            return False
+    for path in folder.glob("pages-*.img"):
+        if path.name not in files:
+            path.unlink()
+    shutil.rmtree(folder / COPY, ignore_errors=True)
+    (folder / ORIGINALS).rmdir()
+    return True
+
+
+def _join_pages(folder: Path, original: Path, files: dict[str, ImageFile]) -> None:
+    making = folder / f"{original.name}.log"  # no file of an image is named so
+    with SpreadPages(folder, original.name) as pages:
+        file = files[pages_name(pages.original)]
+        try:
+            with making.open("wb", buffering=0) as made:
+                os.fchmod(made.fileno(), 0o600)
+                for piece, part in zip(along(pages.original.own), file.parts, strict=True):
+                    data = pages.read(piece)
+                    if blake3(data).hexdigest() != part.blake3:
+                        raise NotAPagemap("its bytes have changed")
+                    made.write(data)
+                os.fsync(made.fileno())
+            making.rename(folder / file.name)
+        finally:
+            making.unlink(missing_ok=True)
+    original.rename(folder / original.name)
