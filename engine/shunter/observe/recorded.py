@@ -15,8 +15,8 @@ MAX_BYTES = 512 * 2**20
 
 
 def save(snapshot: msgspec.Struct, path: Path) -> None:
-    """Write a snapshot, or what has its keys and more, as canonical JSON, so that equal ones make equal files. The file is there whole or not at all; its mode is 0600, since
-    labels and addresses can be telling. Raises Retry SH320 when it can't be written.
+    """Write a snapshot, or what has its keys and more, as canonical JSON, so that equal ones make equal files. The file is there whole or
+    not at all; its mode is 0600, since labels and addresses can be telling. Raises Retry SH320 when it can't be written.
     """
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
