@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import importlib.util
+import json
 import os
 import pwd
 import shutil
@@ -16,12 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shunter.app.audits import write
+from shunter.app.settings import AuditSettings
 from shunter.audit.check import Break
 from shunter.audit.filter import Filter
 from shunter.audit.head import GENESIS, chained
 from shunter.audit.journal import Journal
 from shunter.audit.postgres import PostgresShelf
 from shunter.audit.trail import Trail
+from shunter.cli.main import execute
 from shunter.model.canon import encode
 from shunter.model.errors import Rejected, Stalled
 from shunter.model.ids import Commit, Epoch
@@ -340,6 +344,22 @@ def test_no_transaction_is_left_open(postgres: Place) -> None:
         assert isinstance(shelf, PostgresShelf)
         idle = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'shunter audit' AND state LIKE 'idle in transaction%'"
         assert shelf._one(shelf._sa.text(idle))[0] == 0
+
+
+def test_the_engine_and_the_commands_find_it_by_its_url(postgres: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    assert postgres.server is not None
+    url = postgres.server.url(postgres.database)
+    with write(postgres.state, AuditSettings(database=url, labels=("tier",)), 1000) as journal:
+        journal.append([record(1), record(2, subject="glpat-0123456789abcdefghij")])
+    where = ("--state", str(postgres.state), "--database", url)
+    assert execute(["audit", "verify", *where]) == 0
+    assert capsys.readouterr().out.startswith("whole: 2 records")
+    assert execute(["audit", "export", *where]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["record"]["subject"] for line in lines] == ["w-1", "[masked]"]
+    assert execute(["audit", "list", *where, "--worker", "w-1"]) == 0
+    assert "step 1" in capsys.readouterr().out
+    assert not (postgres.state / "audit.db").exists()
 
 
 def test_a_password_is_never_told(postgres: Place, tmp_path: Path) -> None:
