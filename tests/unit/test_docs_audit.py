@@ -21,7 +21,7 @@ from shunter.decide.evaluate import evaluate
 from shunter.decide.profile import Profile
 from shunter.lang.cel import CelRules
 from shunter.lang.load import load
-from shunter.model.canon import encode
+from shunter.model.canon import encode, plain
 from shunter.model.ids import Commit, Epoch, Incarnation, NodeId, NoticeId, SlotId, WorkerId
 from shunter.model.operation import EngineState, OperationRecord, Status, Step
 from shunter.model.plan import Plan
@@ -134,7 +134,14 @@ def state(tmp_path: Path) -> Path:
         tell(journal, NOW, RecordKind.POLICIES, COMMIT, "2 policies in force, 0 problems", policies=["recent-images", "save-sessions"])
         decide(1, known=True, noticed=False)
         decide(10, known=False, noticed=False)
-        tell(journal, NOW + 20, RecordKind.NOTICE, "node-a", "preemption of node-a", notice="p-1")
+        tell(
+            journal,
+            NOW + 20,
+            RecordKind.NOTICE,
+            "node-a",
+            "preemption of node-a",
+            notice=plain(world(NOW + 20, known=False, noticed=True).notices[0]),
+        )
         decide(20, known=False, noticed=True)
         ((plan, operation),) = planned
         record = OperationRecord(planned=operation, plan=plan.digest, epoch=EPOCH, created_at=NOW + 20)
@@ -162,9 +169,13 @@ def void(_value: object) -> None:
 
 def printed(line: str, state: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """What a command of the page prints, with its hashes shortened as on the page."""
-    words = [str(state) if word == "state" else word for word in shlex.split(line)[1:]]
+    command, _, most = line.partition(" | head -n ")
+    words = [str(state) if word == "state" else word for word in shlex.split(command)[1:]]
     assert execute(words) == 0, line
-    return re.sub(r"(?<=SHA256:)[0-9A-Za-z+/]{43}|[0-9a-f]{64}", "...", capsys.readouterr().out)
+    shown = capsys.readouterr().out
+    if most:
+        shown = "".join(shown.splitlines(keepends=True)[: int(most)])
+    return re.sub(r"(?<=SHA256:)[0-9A-Za-z+/]{43}|[0-9a-f]{64}", "...", shown)
 
 
 def test_the_page_shows_what_the_commands_print(state: Path, capsys: pytest.CaptureFixture[str]) -> None:

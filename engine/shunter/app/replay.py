@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from shunter.audit.filter import Filter
+from shunter.audit.filter import Filter, operations_of
 from shunter.audit.inputs import NOT_KEPT, Inputs, Kept, KeptFile, gone, inputs_path
 from shunter.audit.journal import Journal
 from shunter.audit.redact import Redaction
@@ -87,7 +87,7 @@ def _decision(journal: Journal, inputs: Inputs, asked: Sealed) -> tuple[Sealed, 
     if kept is not None and asked.record.operation is None:
         return asked, kept
     plans = [s for s in journal.select(Filter(kind=RecordKind.PLAN, until=asked.record.at + 1.0)) if s.seq <= asked.seq]
-    about = [s for s in plans if s.record.plan == asked.record.plan or asked.record.operation in _planned(s)]
+    about = [s for s in plans if s.record.plan == asked.record.plan or asked.record.operation in operations_of(s.record)]
     for sealed in reversed(about):
         assert sealed.record.plan is not None
         if (found := inputs.find(sealed.record.plan)) is not None:
@@ -95,11 +95,6 @@ def _decision(journal: Journal, inputs: Inputs, asked: Sealed) -> tuple[Sealed, 
     if kept is not None:
         return asked, kept
     raise _not_kept(asked)
-
-
-def _planned(sealed: Sealed) -> set[object]:
-    operations = sealed.record.body.get("operations")
-    return {one.get("id") for one in operations if isinstance(one, dict)} if isinstance(operations, list) else set()
 
 
 def _again(inputs: Inputs, made: Sealed, kept: Kept) -> Replay:

@@ -50,6 +50,19 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def operations_of(record: Record) -> frozenset[str]:
+    """The ids of a plan's operations; none for records of other kinds."""
+    listed = (one.get("id") for one in _sequence(record.body.get("operations")) if isinstance(one, Mapping))
+    return frozenset(name for name in listed if isinstance(name, str))
+
+
+def notice_of(record: Record) -> str | None:
+    """The id of the notice that a record tells of; None when it tells of none."""
+    notice = record.body.get("notice")
+    found = notice.get("id") if isinstance(notice, Mapping) else notice
+    return found if isinstance(found, str) else None
+
+
 def _workers(record: Record) -> set[str]:
     return {record.subject, *_texts(record, "worker")}
 

@@ -17,14 +17,16 @@ from rich.console import Console
 from shunter.app.audits import read
 from shunter.audit.check import Verification
 from shunter.audit.export import FORMATS
-from shunter.audit.filter import Filter
+from shunter.audit.filter import Filter, notice_of, operations_of
 from shunter.audit.follow import following
 from shunter.audit.head import load_exports
+from shunter.audit.journal import Journal
 from shunter.audit.key import load_public
 from shunter.cli.moments import moment
 from shunter.model.canon import plain
 from shunter.model.errors import Problem, Rejected, Retry, ShunterError
 from shunter.model.record import RecordKind, Sealed
+from shunter.report.account import Because, account_text
 from shunter.report.replay import replay_text
 from shunter.report.text import audit_text, record_text
 from shunter.report.words import count
@@ -107,13 +109,18 @@ def show(
     until: Until = None,
     as_json: Json = False,
 ) -> None:
-    """Show records in full; options choose among an operation's. Exit status: 0, or 1 when there is none."""
+    """Show a record in full; of an operation, tell what became of it and why, then all of its records, or those that options choose.
+
+    Exit status: 0, or 1 when there is none.
+    """
     wanted = Filter(
         kind=kind, operation=what, worker=worker, node=node, policy=policy, commit=commit,
         since=moment("--since", since), until=moment("--until", until),
     )  # fmt: skip
     with read(state, database) as journal:
-        records = (journal.get(int(what)),) if what.isascii() and what.isdigit() else journal.select(wanted)
+        number = what.isascii() and what.isdigit()
+        records = (journal.get(int(what)),) if number else journal.select(wanted)
+        because = _because(journal, records[0]) if records and not number else None
     if not records:
         raise Rejected(
             Problem(
@@ -127,8 +134,11 @@ def show(
         _lines(records)
         return
     console = _console()
-    for number, sealed in enumerate(records):
-        if number:
+    if because is not None:
+        account_text(what, records, because, console)
+        console.print()
+    for place, sealed in enumerate(records):
+        if place:
             console.print()
         record_text(sealed, console)
 
@@ -258,6 +268,19 @@ def replay(
             remarks=found.remarks,
         )
     raise typer.Exit(0 if found.same else 1)
+
+
+def _because(journal: Journal, first: Sealed) -> Because:
+    """What the audit says of why an operation was begun."""
+    body, worker = first.record.body, first.record.subject
+    of_policy = Filter(kind=RecordKind.FINDING, subject=worker, policy=str(body.get("policy")))
+    acting = (s for s in reversed(journal.select(of_policy)) if s.seq <= first.seq and s.record.body.get("verdict") == "act")
+    plans = journal.select(Filter(kind=RecordKind.PLAN, worker=worker, until=first.record.at + 1.0))
+    having = (s for s in reversed(plans) if s.seq <= first.seq and first.record.operation in operations_of(s.record))
+    notices = journal.select(Filter(kind=RecordKind.NOTICE, until=first.record.at + 1.0)) if body.get("notice") else ()
+    heard = (s for s in reversed(notices) if notice_of(s.record) == body.get("notice"))
+    finding, notice = next(acting, None), next(heard, None)
+    return Because(notice=notice.record if notice else None, finding=finding.record if finding else None, plan=next(having, None))
 
 
 def _tell(result: Verification, *, known: bool) -> None:
