@@ -160,7 +160,7 @@ def test_a_menu_has_the_best_of_each_number_and_nothing_that_is_late():
             for _ in range(dice.randint(1, 6))
         ]
         tasks.sort(key=lambda t: math.inf if t.limit is None else t.limit - t.tail)
-        found = {e.counts: e for e in menu(tasks, 2.0, 100.0, 2)}
+        found = {e.counts: e for e in menu(tasks, 2.0, 100.0, 2).entries}
         best: dict[tuple[int, int], float] = {}
         for size in range(len(tasks) + 1):
             for chosen in itertools.combinations(range(len(tasks)), size):
@@ -184,7 +184,7 @@ def test_slots_suffice_when_every_set_of_classes_has_enough():
 
 
 def test_scarce_slots_go_to_those_who_are_worth_most():
-    menus = [menu([Task(1.0, 0.0, None, v, 0) for v in values], 0.0, 0.0, 1) for values in ([5.0, 1.0], [4.0, 3.0], [2.0])]
+    menus = [menu([Task(1.0, 0.0, None, v, 0) for v in values], 0.0, 0.0, 1).entries for values in ([5.0, 1.0], [4.0, 3.0], [2.0])]
     choice = choose(menus, Slots({frozenset({0}): 3}, 1), 1)
     assert sum(e.value for e in choice.entries) == 12.0
     assert choice.bound == pytest.approx(12.0, abs=1e-3)
@@ -208,3 +208,24 @@ def test_a_long_chain_of_exchanges_is_found():
     assert result.slots["x"] == "s/0"
     assert result.slots["w0000"] == "s/1"
     assert len(result.slots) == count + 1
+
+
+def test_a_node_with_very_many_workers_is_gone_through_in_part():
+    """A part of the schedules still gives nearly the best, and no bound is claimed."""
+    dice = Random(3)
+    tasks = [Task(dice.uniform(1, 9), dice.uniform(0, 5), 1100.0, dice.uniform(1, 99), dice.randint(0, 1)) for _ in range(40)]
+    tasks.sort(key=lambda t: t.limit - t.tail)
+    found = menu(tasks, 0.0, NOW, 2)
+    assert not found.whole
+    assert len(found.entries) < 1000
+    # the most value for the time, with a part of one worker: no choice is better
+    left, most_there_is = 100.0 - min(t.tail for t in tasks), 0.0
+    for task in sorted(tasks, key=lambda t: -t.value / t.occupy):
+        part = min(1.0, left / task.occupy)
+        left, most_there_is = left - part * task.occupy, most_there_is + part * task.value
+    assert max(e.value for e in found.entries) > 0.95 * most_there_is
+    for entry in found.entries:
+        clock = 0.0
+        for n in entry.tasks:
+            clock += tasks[n].occupy
+            assert NOW + clock + tasks[n].tail <= 1100.0

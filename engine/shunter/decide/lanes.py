@@ -18,8 +18,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 MOST_CLASSES: Final = 6
 """Sets of classes are gone through one by one: 63 of them."""
-_MOST_STATES: Final = 4000
-"""A lane with more partial schedules than this isn't gone through to its end."""
+_MOST_STATES: Final = 1000
+"""Of a lane with more partial schedules than this some are left out."""
 _ROUNDS, _HALVINGS = 12, 24
 
 Counts: TypeAlias = tuple[int, ...]
@@ -53,8 +53,11 @@ class Choice(NamedTuple):
     bound: float
 
 
-class TooMany(Exception):
-    """There are more possibilities than are gone through."""
+class Menu(NamedTuple):
+    """What can be had of a lane. `whole`: nothing that might be better was left out."""
+
+    entries: list[Entry]
+    whole: bool
 
 
 class _State(NamedTuple):
@@ -63,16 +66,25 @@ class _State(NamedTuple):
     tasks: tuple[int, ...]
 
 
-def menu(tasks: Sequence[Task], busy: float, now: float, classes: int) -> list[Entry]:
-    """What can be had of a lane that is free in `busy` seconds. `tasks` are in the order of their due times. Raises TooMany."""
+def menu(tasks: Sequence[Task], busy: float, now: float, classes: int) -> Menu:
+    """What can be had of a lane that is free in `busy` seconds. `tasks` are in the order of their due times."""
     if _all_in_time(tasks, busy, now):
-        return _unhurried(tasks, classes)
+        return Menu(_unhurried(tasks, classes), True)
     states: dict[Counts, list[_State]] = {(0,) * classes: [_State(busy, 0.0, ())]}
+    whole = True
     for n, task in enumerate(tasks):
         states = _with(states, n, task, now)
-        if sum(map(len, states.values())) > _MOST_STATES:
-            raise TooMany
-    return [Entry(found[-1].value, counts, found[-1].tasks) for counts, found in states.items()]
+        number = sum(map(len, states.values()))
+        if number > _MOST_STATES:
+            whole = False
+            states = {counts: _thinned(found, number) for counts, found in states.items()}
+    return Menu([Entry(found[-1].value, counts, found[-1].tasks) for counts, found in states.items()], whole)
+
+
+def _thinned(states: list[_State], number: int) -> list[_State]:
+    """A part of the states, from the soonest over to the most valuable, so that half as many as are allowed are left in all."""
+    step = -(-2 * number // _MOST_STATES)
+    return [*states[:-1:step], states[-1]]
 
 
 def in_time(task: Task, begins: float, now: float) -> bool:

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from shunter.decide.assign import assign
-from shunter.decide.lanes import MOST_CLASSES, Slots, Task, TooMany, choose, menu
+from shunter.decide.lanes import MOST_CLASSES, Slots, Task, choose, menu
 from shunter.model.ids import NodeId, SlotId, WorkerId
 
 EXACT_SET = 16
@@ -229,18 +229,17 @@ def _greedy(queue: Sequence[Job], tried: _Tried, lanes: Mapping[NodeId, float], 
 
 
 def _priced(able: Sequence[Job], options: Options, lanes: Mapping[NodeId, float], now: float) -> tuple[list[Job], float | None]:
-    """A choice by lanes as a whole, and a value that none can exceed. Nothing where there are too many possibilities."""
+    """A choice by lanes as a whole, and a value that none can exceed, None where not all was looked at. Nobody is chosen where there are
+    too many kinds of workers.
+    """
     classes = _Classes(able, options)
     if classes.count > MOST_CLASSES:
         return [], None
     own = [sorted(jobs, key=_due) for lane, jobs in _by_lane(able).items() if lane] + [[j] for j in able if not j.lane]
-    try:
-        menus = [menu([_task(j, classes) for j in jobs], _busy(jobs, lanes), now, classes.count) for jobs in own]
-    except TooMany:
-        return [], None
-    choice = choose(menus, classes.slots(), classes.count)
+    menus = [menu([_task(j, classes) for j in jobs], _busy(jobs, lanes), now, classes.count) for jobs in own]
+    choice = choose([m.entries for m in menus], classes.slots(), classes.count)
     ids = {jobs[n].worker for jobs, entry in zip(own, choice.entries, strict=True) for n in entry.tasks}
-    return [j for j in able if j.worker in ids], choice.bound
+    return [j for j in able if j.worker in ids], choice.bound if all(m.whole for m in menus) else None
 
 
 def _task(job: Job, classes: _Classes) -> Task:
