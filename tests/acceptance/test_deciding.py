@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from shunter.cases.effects import carried_out
+from shunter.backtest.world import carried_out
 from shunter.decide.evaluate import evaluate
 from shunter.decide.profile import Profile
 from shunter.lang.cel import CelRules

@@ -1,18 +1,20 @@
-"""The world of a backtest: a fleet in which what was decided has happened, though history knows nothing of it.
+"""A simulated world: a fleet in which what was decided has happened. Backtests and tests of policies both play in it.
 
-Operations succeed and take the time that was estimated. An engine's own queue, agents, networks and requests aren't there.
+Operations succeed, take the time that was estimated, and leave the worker where it was until they are over; they fail only with their
+worker. An engine's own queue, agents, networks and requests aren't there.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import msgspec
 
 from shunter.model.ids import Epoch, ImageId, Incarnation, NodeId, OperationId, SlotId, WorkerId, node_of
 from shunter.model.operation import EngineState, Measured, OperationRecord, Outcome, Status
 from shunter.model.plan import OperationKind, Plan, PlannedOperation
-from shunter.model.snapshot import Fleet, Image, Node, Slot, Worker, WorkerState
+from shunter.model.snapshot import Fleet, Image, Slot, Worker, WorkerState
 
 _HOUR = 3600.0
+_AWAY = (WorkerState.PARKED, WorkerState.LOST)
 
 
 class Simulated:
@@ -24,6 +26,7 @@ class Simulated:
         self._images = {i.id: i for i in fleet.images}
         self._active: dict[OperationId, tuple[OperationRecord, float | None]] = {}
         self._ended: dict[OperationId, OperationRecord] = {r.id: r for r in state.recent}
+        self._begun = set(self._ended)
         self._fleet: Fleet | None = fleet
 
     @property
@@ -53,29 +56,27 @@ class Simulated:
         while (due := self._due(now)) is not None:
             record, at = due
             del self._active[record.id]
-            self._carry_out(record.planned, at)
+            self.carry_out(record.planned, at)
             outcome = Outcome(status=Status.SUCCEEDED, at=at, measured=Measured(stopped=record.planned.estimate.stopped))
             self._ended[record.id] = msgspec.structs.replace(record, outcome=outcome)
             for other, ends in list(self._active.values()):
                 if ends is None:
                     self._active[other.id] = self._timed(other, at)
 
-    def begin(self, plan: Plan, now: float) -> Iterator[PlannedOperation]:
-        """Begin what is planned but for what is only shown; gives what is new."""
-        for operation in plan.operations:
-            if operation.preview or operation.id in self._active or operation.id in self._ended:
-                continue
+    def begin(self, plan: Plan, now: float) -> list[PlannedOperation]:
+        """Begin what is planned but for what is only shown, each operation once for all times. Returns what is new."""
+        new = [o for o in plan.operations if not o.preview and o.id not in self._begun]
+        for operation in new:
+            self._begun.add(operation.id)
             record = OperationRecord(planned=operation, plan=plan.digest, epoch=Epoch(1), created_at=now)
             self._active[operation.id] = self._timed(record, now)
-            yield operation
+        return new
 
     def take_away(self, node: NodeId, now: float) -> list[Worker]:
         """The node is gone, with its images; the workers that were still on it are lost, and returned. What was under way on them fails."""
         lost = [w for w in self._workers.values() if w.node == node]
         for worker in lost:
-            self._workers[worker.id] = msgspec.structs.replace(worker, state=WorkerState.LOST, node=None, slot=None)
-            for record, _ in [r for r in self._active.values() if r[0].planned.worker == worker.id]:
-                self._fail(record, now)
+            self.set_state(worker.id, WorkerState.LOST, now)
         if node in self._nodes:
             self._nodes[node] = msgspec.structs.replace(self._nodes[node], reachable=False, slots=())
         for image in list(self._images.values()):
@@ -87,12 +88,35 @@ class Simulated:
         self._fleet = None
         return lost
 
-    def _fail(self, record: OperationRecord, now: float) -> None:
-        outcome = Outcome(status=Status.FAILED, at=now, reason="its node was taken away")
-        self._ended[record.id] = msgspec.structs.replace(record, outcome=outcome)
+    def set_state(self, worker: WorkerId, state: WorkerState, now: float) -> None:
+        """The worker is in this state by itself; one without a process has no node either, and its slot is free. What is under way on one
+        that is lost fails, and what waits for that is never begun. Nothing for a worker that there isn't.
+        """
+        known = self._workers.get(worker)
+        if known is None:
+            return
+        self._fleet = None
+        if state in _AWAY:
+            self._leave(known)
+            known = msgspec.structs.replace(known, node=None, slot=None)
+        self._workers[worker] = msgspec.structs.replace(known, state=state)
+        if state is WorkerState.LOST:
+            for record, _ in [r for r in self._active.values() if r[0].planned.worker == worker]:
+                self._end(record, Outcome(status=Status.FAILED, at=now, reason="its worker was lost"))
+
+    def set_reachable(self, node: NodeId, answers: bool) -> None:
+        """The node's agent answers, or doesn't."""
+        if node in self._nodes:
+            self._fleet = None
+            self._nodes[node] = msgspec.structs.replace(self._nodes[node], reachable=answers)
+
+    def _end(self, record: OperationRecord, outcome: Outcome) -> None:
+        """It didn't succeed: what waits for it is never begun."""
         self._active.pop(record.id, None)
+        self._ended[record.id] = msgspec.structs.replace(record, outcome=outcome)
+        never = Outcome(status=Status.SUPERSEDED, at=outcome.at, reason=f"{record.id}, which had to come first, ended otherwise")
         for other in [r for r, _ in self._active.values() if record.id in r.planned.after]:
-            self._fail(other, now)
+            self._end(other, never)
 
     def _due(self, now: float) -> tuple[OperationRecord, float] | None:
         over = [(ends, r.id, r) for r, ends in self._active.values() if ends is not None and ends <= now]
@@ -109,7 +133,8 @@ class Simulated:
         ends = None if waits else now + (planned.estimate.total or 0.0 if work is None else work)
         return msgspec.structs.replace(record, waits=waits), ends
 
-    def _carry_out(self, operation: PlannedOperation, at: float) -> None:
+    def carry_out(self, operation: PlannedOperation, at: float) -> None:
+        """Let an operation have succeeded at `at`."""
         self._fleet = None
         worker = self._workers.get(operation.worker)
         if operation.kind is OperationKind.DISCARD:
@@ -170,6 +195,12 @@ def _with(slots: Iterable[Slot], slot: SlotId, worker: WorkerId | None) -> tuple
     return tuple(msgspec.structs.replace(s, worker=worker) if s.id == slot else s for s in slots)
 
 
-def answers(nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """The nodes as if all of them answered: what is silent now needn't have been so then."""
-    return tuple(msgspec.structs.replace(n, reachable=True) for n in nodes)
+def carried_out(fleet: Fleet, operation: PlannedOperation, at: float) -> Fleet:
+    """The fleet after an operation that succeeded at `at` (seconds since the epoch).
+
+    A move and a restore make a new incarnation; a park and a checkpoint leave an image on `copies`; a drain ends the worker for good.
+    An operation on a worker that is no longer in the fleet changes nothing.
+    """
+    world = Simulated(fleet, EngineState())
+    world.carry_out(operation, at)
+    return world.fleet

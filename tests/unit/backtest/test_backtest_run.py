@@ -162,8 +162,8 @@ def test_what_operations_do_to_the_world() -> None:
         operation(OperationKind.CHECKPOINT, "d2", copies=("a", "b")),
         operation(OperationKind.DRAIN, "d1", from_slot="a/1"),
     )
-    assert [o.id for o in world.begin(plan(*chain), NOW)] == [o.id for o in chain]
-    assert list(world.begin(plan(*chain), NOW + 1)) == [], "begun once"
+    assert world.begin(plan(*chain), NOW) == list(chain)
+    assert world.begin(plan(*chain), NOW + 1) == [], "begun once"
     assert [r.waits for r in world.state(NOW).active] == [False, True, False, False]
     world.advance(NOW + 20)
     workers = {w.id: w for w in world.fleet.workers}
@@ -178,9 +178,11 @@ def test_what_operations_do_to_the_world() -> None:
     assert {r.status for r in world.state(NOW + 30).recent} == {Status.SUCCEEDED}
     assert world.state(NOW + 30 + 3601).recent == ()
     discard = operation(OperationKind.DISCARD, "d2", image=world.fleet.images[0].id)
-    list(world.begin(plan(discard), NOW + 40))
+    world.begin(plan(discard), NOW + 40)
     world.advance(NOW + 100)
     assert len(world.fleet.images) == 1
+    world.state(NOW + 9000)
+    assert world.begin(plan(discard), NOW + 9000) == [], "an id is used once, however long ago"
 
 
 def test_a_node_that_is_taken_away_takes_its_workers_images_and_operations() -> None:
@@ -202,10 +204,10 @@ def test_a_node_that_is_taken_away_takes_its_workers_images_and_operations() -> 
         operation(OperationKind.PARK, "d0", from_slot="a/0", copies=("b",)),
         operation(OperationKind.MOVE, "d2", ("park-d0",), to_slot="a/0"),
     )
-    list(world.begin(plan(*chain), NOW))
+    world.begin(plan(*chain), NOW)
     assert [w.id for w in world.take_away(NodeId("a"), NOW + 5)] == ["d0", "d1"]
     assert [(i.id, i.nodes) for i in world.fleet.images] == [("i", ("b",))]
-    assert {r.id: r.status for r in world.state(NOW + 5).recent} == {"park-d0": Status.FAILED, "move-d2": Status.FAILED}
+    assert {r.id: r.status for r in world.state(NOW + 5).recent} == {"park-d0": Status.FAILED, "move-d2": Status.SUPERSEDED}
     world.advance(NOW + 100)
     assert {w.id: w.state for w in world.fleet.workers}["d0"] is WorkerState.LOST
 
