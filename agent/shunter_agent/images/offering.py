@@ -106,8 +106,9 @@ class ChunkSender:
                 copied = Copied(memory, number=len(self._copied) + 1, until=job.until)
                 bases = self._bases()
                 self._send(spread.COPY, copied.name, (self._item(name, *found, bases) for found in copied.chunks()))
-                self._plain(spread.COPY, name, dump(copied.pagemap))
-                self._copied[name] = copied
+                if copied.pagemap.runs:
+                    self._plain(spread.COPY, name, dump(copied.pagemap))
+                    self._copied[name] = copied
         except OSError as error:  # it was to save time, and nothing depends on it
             job.failed = str(error)
         finally:

@@ -153,7 +153,7 @@ def wrong(folder: Path, manifest: ImageManifest, copied: Callable[[str], dict[in
                 file = files.get(pages_name(pages.original))
                 if file is None or not _right(pages, file, copied(pages_name(pages.copy))):
                     return f"what {path.name} says isn't what its manifest says"
-    except NotAPagemap as error:
+    except (NotAPagemap, FileNotFoundError) as error:
         return str(error)
     return ""
 
@@ -190,7 +190,7 @@ def join(folder: Path, manifest: ImageManifest) -> bool:
     for path in sorted((folder / ORIGINALS).iterdir()):
         try:
             _join_pages(folder, path, files)
-        except (NotAPagemap, KeyError):
+        except (NotAPagemap, FileNotFoundError, KeyError):
             return False
     for path in folder.glob("pages-*.img"):
         if path.name not in files:

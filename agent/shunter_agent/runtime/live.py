@@ -42,12 +42,12 @@ class LiveMemory:
 
     def read(self, address: int, into: memoryview) -> bool:
         """See `port.Live`."""
-        try:
-            return os.preadv(self._memory, [into], address) == len(into)
-        except OSError:
-            if not Path(f"/proc/{self._pid}").exists():
-                raise
-            return False  # unmapped meanwhile
+        with contextlib.suppress(OSError):
+            if os.preadv(self._memory, [into], address) == len(into):
+                return True
+        if not Path(f"/proc/{self._pid}").exists():
+            raise ProcessLookupError(f"process {self._pid} is gone")
+        return False  # unmapped meanwhile
 
     def close(self) -> None:
         """See `port.Live`."""

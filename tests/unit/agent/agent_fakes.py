@@ -297,6 +297,7 @@ class Bench:
     def __init__(self, folder: Path, *, worker: bool = True) -> None:
         self.folder = folder
         self.clock = FakeClock()
+        self._said = io.StringIO()
         self.runtime = FakeRuntime(self.clock)
         self.faults = self.runtime.faults
         self.depot = FakeDepot(folder / "images", self.faults)
@@ -319,7 +320,7 @@ class Bench:
             journal=self.journal,
             serving=self.serving,
             probe=self._probe,
-            log=Log("n", io.StringIO(), self.clock),
+            log=Log("n", self._said, self.clock),
             clock=self.clock,
             facts=self.runtime.facts(),
         )
@@ -337,6 +338,10 @@ class Bench:
         found = self.node.networks["w"]
         assert isinstance(found, FakeNetwork)
         return found
+
+    def said(self) -> str:
+        """What it logged."""
+        return self._said.getvalue()
 
     def state(self) -> str:
         row = self.journal.worker("w")

@@ -1,0 +1,58 @@
+"""Memory is copied ahead while its worker runs, and nothing depends on it."""
+
+from pathlib import Path
+
+import pytest
+from agent_fakes import Bench, FakeLive, problem
+from shunter.model.errors import Retry
+from shunter_agent.notices.port import Notice
+from shunter_agent.orders.source import COPY_S
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    made = Bench(tmp_path)
+    made.runtime.lives = (FakeLive(),)
+    return made
+
+
+async def test_it_is_copied_before_the_worker_is_stopped(bench: Bench) -> None:
+    await bench.source.freeze(bench.freeze())
+    order = bench.faults.order
+    assert order.index("sending") < order.index("copy") < order.index("freeze")
+    assert all(live.closed for live in bench.runtime.lives)
+
+
+@pytest.mark.parametrize(("within", "seconds"), [(None, COPY_S), (30.0, 15.0), (1000.0, COPY_S)])
+async def test_for_half_of_the_time_that_the_caller_waits(bench: Bench, within: float | None, seconds: float) -> None:
+    await bench.source.freeze(bench.freeze(), within)
+    assert bench.depot.copied == [seconds]
+
+
+@pytest.mark.parametrize(("deadline", "copied"), [(1120.0, []), (None, [COPY_S])])
+async def test_a_worker_that_has_to_leave_soon_is_not_kept_for_it(bench: Bench, deadline: float | None, copied: list[float]) -> None:
+    bench.node.notices = {"n": Notice(id="n", kind="preemption", seen_at=1000.0, deadline=deadline)}
+    await bench.source.freeze(bench.freeze())
+    assert bench.depot.copied == copied
+    assert bench.state() == "frozen"
+
+
+async def test_an_image_that_stays_here_needs_none(bench: Bench) -> None:
+    await bench.source.freeze(bench.freeze(to=False))
+    assert bench.depot.copied == []
+    assert bench.faults.done["live"] == 0
+
+
+async def test_memory_that_can_not_be_read_holds_nothing_up(bench: Bench) -> None:
+    bench.faults.at["live"] = PermissionError("not allowed")
+    await bench.source.freeze(bench.freeze())
+    assert bench.state() == "frozen"
+    assert "not allowed" in bench.said()
+
+
+async def test_a_link_that_broke_meanwhile_ends_the_order_before_the_worker_is_stopped(bench: Bench) -> None:
+    bench.faults.at["copy"] = Retry(problem("SH806"))
+    with pytest.raises(Retry, match="SH806"):
+        await bench.source.freeze(bench.freeze())
+    assert (bench.faults.done["freeze"], bench.faults.done["cancel"], bench.state()) == (0, 1, "running")
+    assert all(live.closed for live in bench.runtime.lives)
