@@ -111,8 +111,7 @@ class ChunkSender:
                     self._copied[name] = copied
         except OSError as error:  # it was to save time, and nothing depends on it
             job.failed = str(error)
-        finally:
-            job.done.set()
+        job.done.set()  # not when the link broke: then the sending is over
 
     @staticmethod
     def _item(name: str, piece: Piece, data: bytes, chunk: Chunk, bases: Bases) -> Item:
