@@ -5,8 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 CRIU = Path(os.environ.get("SHUNTER_CRIU") or shutil.which("criu", path="/opt/shunter/criu/bin") or "/opt/shunter/criu/bin/criu")
+
+
+# how long an example takes says more of what else the machine does than of the code: figures are for tests/bench
+settings.register_profile("shunter", deadline=None)
+settings.load_profile("shunter")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
