@@ -1,10 +1,14 @@
 """Opening the audit where the settings say that it is: in the state folder, or in PostgreSQL."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shunter.app.settings import AuditSettings
 from shunter.audit.journal import Journal
 from shunter.audit.redact import Redaction
+
+if TYPE_CHECKING:  # its HTTP client takes longer to import than most readers run
+    from shunter.app.shipping import Shipper
 
 
 def audit_path(state: Path) -> Path:
@@ -35,3 +39,12 @@ def read(state: Path, database: str | None) -> Journal:
     from shunter.audit.postgres import PostgresShelf
 
     return Journal(path, shelf=PostgresShelf(database, path, read_only=True))
+
+
+def shipping(state: Path, settings: AuditSettings) -> "Shipper | None":
+    """What sends records to a collector, not yet started; None where the settings name none."""
+    if settings.otlp is None:
+        return None
+    from shunter.app.shipping import Shipper
+
+    return Shipper(lambda: read(state, settings.database), settings.otlp, audit_path(state).with_suffix(".otlp"))

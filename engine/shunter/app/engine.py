@@ -20,7 +20,7 @@ from shunter.act.scheduler import Scheduler
 from shunter.act.store import Store
 from shunter.app import gone
 from shunter.app.applications import Applications
-from shunter.app.audits import audit_path, write
+from shunter.app.audits import audit_path, shipping, write
 from shunter.app.degraded import Watch, places, urgent
 from shunter.app.health import Health, Metrics, serve
 from shunter.app.keeping import Keeper, Keeping
@@ -112,6 +112,10 @@ class Engine:
             journal = stack.enter_context(write(state, audit, sizes.wal_pages))
             keeper = Keeper(inputs_path(audit_path(state)), audit, journal.redaction, self.feed.read, self.clock)
             stack.callback(keeper.close)
+            shipper = shipping(state, audit)
+            if shipper is not None:
+                stack.callback(shipper.close)
+                shipper.start()
             trail = Trail(journal, self.clock)
             room.hold()
             watch = Watch(store, trail, room, state, self.clock)
@@ -120,7 +124,7 @@ class Engine:
             agents = {NodeId(a.node): AgentClient(NodeId(a.node), a.address, _tls(self.settings)) for a in self.settings.agents}
             prometheus = Prometheus(self.settings.prometheus.url, deadline_s=float(self.settings.prometheus.deadline))
             try:
-                await _Leading(self, store, lease, trail, watch, agents, prometheus, Keeping(audit, journal, keeper)).run(stop)
+                await _Leading(self, store, lease, trail, watch, agents, prometheus, Keeping(audit, journal, keeper, shipper)).run(stop)
             finally:
                 await asyncio.gather(*(agent.close() for agent in agents.values()), prometheus.aclose())
 
@@ -273,6 +277,7 @@ class _Leading:
         if self.keeping and self.watch.now is None:
             self.keeping.keeper.offer(told, evaluation, policies, e._snapshots, state, e.profile)
             self._tell_or_clear("audit's upkeep", self.keeping.house(now))
+            self._tell_or_clear("audit's collector", self.keeping.unsent)
         for verdict in ("act", "hold", "inconclusive", "pass"):
             e.metrics.findings.labels(verdict).set(sum(f.verdict.value == verdict for f in evaluation.findings))
         e.on_tick(Told(snapshot=snapshot, evaluation=evaluation, policies=policies, plan_changed=_has_plan(told)))

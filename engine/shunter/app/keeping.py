@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from shunter.app.settings import AuditSettings
+from shunter.app.shipping import Shipper
 from shunter.audit.inputs import Decided, Inputs
 from shunter.audit.journal import Journal
 from shunter.audit.redact import Redaction
@@ -124,9 +125,14 @@ class Keeper:
 class Keeping:
     """What the engine does for its audit beside writing it: what decisions were made on, and retention."""
 
-    def __init__(self, settings: AuditSettings, journal: Journal, keeper: Keeper) -> None:
-        self._settings, self._journal, self.keeper = settings, journal, keeper
+    def __init__(self, settings: AuditSettings, journal: Journal, keeper: Keeper, shipper: Shipper | None = None) -> None:
+        self._settings, self._journal, self._shipper, self.keeper = settings, journal, shipper, keeper
         self._due = float("-inf")
+
+    @property
+    def unsent(self) -> Problem | None:
+        """Why records don't reach the collector; None when they do, or there is none."""
+        return self._shipper.problem if self._shipper else None
 
     def house(self, now: float) -> Problem | None:
         """Drop some records that are older than they are to be kept, if there are any; what is wrong, or None. Called at each tick."""

@@ -159,6 +159,8 @@ class AuditSettings(_Section, frozen=True, kw_only=True):
     """A folder where dropped records are put, compressed. None: they are gone."""
     labels: tuple[str, ...] | None = None
     """Names of labels whose values may be recorded. None: all, but what looks like a credential is masked in any case."""
+    otlp: str | None = None
+    """Where an OpenTelemetry collector takes logs over HTTP, such as `http://collector:4318/v1/logs`. None: nothing is sent."""
     inputs: Duration = Duration(7 * 86400)
     """How long what decisions were made on is kept, for `shunter audit replay`. `0s`: it isn't kept."""
     inputs_size: Bytes = Bytes(10**9)
