@@ -6,12 +6,14 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import admin, install
 from control_plane import ControlPlane, until
 from corpus import WHOLE
+from shunter.app.clustered import Clustered
 from shunter.app.policies import PolicyFeed
 from shunter.cluster.api import Api
 from shunter.cluster.kinds import PLURALS
@@ -218,6 +220,32 @@ async def test_the_engine_keeps_the_last_policies_while_the_server_is_away(own_p
         assert feed.problem is None
     finally:
         source.close()
+
+
+async def test_an_engine_that_starts_while_the_server_is_away_has_what_was_in_force(own_plane: ControlPlane, tmp_path: Path) -> None:
+    install(own_plane)
+    git = Git(own_plane)
+    git.sync("images")
+    first = Clustered(source_at(own_plane, git.namespace), tmp_path / "kept")
+    feed = PolicyFeed(first, time.time)
+    assert await feed.refresh()
+    git.sync("images", when="worker.kvusage < 1")  # refused: an older version is in force from now on
+    until(lambda: first.fetch() != feed.current.commit, 5.0)
+    await feed.refresh()
+    assert feed.current is not None
+    assert feed.current.problems
+    first.close()
+    own_plane.kill_api()
+    second = Clustered(source_at(own_plane, git.namespace, patience_s=1.0), tmp_path / "kept")
+    later = PolicyFeed(second, time.time)
+    try:
+        assert await later.refresh()
+        assert later.current is not None
+        assert later.current.digest == feed.current.digest
+        assert later.problem is not None
+        assert later.problem.code in ("SH251", "SH223")
+    finally:
+        second.close()
 
 
 def _problem(source: ClusterSource) -> str:

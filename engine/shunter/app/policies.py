@@ -6,11 +6,12 @@ refused, the last good one stays, and its age and the reason are known (`age`, `
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol, runtime_checkable
 
 from shunter.lang.load import load
 from shunter.model.errors import Problem, Retry, ShunterError
+from shunter.model.finding import Finding
 from shunter.model.ids import Commit, Digest
 from shunter.model.policy import Policy, PolicySet
 from shunter.model.source import Revision
@@ -48,6 +49,15 @@ class Remembering(Protocol):
 
     def remember(self, remembered: Remembered) -> None:
         """Keep this."""
+        ...
+
+
+@runtime_checkable
+class Reporting(Protocol):
+    """A source that tells people, where they keep the policies, what became of them."""
+
+    def report(self, policies: PolicySet, findings: Iterable[Finding], at: float) -> None:
+        """Called at every tick. Returns at once and never raises. `at`: seconds since the epoch."""
         ...
 
 
@@ -146,6 +156,11 @@ class PolicyFeed:
             except ShunterError as error:
                 self.problem = error.problem  # polling goes on
         return lambda: None
+
+    def report(self, policies: PolicySet, findings: Iterable[Finding], at: float) -> None:
+        """Have the source tell what became of the policies, if it can. Never raises."""
+        if isinstance(self._source, Reporting):
+            self._source.report(policies, findings, at)
 
     def age(self, now: float) -> float | None:
         """Seconds since what is in force was last known to be the source's newest; None if it never was."""

@@ -70,8 +70,21 @@ class TrustSettings(_Section, frozen=True, kw_only=True):
         )
 
 
+class ClusterSettings(_Section, frozen=True, kw_only=True):
+    """Policies as custom resources of Kubernetes, and their status. A section without keys is enough in a pod."""
+
+    namespace: str = ""
+    """Where they are. Empty: the pod's own namespace, or the kubeconfig's."""
+    kubeconfig: Path | None = None
+    """None: the pod's service account."""
+    context: str | None = None
+    """Of the kubeconfig. None: its current one."""
+    settle: Duration = Duration(20)
+    """While resources state different commits, what was read before stays for this long at most: a sync isn't taken by halves."""
+
+
 class PoliciesSettings(_Section, frozen=True, kw_only=True):
-    """Where policies come from: `git` (a URL) or `directory`, exactly one. `folder` is inside the repository, `""` for its root."""
+    """Where policies come from: `git` (a URL), `directory` or `cluster`, one of them. `folder` is in the repository, `""` for its root."""
 
     git: str | None = None
     branch: str = "main"
@@ -80,6 +93,7 @@ class PoliciesSettings(_Section, frozen=True, kw_only=True):
     allow_rewind: bool = False
     """Follow a branch whose history was rewritten. Without it the engine stays on the last good commit and says so."""
     directory: Path | None = None
+    cluster: ClusterSettings | None = None
     token: Path | None = None
     """For https: a file with `user:token`, or a token alone. This and the next three are read anew at each look."""
     ca: Path | None = None
@@ -250,10 +264,11 @@ def load(path: Path) -> Settings:
         raise refuse(f"the settings can't be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise refuse(f"the settings are not valid: {error}") from error
-    if (settings.policies.git is None) == (settings.policies.directory is None):
-        raise refuse("policies needs either `git` or `directory`")
-    if settings.policies.directory is not None and settings.policies.trust.mode is not Mode.OFF:
-        raise refuse("policies.trust needs `git`: nobody signs a directory")
+    places = (settings.policies.git, settings.policies.directory, settings.policies.cluster)
+    if sum(place is not None for place in places) != 1:
+        raise refuse("policies needs one of `git`, `directory` and `cluster`")
+    if settings.policies.git is None and settings.policies.trust.mode is not Mode.OFF:
+        raise refuse("policies.trust needs `git`: nobody signs a directory or a custom resource")
     for key, span in settings.spans().items():
         if span <= 0:
             raise refuse(f"{key} must be more than 0")

@@ -35,9 +35,13 @@ class _Directory:
 
 
 def source_of(settings: PoliciesSettings, cache: Path) -> Source:
-    """`cache` is a folder for the bare clone that belongs to the caller alone. Raises what `repository_of` does."""
+    """`cache` is a folder for the bare clone that belongs to the caller alone. Raises what `repository_of` does, and Stalled SH250."""
     if settings.directory is not None:
         return _Directory(DirectorySource(settings.directory))
+    if settings.cluster is not None:
+        from shunter.app.clustered import cluster_source
+
+        return cluster_source(settings.cluster, cache.with_name("policies.cluster"))
     return repository_of(settings, cache, trust=settings.trust.trust())
 
 
