@@ -34,10 +34,10 @@ CODE = re.compile(r"`[^`\n]*`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 ROOMS = {
     "1": {"lang", "cases"},
-    "2": {"source", "app", "cli"},
+    "2": {"source", "cluster", "app", "cli"},
     "3": {"observe"},
     "4": {"decide"},
-    "5": {"act", "app"},
+    "5": {"act", "cluster", "app"},
     "6": {"agent", "agent/orders", "agent/serving", "agent/notices"},
     "7": {"agent/runtime"},
     "8": {"agent", "agent/images"},
