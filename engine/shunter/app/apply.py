@@ -21,6 +21,8 @@ from shunter.app.sources import source_of
 from shunter.model.errors import Problem, Rejected, Retry
 from shunter.model.ids import OperationId
 from shunter.model.operation import OperationRecord, Step
+from shunter.model.snapshot import Fleet
+from shunter.report.marks import Marks
 
 PAUSE_S: Final = 0.1
 """Between two looks for news."""
@@ -45,13 +47,13 @@ async def apply(
     *,
     clock: Callable[[], float],
     stop: asyncio.Event,
-    on_step: Callable[[OperationRecord], None] = lambda _record: None,
+    on_step: Callable[[OperationRecord, bool], None] = lambda _record, _pretend: None,
     on_problem: Callable[[Problem], None] = lambda _problem: None,
 ) -> Applied:
     """Carry the plan out, once, and return when its operations are over, or `stop` is set: what was begun then goes on with the engine.
 
-    `by` says who ordered it, for the audit. `on_step` is told each step of each operation. Raises Retry SH959 when the plan can't be handed
-    over and SH964 when an engine leads but doesn't look at it; what an engine raises that can't start.
+    `by` says who ordered it, for the audit. `on_step` is told each step of each operation, and whether it only pretends. Raises Retry SH959
+    when the plan can't be handed over and SH964 when an engine leads but doesn't look at it; what an engine raises that can't start.
     """
     settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
     ticket = Ticket.submit(settings.state, Request(by=by, at=clock(), exact=exact))
@@ -93,15 +95,17 @@ async def _answered(ticket: Ticket, leading: "_Leading", stop: asyncio.Event) ->
 
 
 async def _followed(
-    state: Path, exact: ExactPlan, leading: "_Leading", stop: asyncio.Event, on_step: Callable[[OperationRecord], None]
+    state: Path, exact: ExactPlan, leading: "_Leading", stop: asyncio.Event, on_step: Callable[[OperationRecord, bool], None]
 ) -> tuple[OperationRecord, ...]:
     told: dict[OperationId, int] = {}
     ids = [operation.id for operation in exact.operations]
     with contextlib.closing(Store(state / "engine.db", read_only=True)) as store:
+        remembered = store.load_fleet()
+        marks = Marks(remembered.fleet if remembered else Fleet())
         while True:
             records = [record for one in ids if (record := store.get(one)) is not None]
             for step in _news(records, told):
-                on_step(step)
+                on_step(step, marks.pretends(step.planned))
             # one that leads goes on until nothing is under way: it has taken up what an earlier engine left, too
             over = all(record.outcome is not None for record in records)
             if stop.is_set() or (over and not (leading.leads and any(r.problem is None for r in store.active()))):

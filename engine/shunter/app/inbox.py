@@ -49,7 +49,8 @@ class Ticket:
     @classmethod
     def submit(cls, state: Path, request: Request) -> "Ticket":
         """Hand a plan over; durable on return. Raises Retry SH959."""
-        ticket = cls(state, f"{request.exact.digest[7:23]}-{secrets.token_hex(4)}")
+        # first come, first served
+        ticket = cls(state, f"{int(request.at * 1000):015d}-{request.exact.digest[7:19]}-{secrets.token_hex(4)}")
         try:
             ticket._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_private(ticket._request, encode(request))
@@ -115,7 +116,7 @@ class Ticket:
 
 
 def waiting(state: Path) -> tuple[Ticket, ...]:
-    """Requests without an answer: those that an engine had begun with first, then the others by name."""
+    """Requests without an answer: those that an engine had begun with first, then the others in the order of their times."""
     folder = state / "apply"
     taken = sorted(path.stem for path in folder.glob("*.taken"))
     return tuple(Ticket(state, name) for name in (*taken, *sorted(path.stem for path in folder.glob("*.json"))))

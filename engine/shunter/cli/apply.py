@@ -56,8 +56,8 @@ async def _run(settings: Settings, exact: ExactPlan) -> tuple[Applied, bool]:
         loop.add_signal_handler(number, stop.set)
     console = Console(width=None if sys.stdout.isatty() else 140)
 
-    def on_step(record: OperationRecord) -> None:
-        console.print(operation_line(record), markup=False, highlight=False)
+    def on_step(record: OperationRecord, pretend: bool) -> None:
+        console.print(operation_line(record, pretend=pretend), markup=False, highlight=False)
 
     def on_problem(problem: Problem) -> None:
         typer.echo(f"warning: {problem}", err=True)
