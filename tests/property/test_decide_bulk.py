@@ -3,6 +3,7 @@ anybody has looked at the findings.
 """
 
 import gc
+import itertools
 from random import Random
 from typing import Any
 from weakref import ref
@@ -12,6 +13,7 @@ import pytest
 from column_expressions import DOUBLES, INTS, KEYS, TEXTS, Expressions
 from shunter.decide.deciding import Deciding
 from shunter.decide.evaluate import evaluate
+from shunter.decide.gates import Teller, ask
 from shunter.lang import bulk
 from shunter.lang.bulk import BulkCelRules
 from shunter.lang.cel import CelRules, compiled
@@ -203,3 +205,20 @@ def test_an_evaluation_leaves_nothing_for_the_garbage_collector(monkeypatch, loo
         finally:
             gc.enable()
             made.clear()
+
+
+def test_evidence_of_a_known_answer_is_what_asking_gives():
+    """Also where two things read differ and the answer doesn't: evidence that is shared must be alike in all of it."""
+    rules, told = CelRules(), 0
+    teller = Teller(rules)
+    texts = ('worker.role == "decode" || worker.incarnation > -1', "worker.incarnation >= 0", 'worker.labels["tier"] == "gold"', ASKED[1])
+    for expression in (Expression(text=text) for text in texts):
+        for role, incarnation, tier, usage in itertools.product(("decode", "prefill"), (0, 1), ("gold", "silver"), (0.1, 0.2, None)):
+            scope: dict[str, Any] = {"worker.role": role, "worker.incarnation": incarnation, "worker.labels": {"tier": tier}}
+            if usage is not None:
+                scope["worker.kvUsage"] = Known(value=usage, unit="1", at=0.0, query="q")
+            answer, evidence = ask(rules, "when", expression, scope)
+            if not isinstance(answer, Undecided):
+                assert teller.tell("when", expression, scope, answer) == evidence
+                told += 1
+    assert told > 60
