@@ -135,6 +135,10 @@ def test_keys_are_read_anew_at_each_fetch(remote: Repository, place: Place, keys
     place.signers.write_text(keys.alice.signer)
     remote.commit(keys.mallory)
     assert refused(git).problem.code == "SH241"
+    copies = list((place.folder / "cache.keep" / "keys").iterdir())
+    assert sorted(copy.name.partition("-")[0] for copy in copies) == ["gnupg", "signers", "signers"], (
+        "of the authors and the forge, as they are"
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)

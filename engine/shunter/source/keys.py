@@ -65,6 +65,18 @@ def take(signers: Signers, folder: Path) -> Keys:
     return Keys(allowed=allowed, home=home, ids=ssh_ids | openpgp_ids, digest=named)
 
 
+def prune(folder: Path, *kept: Keys) -> None:
+    """Remove copies of what the keys' files were before. Those of `kept` stay."""
+    used = {path.name for keys in kept for path in (keys.allowed, keys.home) if path}
+    for path in folder.iterdir():
+        if path.name in used:
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
 def _ssh(path: Path, folder: Path) -> tuple[Path, frozenset[str]]:
     data = _read(path)
     ids = set()

@@ -16,7 +16,7 @@ from shunter.model.errors import Problem, Rejected, Stalled
 from shunter.model.ids import Commit
 from shunter.source import signature
 from shunter.source.command import Git
-from shunter.source.keys import Keys, Signers, take
+from shunter.source.keys import Keys, Signers, prune, take
 from shunter.source.signature import Made, Signature, State
 from shunter.source.tree import Unsound
 
@@ -92,6 +92,7 @@ class Judge:
         SH243 when there are too many to judge, or `since` isn't in the branch. Raises Retry SH244 and SH245 when keys can't be had.
         """
         authors, forge = take(self._trust.authors, self._folder), take(self._trust.forge, self._folder)
+        prune(self._folder, authors, forge)
         if authors.ids & forge.ids:
             what = "one and the same key is an author's and the forge's"
             raise Stalled(Problem(code="SH244", what=what, remedy="Take it out of one of them", subject="policies.trust"))
