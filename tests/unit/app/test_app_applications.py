@@ -1,7 +1,9 @@
 """Plans handed to the engine: each request gets one answer, each plan is carried out once, wherever an engine ends in between."""
 
 import stat
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 
 import msgspec
 import pytest
@@ -183,3 +185,35 @@ def test_nothing_waits_where_nothing_was_ever_asked(tmp_path: Path) -> None:
     Engine(tmp_path).tick()
     with pytest.raises(Rejected):
         Ticket(tmp_path, "nothing").read()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_ends_when_each_plan_gets_one_yes_and_each_request_an_answer(tmp_path: Path, seed: int) -> None:
+    """Requests come and go, engines end at any point: as many plans are carried out as requests got a yes, and each at most once."""
+    dice, engine = Random(seed), Engine(tmp_path)
+    plans = [ExactPlan.of(msgspec.structs.replace(PLAN, at=NOW + n / 8), (), now=NOW + 1) for n in range(3)]
+    tickets: list[tuple[Ticket, Digest]] = []
+    withdrawn: set[str] = set()
+    for _ in range(25):
+        match dice.choice(["submit", "tick", "crash", "withdraw"]):
+            case "submit":
+                exact = dice.choice(plans)
+                tickets.append((submit(tmp_path, exact), exact.digest))
+            case "withdraw" if tickets:
+                ticket, _ = dice.choice(tickets)
+                if ticket.withdraw():
+                    withdrawn.add(ticket.name)
+            case "crash":
+                engine.ends_at = dice.choice(["before accepting", "after accepting", "before telling"])
+                with suppress(Crash):
+                    engine.tick()
+                engine.ends_at = ""
+            case _:
+                engine.tick()
+    engine.tick()
+    answers = {ticket.name: ticket.answer() for ticket, _ in tickets}
+    assert {name for name, answer in answers.items() if answer is None} == withdrawn
+    for exact in plans:
+        yes = [t for t, digest in tickets if digest == exact.digest and (a := answers[t.name]) is not None and not a.problems]
+        assert len(yes) == engine.plans.count(exact.digest) <= 1
+    assert waiting(tmp_path) == ()
