@@ -1,5 +1,6 @@
 """Whoever can write the audit's database and its head file, but hasn't the key, can't change, drop, move, add or cut off a thing unseen."""
 
+import contextlib
 import shutil
 import sqlite3
 import tempfile
@@ -234,3 +235,25 @@ def test_an_audit_that_was_emptied_is_found(original: Path) -> None:
         (folder / "audit.db.head").write_bytes(b"\0" * 8192)
 
     assert not attacked(original, attack).ok
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.floats(0, 1, exclude_max=True), st.integers(1, 255), st.sampled_from(["flip", "cut", "zero"]))
+def test_any_damage_to_the_database_file_is_found_or_changes_nothing(original: Path, place: float, flip: int, how: str) -> None:
+    """A byte of a page that holds nothing may be anything. Whatever is read of a chain that verifies is what was written."""
+    with Journal(original / "audit.db", read_only=True) as journal:
+        written = journal.list(limit=None)
+    with tempfile.TemporaryDirectory() as folder:
+        there = Path(folder)
+        for name in ("audit.db", "audit.db.head", "audit.pub"):
+            shutil.copy(original / name, there / name)
+        data = bytearray((there / "audit.db").read_bytes())
+        at = int(place * len(data))
+        if how == "flip":
+            data[at] ^= flip
+        else:
+            data[at:] = b"" if how == "cut" else bytes(min(512, len(data) - at)) + data[at + 512 :]
+        (there / "audit.db").write_bytes(data)
+        with contextlib.suppress(Stalled), Journal(there / "audit.db", read_only=True) as journal:
+            if journal.verify().ok:
+                assert journal.list(limit=None) == written

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from shunter.audit.faults import is_corrupt
+from shunter.audit.faults import unreadable
 from shunter.audit.head import COMMIT, GENESIS, SLOT, Export, Head, Signed, Slots, chained, contradiction
 from shunter.audit.key import Public
 from shunter.model.canon import decode
@@ -90,8 +90,8 @@ class _Examination:
                 if wrong is not None:
                     return self._broken(*wrong)
                 self.last = Head(seq=row[0], hash=row[6])
-        except sqlite3.DatabaseError as error:
-            if not is_corrupt(error):
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            if isinstance(error, sqlite3.Error) and not unreadable(error):
                 raise
             return self._broken(Break.UNREADABLE, f"the database is damaged after record {self.last.seq}: {error}")
         wrong = self._end()
@@ -159,12 +159,14 @@ class _Examination:
 
 def _wrong(row: tuple[Any, ...], last: Head) -> tuple[Break, str] | None:
     seq, at, kind, subject, operation, previous, own, body = row
+    if not isinstance(body, bytes) or not isinstance(seq, int):
+        return Break.HASH, f"record {last.seq + 1} was changed: it isn't a record any more"
     if seq != last.seq + 1:
         return Break.GAP, f"record {last.seq + 1} is missing: the next one is {seq}"
     if previous != last.hash:
         before = "the start of the chain" if previous == GENESIS else "another record than the one before it"
         return Break.ORDER, f"record {seq} follows {before}: records were replaced or reordered"
-    if chained(previous, bytes(body)) != own:
+    if chained(previous, body) != own:
         return Break.HASH, f"record {seq} was changed: its hash doesn't fit its content"
     try:
         record = decode(body, Record)

@@ -20,6 +20,11 @@ def is_corrupt(error: sqlite3.Error) -> bool:
     return _code(error) in _CORRUPT
 
 
+def unreadable(error: sqlite3.Error) -> bool:
+    """The file is damaged, or what is in a column can't be what was put there: then the module has an error of its own, without a code."""
+    return _code(error) in {*_CORRUPT, 0}
+
+
 def of_sqlite(error: sqlite3.Error, path: Path | str) -> Stalled:
     """SQLite's error as a Stalled with the code of its class."""
     code = _code(error)
@@ -28,13 +33,18 @@ def of_sqlite(error: sqlite3.Error, path: Path | str) -> Stalled:
     if code in _BUSY:
         return busy(path)
     if code in _CORRUPT:
-        return stalled(
-            CORRUPT,
-            f"the audit is damaged: {error}",
-            "Keep a copy of the file, restore the last good one from a backup, and check it with `shunter audit verify`",
-            path,
-        )
+        return damaged(path, str(error))
     return unusable(path, str(error))
+
+
+def damaged(path: Path | str, why: str) -> Stalled:
+    """The file isn't what was written."""
+    return stalled(
+        CORRUPT,
+        f"the audit is damaged: {why}",
+        "Keep a copy of the file, restore the last good one from a backup, and check it with `shunter audit verify`",
+        path,
+    )
 
 
 def full(path: Path | str) -> Stalled:

@@ -156,6 +156,20 @@ def read_exports(path: Path) -> tuple[Export, ...]:
     return tuple(msgspec.json.decode(line, type=Export) for line in lines[:-1] if line.strip())
 
 
+def trim_exports(path: Path, base: int) -> None:
+    """Take away the heads of records that are there no more. Raises OSError, ValueError."""
+    exports = read_exports(path)
+    left = [export for export in exports if export.seq >= base]
+    if len(left) == len(exports):
+        return
+    part = path.with_name(f".{path.name}.part")
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.writelines(msgspec.json.encode(export) + b"\n" for export in left)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
 def load_exports(path: Path) -> tuple[Export, ...]:
     """Exported heads that were kept elsewhere. Raises Rejected SH972."""
     try:

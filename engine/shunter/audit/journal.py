@@ -18,7 +18,7 @@ from shunter.audit import key as keys
 from shunter.audit.archive import Dropped, archived, dropping
 from shunter.audit.check import Verification, examine
 from shunter.audit.filter import Filter
-from shunter.audit.head import COMMIT, SLOT, Export, Head, Signed, Slots, read_exports
+from shunter.audit.head import COMMIT, SLOT, Export, Head, Signed, Slots, read_exports, trim_exports
 from shunter.audit.redact import Redaction
 from shunter.audit.shelf import Found, Row, Shelf
 from shunter.audit.sqlite import SqliteShelf
@@ -176,6 +176,8 @@ class Journal:
             found = dropping(self.shelf, base + 1, last, archive)
             self._add([found.told(at)], found.end)
             self.shelf.sweep(found.end.seq)
+            with suppress(OSError, ValueError):
+                trim_exports(layout.exports_path(self.path), found.end.seq)
             return found
 
     def close(self) -> None:

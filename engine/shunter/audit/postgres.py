@@ -108,7 +108,8 @@ class PostgresShelf:
             return Slots(whole=(), complete=False)
         s = self._tables.slots
         rows = self._all(self._sa.select(s.c.slot, *(s.c[name] for name in _COLUMNS)))
-        whole = sorted((signed_of(tuple(row)[1:]) for row in rows if row[1] % 2 == row[0]), key=lambda signed: -signed.turn)
+        found = (signed_of(tuple(row)[1:]) for row in rows if row[1] % 2 == row[0])
+        whole = sorted((signed for signed in found if signed is not None), key=lambda signed: -signed.turn)
         return Slots(whole=tuple(whole), complete=len(whole) == 2 and whole[0].turn == whole[1].turn + 1)
 
     def add(self, rows: Sequence[Row], head: Signed) -> None:  # noqa: D102

@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from shunter.audit import faults
 from shunter.audit.head import Head, HeadFile, Signed, Slots
 from shunter.audit.head import read as read_head
@@ -90,6 +92,8 @@ class SqliteShelf:
     def committed(self) -> Signed | None:  # noqa: D102
         try:
             row = self.db.execute("SELECT turn, seq, hash, base_seq, base_hash, signature FROM head").fetchone()
+        except UnicodeDecodeError:
+            return None
         except sqlite3.DatabaseError as error:
             if not faults.is_corrupt(error):
                 raise
@@ -154,6 +158,8 @@ class SqliteShelf:
             yield
         except sqlite3.Error as error:
             raise faults.of_sqlite(error, self.path) from error
+        except UnicodeDecodeError as error:  # SQLite's own words of a damaged file can have its bytes in them
+            raise faults.damaged(self.path, str(error)) from error
         except BlockingIOError as error:
             raise faults.busy(self.path) from error
         except OSError as error:
@@ -183,10 +189,14 @@ class SqliteShelf:
             self.head = None
 
 
-def signed_of(row: tuple[Any, ...]) -> Signed:
-    """A head from its columns."""
+def signed_of(row: tuple[Any, ...]) -> Signed | None:
+    """A head from its columns; None when they hold something else, as in a damaged file."""
     turn, seq, hashed, base_seq, base_hash, signature = row
-    return Signed(turn=turn, head=Head(seq=seq, hash=hashed), base=Head(seq=base_seq, hash=base_hash), signature=signature)
+    found = {"turn": turn, "head": {"seq": seq, "hash": hashed}, "base": {"seq": base_seq, "hash": base_hash}, "signature": signature}
+    try:
+        return msgspec.convert(found, Signed)
+    except msgspec.ValidationError:
+        return None
 
 
 def values_of(head: Signed) -> tuple[Any, ...]:

@@ -173,6 +173,9 @@ def test_exported_heads_of_dropped_records_are_counted_as_such(path: Path) -> No
         journal.drop(1011.0, 2000.0)
         result = journal.verify(heads=kept)
     assert (result.ok, result.unkept) == (True, 1)
+    assert [e.seq for e in kept] == [1, 20]
+    assert [e.seq for e in load_exports(path.with_suffix(".heads"))] == [20, 21], "those of records that are gone needn't be kept here"
+    assert result.kept == 1
 
 
 def test_the_engine_drops_by_its_settings_once_an_hour_and_tells_what_is_wrong(path: Path, tmp_path: Path) -> None:
