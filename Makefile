@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 LAB_TESTS := tests/contract tests/crash tests/acceptance
 
-.PHONY: help demo test bench lint docs generate system run-env dev-env clean
+.PHONY: help demo test fuzz bench lint docs generate system run-env dev-env clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -16,6 +16,10 @@ demo: run-env ## the main job, on this machine, while you watch
 
 test: dev-env ## all tests
 	@scripts/test
+
+fuzz: dev-env ## fuzz what reads policies for a minute (make fuzz SECONDS=600 for longer)
+	@cd tests/fuzz && d=$$(mktemp -d) && ../../$(BIN)/python -c "import fuzz_policies as f, pathlib, sys; f.seeds(pathlib.Path(sys.argv[1]), pathlib.Path('../..'))" $$d \
+	  && ../../$(BIN)/python fuzz_policies.py -timeout=20 -max_total_time=$(or $(SECONDS),60) -artifact_prefix=$$d/ $$d
 
 bench: dev-env ## figures, one JSON object a line, also in bench.json (make bench NAME=x runs one)
 	@$(BIN)/python tests/bench/run.py $(NAME)
