@@ -25,6 +25,11 @@ class ImageFacts(msgspec.Struct, frozen=True, kw_only=True):
 class Sending(Protocol):
     """An image on its way to another agent while it is still being written."""
 
+    @property
+    def bytes(self) -> int:
+        """How many have gone over, what was copied ahead included."""
+        ...
+
     def copy(self, memories: Sequence[Live], within_s: float) -> str:
         """Before it is begun: copy the worker's memory ahead, for at most so many seconds. Why not all of it was, in words; empty: it was.
 

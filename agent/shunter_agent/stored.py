@@ -136,8 +136,14 @@ class GrowingImage:
         self._facts: ImageFacts | None = None
         self._result: Sent | BaseException | None = None
         self._remember = sent
+        self.bytes = 0
+        """See `depot.Sending`."""
         self._over = threading.Event()
         begun = threading.Event()
+
+        def count(sent: int) -> None:
+            self.bytes = sent
+            progress(sent)
 
         def run() -> None:
             try:
@@ -149,7 +155,7 @@ class GrowingImage:
                     peer,
                     tls,
                     expected=expected,
-                    progress=progress,
+                    progress=count,
                     taken=begun.set,
                     bases=bases,
                 )

@@ -35,6 +35,9 @@ NODES = (
 )
 
 
+COUNTS = ("bytes", "sent")
+
+
 class Bench:
     """The orders of a move, timed."""
 
@@ -44,7 +47,8 @@ class Bench:
         self.credentials = grpc.ssl_channel_credentials(ca, key, cert)
         self.fleet = fleet
         self.agents: dict[str, Any] = {}
-        self.incarnation = 0
+        self.image = ""
+        """The last move's."""
 
     def connect(self) -> None:
         """To be called in the event loop."""
@@ -53,13 +57,17 @@ class Bench:
             channel = grpc.aio.secure_channel(f"{node.address}:{node.port(0)}", self.credentials, options)
             self.agents[name] = rpc.AgentStub(channel)
 
-    async def move(self, source: str, to: str) -> dict[str, float]:
-        """Move the worker; seconds of each part. `dump` begins when it stands still; `total` ends when its copy runs."""
+    async def move(self, source: str, to: str, *, keep: bool = False) -> dict[str, float]:
+        """Move the worker; seconds of each part. `dump` begins when it stands still; `total` ends when its copy runs. `sent` is how many
+        bytes went over. The image is discarded afterwards, unless it is to be kept, as an engine does until there is a newer one.
+        """
         here, there = self.agents[source], self.agents[to]
         report = await here.Inventory(pb.InventoryRequest(), timeout=10)
         (worker,) = report.workers
         order = pb.Order(operation=str(uuid.uuid4()), epoch=1, plan="bench", worker=worker.spec.worker, incarnation=worker.incarnation)
         image, step = str(uuid.uuid4()), pb.StepOrder(order=order)
+        self.image = image
+        began = time.time()
         host = self.fleet.nodes[to]
         await there.Prepare(pb.PrepareOrder(order=order, slot=f"{to}/0", spec=worker.spec), timeout=10)
         await here.Fence(step, timeout=10)
@@ -74,7 +82,9 @@ class Bench:
             reply = await call()
             marks.append(time.time())
         await there.Unfence(step, timeout=10)
-        for agent in (here, there):
+        journal = await here.Journal(pb.JournalRequest(operation=order.operation), timeout=10)
+        (detail,) = [entry.detail for entry in journal.entries if entry.step == "freeze"]
+        for agent in () if keep else (here, there):
             await agent.Discard(pb.DiscardOrder(order=order, image=image), timeout=10)
         spent = [after - before for before, after in itertools.pairwise(marks)]
         running = reply.running_at
@@ -86,7 +96,9 @@ class Bench:
             "release": spent[1],
             "resume": running - marks[2],
             "total": running - frozen.frozen_at,
+            "before": frozen.frozen_at - began,
             "bytes": float(frozen.image.bytes),
+            "sent": float(detail.split(", ")[1].split()[0]),
         }
 
 
@@ -109,7 +121,7 @@ async def measure(fleet: Fleet, moves: int, by_hand: bool) -> tuple[list[dict[st
     for number in range(moves):
         await asyncio.to_thread(os.sync)  # neither pays for what the other has written
         ours.append(await bench.move(names[number % 2], names[(number + 1) % 2]))
-        print(f"{number:3}  ", "  ".join(f"{key} {value:.3f}" for key, value in ours[-1].items() if key != "bytes"), flush=True)
+        print(f"{number:3}  ", "  ".join(f"{key} {value:.3f}" for key, value in ours[-1].items() if key not in COUNTS), flush=True)
         if by_hand:
             folder = fleet.folder / "by-hand"
             await asyncio.to_thread(os.sync)
@@ -143,8 +155,9 @@ def main() -> None:
         "kernel": platform.release(),
         "cores": os.cpu_count(),
         "image_mb": round(ours[0]["bytes"] / 1e6, 1),
+        "sent_mb": round(statistics.median(move["sent"] for move in ours) / 1e6, 1),
         "moves": len(ours),
-        **{part: summary([move[part] for move in ours]) for part in ours[0] if part != "bytes"},
+        **{part: summary([move[part] for move in ours]) for part in ours[0] if part not in COUNTS},
     }
     if hand:
         figures["by_hand"] = summary(hand)

@@ -11,7 +11,7 @@ import pytest
 from blake3 import blake3
 from shunter.model.errors import Rejected, Retry
 from shunter_agent.depot import ImageFacts
-from shunter_agent.images import frames, server, spread
+from shunter_agent.images import frames, offering, server, spread
 from shunter_agent.images.cutting import CHUNK, pages_name
 from shunter_agent.images.growth import Growth
 from shunter_agent.images.manifest import Chunk, ImageFile, ImageManifest, manifest_of
@@ -104,6 +104,16 @@ def test_a_chunk_that_is_damaged_there_is_sent(pair: Pair) -> None:
     put(pair, "i2", weights)
     assert CHUNK < send(pair, "i2") < CHUNK + 4096
     assert [problem.code for problem in pair.there.verify("i1")] == ["SH804"]
+
+
+def test_answers_that_come_while_more_is_offered_are_kept_for_later(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = memory(40 * PER_CHUNK // 4)
+    scattered = {n + n // 64 * PER_CHUNK: page for n, page in weights.items()}
+    both(pair, scattered)
+    monkeypatch.setattr(offering, "_BATCH", 1)
+    monkeypatch.setattr(offering, "_AHEAD", 20)
+    put(pair, "i2", scattered | memory(30, first=77 * PER_CHUNK))
+    assert send(pair, "i2") < 40 * PAGE
 
 
 def test_an_image_that_was_discarded_is_no_help_any_more(pair: Pair) -> None:

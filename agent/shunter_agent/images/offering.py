@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -33,11 +32,11 @@ _SMALL: Final = 1 << 16
 
 
 class Item(NamedTuple):
-    """A chunk to be sent: where it belongs, what it is, and how its bytes are got."""
+    """A chunk to be sent: where it belongs, what it is, and its bytes."""
 
     piece: Piece
     chunk: Chunk
-    load: Callable[[], bytes]
+    data: bytes
     base: Base | None = None
 
 
@@ -115,7 +114,7 @@ class ChunkSender:
 
     @staticmethod
     def _item(name: str, piece: Piece, data: bytes, chunk: Chunk, bases: Bases) -> Item:
-        return Item(piece, chunk, lambda: data, bases.get((name, piece.window)))
+        return Item(piece, chunk, data, bases.get((name, piece.window)))
 
     # -- when it is over
 
@@ -144,8 +143,8 @@ class ChunkSender:
         pieces = self._pieces(name, size, pagemap, len(sent))
         bases = self._bases() if any(piece.runs for piece in pieces) else {}
         items = (
-            Item(piece, chunk, partial(_load, file.fileno(), piece), bases.get((pagemap_name, piece.window)) if piece.runs else None)
-            for piece, chunk in _hashed(file.fileno(), pieces, pool)
+            Item(piece, chunk, data, bases.get((pagemap_name, piece.window)) if piece.runs else None)
+            for piece, chunk, data in _hashed(file.fileno(), pieces, pool)
         )
         self._files[name] = ImageFile.of(name, [*sent, *self._send("", name, items)])
 
@@ -171,12 +170,11 @@ class ChunkSender:
         same: list[Run] = []
         changed = spread.on_top(pagemap, ())
         flow = _Flow(self, pages_name(changed))
-        for piece, chunk in _hashed(file.fileno(), along(pagemap.own), pool):
+        for piece, chunk, data in _hashed(file.fileno(), along(pagemap.own), pool):
             chunks.append(chunk)
             if copied.holds(piece, chunk):
                 same.extend(piece.runs)
                 continue
-            data = _load(file.fileno(), piece)
             known, fresh = copied.compare(piece, data)
             same.extend(known)
             flow.add(fresh)
@@ -195,7 +193,7 @@ class ChunkSender:
             sent += [item.chunk for item in batch]
             if not self._known:
                 for item in batch:
-                    self._data(area, name, item.piece, item.load())
+                    self._data(area, name, item.piece, item.data)
                 continue
             wanted = tuple(Wanted(i.chunk.blake3, i.chunk.size, i.base.chunk.blake3 if i.base else "") for i in batch)
             self._talk.say(Offer(area=area, name=name, offset=batch[0].piece.offset, chunks=wanted))
@@ -214,10 +212,10 @@ class ChunkSender:
             if letter == "b" and item.base is not None:
                 self._patch(area, name, item, item.base)
             elif letter != "y":
-                self._data(area, name, item.piece, item.load())
+                self._data(area, name, item.piece, item.data)
 
     def _patch(self, area: str, name: str, item: Item, base: Base) -> None:
-        data = item.load()
+        data = item.data
         try:
             with base.place.path.open("rb", buffering=0) as file:
                 old = os.pread(file.fileno(), base.chunk.size, base.place.offset)
@@ -306,20 +304,17 @@ def _load(descriptor: int, piece: Piece) -> bytes:
     return os.pread(descriptor, piece.size, piece.offset)
 
 
-def _hashed(descriptor: int, pieces: Iterable[Piece], pool: ThreadPoolExecutor) -> Iterator[tuple[Piece, Chunk]]:
-    """Pieces of a file with what they are, read by several threads but never far ahead."""
+def _hashed(descriptor: int, pieces: Iterable[Piece], pool: ThreadPoolExecutor) -> Iterator[tuple[Piece, Chunk, bytes]]:
+    """Pieces of a file, what they are, and their bytes; read by several threads but never far ahead."""
 
-    def digest(piece: Piece) -> str:
-        return blake3(_load(descriptor, piece)).hexdigest()
+    def read(piece: Piece) -> tuple[Piece, Chunk, bytes]:
+        data = _load(descriptor, piece)
+        return piece, Chunk(blake3(data).hexdigest(), piece.size), data
 
-    ahead: deque[tuple[Piece, Future[str]]] = deque()
+    ahead: deque[Future[tuple[Piece, Chunk, bytes]]] = deque()
     for piece in pieces:
-        ahead.append((piece, pool.submit(digest, piece)))
+        ahead.append(pool.submit(read, piece))
         if len(ahead) > 4 * _HASHERS:
-            yield _ready(*ahead.popleft())
+            yield ahead.popleft().result()
     while ahead:
-        yield _ready(*ahead.popleft())
-
-
-def _ready(piece: Piece, future: "Future[str]") -> tuple[Piece, Chunk]:
-    return piece, Chunk(future.result(), piece.size)
+        yield ahead.popleft().result()

@@ -33,15 +33,16 @@ class Talk:
         self.spoke = time.monotonic()
 
     def _hear(self) -> None:
-        answer = self.listen()
+        answer = self._read()
         if not isinstance(answer, Answer):
             raise Broken("the other side answered out of turn")
         self._heard.append(answer)
 
     def listen(self) -> Ready | Answer | Again | Stored:
         """What the other side says next. Raises as `say` does."""
-        if self._heard:
-            return self._heard.popleft()
+        return self._heard.popleft() if self._heard else self._read()
+
+    def _read(self) -> Ready | Answer | Again | Stored:
         answer = self._link.from_receiver()
         if isinstance(answer, Refused):
             problem = Problem(code=answer.code, what=answer.what, remedy=answer.remedy)

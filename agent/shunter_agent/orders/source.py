@@ -130,7 +130,8 @@ class Source:
         def write() -> None:
             node.journal.undo(head.operation, ("thaw", "release"), node.clock(), "frozen again")
 
-        return Outcome(reply, write, f"image {image.id}")
+        detail = f"image {image.id}, {sending.bytes} bytes sent" if sending else f"image {image.id}"
+        return Outcome(reply, write, detail)
 
     async def _ahead(self, row: WorkerRow, sending: Sending, within_s: float | None) -> None:
         """Copy the worker's memory to the destination while it runs: for half of the time that the caller waits, and for `COPY_S` at most.

@@ -250,6 +250,8 @@ class FakeDepot:
 
 
 class FakeSending:
+    bytes = 100
+
     def __init__(self, depot: FakeDepot, node: str) -> None:
         self.depot, self.node, self.cancelled = depot, node, False
 
