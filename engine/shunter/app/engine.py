@@ -24,6 +24,7 @@ from shunter.app.audits import audit_path, shipping, write
 from shunter.app.degraded import Watch, places, urgent
 from shunter.app.health import Health, Metrics, serve
 from shunter.app.keeping import Keeper, Keeping
+from shunter.app.overtaken import overtaken
 from shunter.app.policies import PolicyFeed
 from shunter.app.recheck import Now
 from shunter.app.room import Room, suiting
@@ -263,6 +264,8 @@ class _Leading:
         self._ages(now)
         if policies is not None:
             self._take_back(policies)
+        for operation, because in overtaken(self.store.active(), self.e._notices, now):
+            self.scheduler.cancel(operation, because)
         self._apply(now, policies)
         if policies is None or not e.decides:
             self.scheduler.pump()
@@ -409,6 +412,8 @@ class _Leading:
             what = f"{len(feed.current.policies)} policies in force, {len(feed.current.problems)} problems"
             self._record(RecordKind.POLICIES, feed.current.commit, what, body)
             self.told_commit = feed.current.commit
+            if self.keeping:
+                self.keeping.keeper.learn(feed.current)
             for problem in feed.current.problems:
                 self.e.on_problem(problem)
             self.e._wake.set()

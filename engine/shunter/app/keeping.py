@@ -86,6 +86,12 @@ class Keeper:
             return False
         return True
 
+    def learn(self, policies: PolicySet) -> None:
+        """Read the files of policies that have come into force, while their source has them: what is refused later falls back to them."""
+        if self._settings.inputs > 0:
+            with contextlib.suppress(queue.Full):
+                self._queue.put_nowait(lambda _store: void(self._sources(policies)))
+
     def close(self) -> None:
         """Keep what waits, for at most some seconds, and end."""
         if self._thread.is_alive():
@@ -149,6 +155,10 @@ class Keeping:
             return
         if self._journal.drop(now - float(keep), now, self._settings.archive, _AT_ONCE) is None:
             self._due = now + _DROP_S
+
+
+def void(_value: object) -> None:
+    """Drop a result."""
 
 
 def _acts(record: Record) -> bool:

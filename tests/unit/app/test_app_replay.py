@@ -1,5 +1,6 @@
 """An engine's ticks are played, and each decision that it recorded is made again from what was kept; what is missing is named."""
 
+import asyncio
 import json
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -257,6 +258,23 @@ async def test_a_label_that_is_not_listed_is_left_out_and_a_plan_that_hangs_on_i
     for seq, again in found.items():
         assert again.same == (seq not in hanging), (seq, again.differs)
         assert "node.labels: age" in again.remarks[0]
+
+
+async def test_policies_that_stayed_in_force_because_a_newer_version_was_refused_are_kept_too(stage: Stage, tmp_path: Path) -> None:
+    leading, story, keeper = stage()
+    await leading._follow_policies_once()
+    while not keeper._files:  # it reads them while they are there
+        await asyncio.sleep(0.01)
+    first = leading.e.feed.current
+    (tmp_path / "policies" / "all.yaml").write_text("kind: nonsense\n")
+    await played(leading, story)
+    assert first is not None
+    assert leading.e.feed.current is not None
+    assert leading.e.feed.current.commit != first.commit
+    assert len(leading.e.feed.current.policies) == 3
+    keeper.close()
+    for sealed in decisions(tmp_path):
+        assert replay(tmp_path, str(sealed.seq)).same
 
 
 async def test_nothing_is_kept_where_nothing_is_to_be(stage: Stage, tmp_path: Path) -> None:
