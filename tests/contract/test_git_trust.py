@@ -199,6 +199,23 @@ def test_an_ssh_key_that_was_valid_until_yesterday(remote: Repository, place: Pl
     assert git.fetch() == newer
 
 
+def test_a_certificate_of_an_authority_that_signs_authors_keys(remote: Repository, place: Place, keys: Keys, tmp_path: Path) -> None:
+    authority, dave = Key("authority", tmp_path), Key("dave", tmp_path)
+    place.signers.write_text(f'*@example.com cert-authority,namespaces="git" {authority.public}\n')
+    git = place.source(remote)
+    remote.commit(dave)
+    assert refused(git).problem.code == "SH241"
+    public = dave.file.with_suffix(".pub")
+    certify = ("ssh-keygen", "-q", "-s", str(authority.file), "-I", "dave", "-n", "dave@example.com", str(public))
+    subprocess.run(certify, check=True, env=ENV)
+    dave.file = tmp_path / "dave-cert.pub"
+    commit = remote.commit(dave)
+    assert git.fetch() == commit
+    assert "dave@example.com" in git.read().signed_by
+    remote.commit(authority)
+    assert refused(git).problem.code == "SH241", "the authority's own key signs keys, not commits"
+
+
 def test_an_openpgp_key_that_was_revoked(remote: Repository, place: Place, keys: Keys, tmp_path: Path) -> None:
     remote.commit(keys.alice)
     git = place.source(remote)

@@ -91,7 +91,7 @@ class Git:
             **{name: os.environ[name] for name in _KEPT if name in os.environ},
             "LC_ALL": "C",
             "GIT_CONFIG_NOSYSTEM": "1",
-            "GIT_CONFIG_GLOBAL": "/dev/null" if file is None else f"/dev/fd/{file}",
+            "GIT_CONFIG_GLOBAL": "/dev/null" if file is None else f"/proc/self/fd/{file}",
             "GIT_ATTR_NOSYSTEM": "1",
             "GIT_TERMINAL_PROMPT": "0",
             "GIT_ALLOW_PROTOCOL": "https:ssh:file",
