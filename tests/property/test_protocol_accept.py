@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 from fleet_in_memory import CrashingStore, World
-from gated_executor import Gated, op, plan, settle, status_of
+from gated_executor import Gated, op, outcomes, plan, settle, status_of, told_outcome
 from shunter.act.scheduler import Scheduler
 from shunter.act.store import Store
-from shunter.model.errors import Rejected, Stalled
-from shunter.model.ids import OperationId
+from shunter.model.errors import Problem, Rejected, Stalled
+from shunter.model.ids import OperationId, SlotId
 from shunter.model.operation import Status
 from shunter.model.record import RecordKind
 
@@ -46,6 +46,38 @@ async def test_a_newer_plan_does_not_drop_what_waits(world: World) -> None:
     await executor.end("v1")
     await executor.end("v2")
     assert executor.started == ["v1", "v2", "other"]
+    await scheduler.stop()
+
+
+async def test_what_waits_gives_way_to_what_is_urgent_for_its_worker_or_slot(world: World) -> None:
+    executor = Gated(world)
+    scheduler = Scheduler(executor, voluntary=1)
+    slot, other = SlotId("b/0"), SlotId("c/0")
+    then = op("then", after=(OperationId("to-slot"),))
+    scheduler.accept(plan(op("v1"), op("own", worker="w"), op("to-slot", to_slot=slot), then, op("apart", to_slot=other)))
+    await settle()
+    scheduler.offer(plan(op("i1", worker="w", lane="involuntary", to_slot=slot), at=2.0))
+    await settle()
+    assert executor.started == ["v1", "i1"]
+    gone = {name: status_of(world, name) for name in ("own", "to-slot", "then", "apart")}
+    assert gone == {**dict.fromkeys(("own", "to-slot", "then"), Status.SUPERSEDED), "apart": Status.ACTIVE}
+    assert "i1 can't wait" in told_outcome(outcomes(world)["own"])["reason"]
+    await scheduler.stop()
+
+
+async def test_a_full_disk_does_not_keep_what_is_urgent_from_beginning(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = Gated(world)
+    scheduler = Scheduler(executor, voluntary=1)
+    scheduler.accept(plan(op("v1"), op("own", worker="w")))
+    await settle()
+
+    def full(*_: object) -> bool:
+        raise Stalled(Problem(code="SH501", what="the disk is full", remedy="Free some"))
+
+    monkeypatch.setattr(executor, "cancel", full)
+    scheduler.offer(plan(op("i1", worker="w", lane="involuntary"), at=2.0))
+    await settle()
+    assert executor.started == ["v1", "i1"]
     await scheduler.stop()
 
 

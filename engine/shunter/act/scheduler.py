@@ -3,6 +3,7 @@ dump at a time on each node.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -64,7 +65,8 @@ class Scheduler:
     def offer(self, plan: Plan) -> None:
         """Take on a plan: its operations are started as soon as they may be; older ones that weren't started and aren't in it are dropped.
 
-        An involuntary chain that waits is dropped too when the newer plan has another operation for one of its workers. Previews and
+        An involuntary chain that waits is dropped too when the newer plan has another operation for one of its workers. A voluntary one of
+        an accepted plan is given up if it waits where the newer plan has something involuntary for its worker or a slot. Previews and
         operations that were begun before, or whose chain was, are passed over. Raises Rejected SH504 if this very plan was carried out
         before, Stalled SH501 if that can't be noted.
         """
@@ -73,6 +75,7 @@ class Scheduler:
         if new:
             self._store.consume(plan.digest, self._executor.parts.clock())
         self._drop_outdated(new)
+        self._make_way(new)
         for planned in new:
             self._waiting.pop(planned.id, None)  # the newer plan's order counts
             self._waiting[planned.id] = Waiting(planned=planned, plan=plan.digest)
@@ -111,6 +114,11 @@ class Scheduler:
         drain is at one order until the worker is idle. False for one that has ended or that nobody knows. Raises Stalled SH501.
         """
         self._raise_crash()
+        can = self._give_up(operation, because)
+        self.pump()
+        return can
+
+    def _give_up(self, operation: OperationId, because: str) -> bool:
         active = {record.id: record for record in self._store.active()}
         if operation not in active and operation not in self._waiting:
             return False
@@ -124,7 +132,6 @@ class Scheduler:
         for record in active.values():
             if record.id in chain:
                 can = self._executor.cancel(record, because) or can
-        self.pump()
         return can
 
     async def idle(self) -> None:
@@ -165,6 +172,16 @@ class Scheduler:
             if chain & outdated:
                 for waiting in [w for w in older.values() if w.planned.id in chain]:
                     self._supersede(waiting, problem("SH527", "a newer plan doesn't have it", "Nothing to do", waiting.planned.id))
+
+    def _make_way(self, new: list[PlannedOperation]) -> None:
+        """Nobody who must leave stays because of what is voluntary and waits: not for its worker, nor for its slots."""
+        urgent = {subject: o.id for o in new if o.lane == "involuntary" for subject in subjects(o)}
+        for record in self._store.active() if urgent else ():
+            by = next((urgent[s] for s in sorted(subjects(record.planned)) if s in urgent), None)
+            if by is None or not record.waits or record.planned.lane != "voluntary":
+                continue
+            with contextlib.suppress(Stalled):  # on a full disk it can't begin either, and is given up later
+                self._give_up(record.id, f"{by} can't wait, and needs its worker or a slot of it")
 
     def _supersede(self, waiting: Waiting, why: Problem) -> None:
         """Only audited, not stored: it was never begun, so the same decision may be made again under the same id."""

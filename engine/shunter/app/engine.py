@@ -264,8 +264,7 @@ class _Leading:
         self._ages(now)
         if policies is not None:
             self._take_back(policies)
-        for operation, because in overtaken(self.store.active(), self.e._notices, now):
-            self.scheduler.cancel(operation, because)
+        self._make_way(now)
         self._apply(now, policies)
         if policies is None or not e.decides:
             self.scheduler.pump()
@@ -300,6 +299,14 @@ class _Leading:
             for operation, because in withdrawn(self.store.active(), self.in_force, policies):
                 self.scheduler.cancel(operation, because)
         self.in_force = policies
+
+    def _make_way(self, now: float) -> None:
+        """Give up what a notice has overtaken. A disk that takes no writes keeps nothing else from being decided."""
+        for operation, because in overtaken(self.store.active(), self.e._notices, now):
+            try:
+                self.scheduler.cancel(operation, because)
+            except Stalled as error:
+                self._tell(error.problem)
 
     def _account(self, evaluation: Evaluation, now: float, fleet: Fleet) -> tuple[Record, ...]:
         """Record what changed in the decisions. What can be told later is, when too much waits for the disk."""

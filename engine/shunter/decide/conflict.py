@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from shunter.model.ids import ImageId, NodeId, PolicyName, SlotId, WorkerId, node_of
 from shunter.model.operation import OperationRecord
@@ -20,15 +21,22 @@ class Ledger:
     ) -> None:
         """`active` is under way; `vacant` are each node's slots that are empty as far as the fleet is known, in order; into `failing` ones
         nobody is brought.
+
+        What is voluntary and waits for its turn has stopped nobody yet: it keeps its worker and its slots from others only once
+        `keep_promises` is called, so that what is involuntary, planned before that, comes before it.
         """
         self._failing = failing
-        self._busy: dict[WorkerId, OperationRecord] = {r.planned.worker: r for r in active}
-        self._busy_slots: set[SlotId] = {s for r in active for s in (r.planned.from_slot, r.planned.to_slot, r.planned.expect.free) if s}
+        self._promises = [r for r in active if r.waits and r.planned.lane == "voluntary"]
+        under_way = [r for r in active if r not in self._promises] if self._promises else active
+        self._busy: dict[WorkerId, OperationRecord] = {r.planned.worker: r for r in under_way}
+        self._busy_slots: set[SlotId] = {s for r in under_way for s in _slots(r)}
         self._workers: dict[WorkerId, PolicyName] = {}
         self._leaving: dict[SlotId, PlannedOperation] = {}
         self._arriving: dict[SlotId, PlannedOperation] = {}
         self.load: Counter[NodeId] = Counter()
         """Workers that this plan brings to each node."""
+        self.promised: Final = frozenset(s for r in self._promises for s in _slots(r))
+        """Slots of what waits: what is involuntary takes them last."""
         self._vacant, self._lent = dict(vacant or {}), False
         self.changes: list[NodeId] = []
         """Nodes of which a vacant slot was taken, or to which a worker is brought, in that order."""
@@ -37,6 +45,15 @@ class Ledger:
         self.changes.clear()
         self.images: set[ImageId] = {i for r in active for i in (r.planned.image, r.planned.expect.image) if i}
         """Images that an operation, under way or planned, refers to."""
+
+    def keep_promises(self) -> None:
+        """From now on what waits for its turn counts as under way, but for what was taken from it."""
+        for record in self._promises:
+            self._busy.setdefault(record.planned.worker, record)
+            for slot in _slots(record):
+                self._busy_slots.add(slot)
+                self._occupy(slot)
+        self._promises = []
 
     def active(self, worker: WorkerId) -> OperationRecord | None:
         """The operation under way on the worker, or None."""
@@ -113,3 +130,8 @@ class Ledger:
             leaving = self._leaving.get(slot)
             return slot not in self._arriving and (leaving is None or leaving.id in operation.after)
         return slot not in self._leaving
+
+
+def _slots(record: OperationRecord) -> list[SlotId]:
+    planned = record.planned
+    return [slot for slot in (planned.from_slot, planned.to_slot, planned.expect.free) if slot]

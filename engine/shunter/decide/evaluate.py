@@ -31,7 +31,8 @@ def evaluate(
     snapshot, the policies or the operations are listed in (but for the snapshot's own digest).
 
     What is carried out goes before what is only shown, and work for a node that is going before voluntary work; then the policies of
-    higher priority go first, and those whose names come first. Whoever goes first takes its workers and slots.
+    higher priority go first, and those whose names come first. Whoever goes first takes its workers and slots. Voluntary work that waits
+    for its turn in a plan that was accepted keeps its own from other voluntary work alone.
     """
     if not snapshots:
         raise ValueError("there is no snapshot to decide on")
@@ -40,6 +41,8 @@ def evaluate(
     d = Deciding(policies, snapshots, state, now, rules, profile)
     in_force = sorted((p for p in policies.policies if p.acts and p.mode != "off"), key=_precedence)
     for policy in in_force:
+        if lane_of(policy) == "voluntary":
+            d.ledger.keep_promises()
         _rule(policy)(d, policy)
     for policy in in_force:
         if isinstance(policy.document, CheckpointPolicy):

@@ -21,6 +21,8 @@ FACTS: Final = ("arch", "cpu", "criu", "cuda", "driver", "kernel")
 """Node facts that must be equal where both sides have them."""
 _SAID = 3
 _OF_NODE: Final = "node."
+_PROMISED: Final = 1000
+"""A slot that voluntary work waits for is taken after all that are as good and that nobody waits for."""
 
 
 class Needs(msgspec.Struct, frozen=True, kw_only=True):
@@ -248,6 +250,7 @@ class Finder:
         where: Sequence[bool | None] = self._test(to.where, sheet) if to and to.where else [True] * len(fitting)
         prefer: Sequence[float | None] = self._measure(to.prefer, sheet) if to and to.prefer else [None] * len(fitting)
         wished, standing, arriving = bool(to and to.prefer), self._standing, self._ledger.load
+        promised = self._ledger.promised
         found: dict[NodeId, Options] = {}
         for (node, own), answer, liking in zip(fitting, where, prefer, strict=True):
             if answer is False:
@@ -255,6 +258,8 @@ class Finder:
             base = standing.get(node.id, 0) + arriving.get(node.id, 0)
             doubt = 2 if node.id in avoid else 1 if answer is None or (wished and liking is None) else 0
             found[node.id] = {s.id: Option(doubtful=doubt, prefer=liking, load=base + rank) for rank, s in enumerate(own)}
+            for slot in promised & found[node.id].keys() if promised else ():
+                found[node.id][slot] = msgspec.structs.replace(found[node.id][slot], load=_PROMISED)
         return found
 
     def _test(self, where: Expression, sheet: Destinations) -> Sequence[bool | None]:

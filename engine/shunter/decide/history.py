@@ -55,8 +55,9 @@ class History:
         return row
 
     def lane_busy(self, node: NodeId, now: float) -> float:
-        """Seconds until the dumps under way on the node are expected to be over."""
-        return sum(_left(r, now) for r in self.active if r.planned.from_slot and node_of(r.planned.from_slot) == node)
+        """Seconds until the dumps under way on the node are expected to be over. What is voluntary and waits comes after what asks this."""
+        ahead = (r for r in self.active if not (r.waits and r.planned.lane == "voluntary"))
+        return sum(_left(r, now) for r in ahead if r.planned.from_slot and node_of(r.planned.from_slot) == node)
 
 
 def failed_nodes(records: Iterable[OperationRecord]) -> frozenset[NodeId]:

@@ -363,3 +363,35 @@ def test_what_is_only_shown_holds_up_nothing():
     assert kinds(result)[0] == ("checkpoint", "decode-7")
     assert [o.preview for o in result.plan.operations] == [False, True, True]
     assert finding(decide([preemption(mode="preview"), checkpoints(mode="preview")], world), "decode-7", "images").gate == "lane"
+
+
+def _promised(*operations):
+    return EngineState(active=tuple(msgspec.structs.replace(begun(o, at=NOW - 500), waits=True) for o in operations))
+
+
+def test_voluntary_work_that_waits_keeps_nobody_from_being_saved():
+    own = operation(OperationKind.MOVE, "decode-0", from_slot="a/0", to_slot="b/0", estimate=Estimate(total=600))
+    other = operation(OperationKind.MOVE, "decode-7", from_slot="c/0", to_slot="b/1")
+    fleet = [A, B, node("c", ("decode-7",))]
+    workers = [D0, D1, worker("decode-7", "c/0")]
+    result = decide([preemption()], snap(fleet, workers, notices=[notice("a", 60)], samples=HELD), _promised(own, other))
+    assert ops(result, OperationKind.MOVE).keys() == {"decode-0", "decode-1"}
+    assert {o.to_slot for o in result.plan.operations if o.lane == "involuntary"} == {"b/0", "b/1"}
+    assert ops(result)["decode-0"].estimate.total == 20, "what waits on its node comes after it"
+    calm = decide([checkpoints()], snap(fleet, workers), _promised(own, other))
+    assert "busy with move" in finding(calm, "decode-7").reason, "for voluntary work it is busy"
+
+
+def test_a_slot_that_voluntary_work_waits_for_is_taken_last():
+    other = operation(OperationKind.MOVE, "decode-7", from_slot="d/0", to_slot="b/0")
+    fleet = [node("a", ("decode-0",)), node("b"), node("c", ("decode-9", None)), node("d", ("decode-7",))]
+    workers = [D0, worker("decode-9", "c/0"), worker("decode-7", "d/0")]
+    result = decide([preemption()], snap(fleet, workers, notices=[notice("a")], samples=HELD), _promised(other))
+    assert ops(result)["decode-0"].to_slot == "c/1"
+
+
+def test_voluntary_work_that_has_begun_is_waited_for():
+    own = operation(OperationKind.MOVE, "decode-0", from_slot="a/0", to_slot="b/0")
+    result = decide([preemption()], snap([A, B], [D0, D1], notices=[notice("a")]), EngineState(active=(begun(own),)))
+    assert "busy with move" in finding(result, "decode-0").reason
+    assert ops(result)["decode-1"].to_slot == "b/1"
