@@ -5,8 +5,9 @@ import io
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -17,6 +18,7 @@ from shunter_agent.images import spread
 from shunter_agent.images.bases import Base, Bases, patch
 from shunter_agent.images.copying import Copied, Job
 from shunter_agent.images.cutting import CHUNK, Piece, along, fixed, pagemaps_of, pages_name
+from shunter_agent.images.foresight import Foresight
 from shunter_agent.images.frames import Again, Answer, Broken, Data, Offer, Patch, Stored, Wait, Wanted, Whole
 from shunter_agent.images.growth import GROWING, LOOK_S, REASSURE_S, Growth
 from shunter_agent.images.manifest import Chunk, ImageFile, ImageManifest, belongs
@@ -63,6 +65,8 @@ class ChunkSender:
         self._sent: dict[str, list[Chunk]] = {}
         self._files: dict[str, ImageFile] = {}
         self._copied: dict[str, Copied] = {}
+        self._pool = ThreadPoolExecutor(_HASHERS, "hash")
+        self._foresight: Foresight | None = None
         self._spread = False
         self._plan = {file.name: file for file in manifest.files} if manifest else {}
 
@@ -80,7 +84,9 @@ class ChunkSender:
                     self._talk.say(Wait())
 
     def _grown(self, opened: dict[str, io.FileIO], stack: contextlib.ExitStack) -> bool:
-        if self._known or self._copied:
+        if self._foresight is not None:
+            return self._foresight.look()
+        if self._known:
             return False  # then it is better known where to cut
         for path in self._folder.glob(GROWING):
             if path.name not in opened:
@@ -110,6 +116,8 @@ class ChunkSender:
                     self._copied[name] = copied
         except OSError as error:  # it was to save time, and nothing depends on it
             job.failed = str(error)
+        if self._copied:
+            self._foresight = Foresight(self._folder, job.memories, self._pool, _digest)
         job.done.set()  # not when the link broke: then the sending is over
 
     @staticmethod
@@ -122,20 +130,19 @@ class ChunkSender:
         """Send whatever hasn't been sent, of all files."""
         pagemaps = pagemaps_of(self._folder)
         cut = {pages_name(pagemap): (name, pagemap) for name, pagemap in pagemaps.items()}
-        with ThreadPoolExecutor(_HASHERS, "hash") as pool:
-            for path in sorted(self._folder.iterdir()):
-                if not belongs(path.name):
-                    continue
-                with io.FileIO(path) as file:
-                    name, pagemap = cut.get(path.name, ("", None))
-                    if pagemap is not None and name in self._copied:
-                        self._on_top(path.name, name, pagemap, file, pool)
-                    elif path.name in pagemaps and path.name in self._copied:
-                        self._files[path.name] = self._plain(spread.ORIGINALS, path.name, file.readall())
-                    else:
-                        self._whole(path.name, name, pagemap, file, pool)
+        for path in sorted(self._folder.iterdir()):
+            if not belongs(path.name):
+                continue
+            with io.FileIO(path) as file:
+                name, pagemap = cut.get(path.name, ("", None))
+                if pagemap is not None and name in self._copied:
+                    self._on_top(path.name, name, pagemap, file)
+                elif path.name in pagemaps and path.name in self._copied:
+                    self._files[path.name] = self._plain(spread.ORIGINALS, path.name, file.readall())
+                else:
+                    self._whole(path.name, name, pagemap, file)
 
-    def _whole(self, name: str, pagemap_name: str, pagemap: Pagemap | None, file: io.FileIO, pool: ThreadPoolExecutor) -> None:
+    def _whole(self, name: str, pagemap_name: str, pagemap: Pagemap | None, file: io.FileIO) -> None:
         sent, size = self._sent.get(name, []), os.fstat(file.fileno()).st_size
         if size <= _SMALL and not sent:
             self._files[name] = self._plain("", name, file.readall())
@@ -144,7 +151,7 @@ class ChunkSender:
         bases = self._bases() if any(piece.runs for piece in pieces) else {}
         items = (
             Item(piece, chunk, data, bases.get((pagemap_name, piece.window)) if piece.runs else None)
-            for piece, chunk, data in _hashed(file.fileno(), pieces, pool)
+            for piece, chunk, data in _hashed(file.fileno(), pieces, self._pool)
         )
         self._files[name] = ImageFile.of(name, [*sent, *self._send("", name, items)])
 
@@ -163,18 +170,21 @@ class ChunkSender:
             self._data(area, name, piece, data[piece.offset : piece.offset + piece.size])
         return ImageFile.of(name, [Chunk(blake3(data[p.offset : p.offset + p.size]).hexdigest(), p.size) for p in fixed(len(data))])
 
-    def _on_top(self, name: str, pagemap_name: str, pagemap: Pagemap, file: io.FileIO, pool: ThreadPoolExecutor) -> None:
+    def _on_top(self, name: str, pagemap_name: str, pagemap: Pagemap, file: io.FileIO) -> None:
         """A process that was copied while it ran: send the pages that have changed since."""
         copied = self._copied[pagemap_name]
         chunks: list[Chunk] = []
         same: list[Run] = []
         changed = spread.on_top(pagemap, ())
         flow = _Flow(self, pages_name(changed))
-        for piece, chunk, data in _hashed(file.fileno(), along(pagemap.own), pool):
+        for piece, chunk in self._digests(name, along(pagemap.own)):
             chunks.append(chunk)
             if copied.holds(piece, chunk):
                 same.extend(piece.runs)
                 continue
+            data = _load(file.fileno(), piece)
+            if blake3(data).hexdigest() != chunk.blake3:
+                raise Broken("the dump has changed since it was complete")
             known, fresh = copied.compare(piece, data)
             same.extend(known)
             flow.add(fresh)
@@ -182,6 +192,13 @@ class ChunkSender:
         self._plain("", pagemap_name, dump(spread.on_top(pagemap, same)))
         self._files[name] = ImageFile.of(name, chunks)
         self._spread = True
+
+    def _digests(self, name: str, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Chunk]]:
+        """What pieces of a file are, as was found while it grew or is now."""
+        seen = [self._foresight.of(name, piece) if self._foresight else None for piece in pieces]
+        late = self._pool.map(partial(_digest, self._folder / name), [p for p, digest in zip(pieces, seen, strict=True) if digest is None])
+        for piece, digest in zip(pieces, seen, strict=True):
+            yield piece, Chunk(digest or next(late), piece.size)
 
     # -- over the link
 
@@ -243,6 +260,10 @@ class ChunkSender:
         """Send pages that the other side's copy doesn't have."""
         self._data("", name, Piece(offset, len(data)), data)
 
+    def close(self) -> None:
+        """Let go of its threads. Idempotent."""
+        self._pool.shutdown(cancel_futures=True)
+
     def files(self) -> tuple[ImageFile, ...]:
         """What was sent, sorted by name."""
         return tuple(self._files[name] for name in sorted(self._files))
@@ -302,6 +323,11 @@ def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
 
 def _load(descriptor: int, piece: Piece) -> bytes:
     return os.pread(descriptor, piece.size, piece.offset)
+
+
+def _digest(path: Path, piece: Piece) -> str:
+    with path.open("rb", buffering=0) as file:
+        return blake3(_load(file.fileno(), piece)).hexdigest()
 
 
 def _hashed(descriptor: int, pieces: Iterable[Piece], pool: ThreadPoolExecutor) -> Iterator[tuple[Piece, Chunk, bytes]]:

@@ -69,6 +69,9 @@ class WholeSender:
             self._progress(self.bytes)
         return count
 
+    def close(self) -> None:
+        """It has no threads."""
+
     def files(self) -> tuple[ImageFile, ...]:
         """What was sent, sorted by name."""
         return tuple(ImageFile(name=name, size=size, blake3=self._hashes[name].hexdigest()) for name, size in sorted(self._sizes.items()))

@@ -5,6 +5,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -99,14 +100,16 @@ def send_growing(
         talk = Talk(link)
         with _explained(peer):
             ready = _open(talk, Hello(image=image, bytes=expected, chunks=True))
-            sender: _Sender = WholeSender(talk, folder, progress)
-            if ready.chunks:
-                sender = ChunkSender(talk, folder, bases, ready.known > 0, progress)
-            taken()
-            sender.follow(growth)
-            complete = time.monotonic()
-            sender.rest()
-        return _close(sender, manifest_of(describe(), sender.files()), began, complete, peer)
+        make: Callable[[], _Sender] = partial(WholeSender, talk, folder, progress)
+        if ready.chunks:
+            make = partial(ChunkSender, talk, folder, bases, ready.known > 0, progress)
+        with contextlib.closing(make()) as sender:
+            with _explained(peer):
+                taken()
+                sender.follow(growth)
+                complete = time.monotonic()
+                sender.rest()
+            return _close(sender, manifest_of(describe(), sender.files()), began, complete, peer)
 
 
 def send_whole(
@@ -132,15 +135,17 @@ def send_whole(
             ready = _open(talk, Hello(image=image, digests=digests_of(manifest), bytes=manifest.bytes, chunks=manifest.in_chunks))
             if ready.have:
                 return Sent(manifest=manifest, bytes=0, seconds=time.monotonic() - began, after_s=0.0)
-            sender: _Sender = WholeSender(talk, folder, progress)
-            if ready.chunks:
-                sender = ChunkSender(talk, folder, dict, ready.known > 0, progress, manifest)
-            elif manifest.in_chunks and any(file.chunks for file in manifest.files):
-                manifest = _unchunked(store, manifest)
-            sender.rest()
-        if sender.files() != manifest.files:
-            raise Rejected(_damaged(image))
-        return _close(sender, manifest, began, began, peer)
+        make: Callable[[], _Sender] = partial(WholeSender, talk, folder, progress)
+        if ready.chunks:
+            make = partial(ChunkSender, talk, folder, dict, ready.known > 0, progress, manifest)
+        elif manifest.in_chunks and any(file.chunks for file in manifest.files):
+            manifest = _unchunked(store, manifest)
+        with contextlib.closing(make()) as sender:
+            with _explained(peer):
+                sender.rest()
+            if sender.files() != manifest.files:
+                raise Rejected(_damaged(image))
+            return _close(sender, manifest, began, began, peer)
 
 
 def _unchunked(store: ImageStore, manifest: ImageManifest) -> ImageManifest:
@@ -175,6 +180,7 @@ class _Sender(Protocol):
     def rest(self) -> None: ...
     def files(self) -> tuple[ImageFile, ...]: ...
     def end(self, manifest: ImageManifest) -> Stored: ...
+    def close(self) -> None: ...
 
 
 def _open(talk: Talk, hello: Hello) -> Ready:
