@@ -201,13 +201,13 @@ class Journal:
         sealed = layout.seal(self.last, left, self.redaction)
         if not sealed:
             return ()
-        head = Head(seq=sealed[-1].seq, hash=sealed[-1].hash)
+        head = Head(seq=sealed[-1][0].seq, hash=sealed[-1][0].hash)
         signed = Signed(turn=self._signed.turn + 1, head=head, base=base).sealed(self._key, COMMIT)
         self._doubt = (signed, tuple(left))
-        self.shelf.add([layout.row(one) for one in sealed], signed)
+        self.shelf.add([row for _, row in sealed], signed)
         self._doubt, self._signed = None, signed
         self.shelf.note(signed, self._key)
-        return sealed
+        return tuple(one for one, _ in sealed)
 
     def _settled(self, records: Sequence[Record]) -> Sequence[Record]:
         """What is left to add once it is known whether the last commit, which failed, has happened after all."""

@@ -8,6 +8,7 @@ import msgspec
 
 from shunter.audit.head import Head, chained
 from shunter.audit.redact import Redaction
+from shunter.audit.shelf import Row
 from shunter.model.canon import encode, plain
 from shunter.model.record import Record, Sealed
 
@@ -32,15 +33,16 @@ def exports_path(path: Path) -> Path:
     return path.with_suffix(".heads")
 
 
-def seal(last: Head, records: Sequence[Record], redaction: Redaction) -> tuple[Sealed, ...]:
-    """Clean the records, and chain them to the last one."""
-    sealed: list[Sealed] = []
+def seal(last: Head, records: Sequence[Record], redaction: Redaction) -> list[tuple[Sealed, Row]]:
+    """Clean the records, and chain them to the last one; each also as it lies on a shelf."""
+    sealed: list[tuple[Sealed, Row]] = []
     for record in records:
-        clean = redaction.clean(msgspec.structs.replace(record, body=plain(record.body), **_storable(record)))
-        own = chained(last.hash, encode(clean))
+        clean, data = redaction.encoded(msgspec.structs.replace(record, body=plain(record.body), **_storable(record)))
+        own = chained(last.hash, data)
         last, previous = Head(seq=last.seq + 1, hash=own), last.hash
-        sealed.append(Sealed(seq=last.seq, previous=previous, hash=own, record=clean))
-    return tuple(sealed)
+        one = Sealed(seq=last.seq, previous=previous, hash=own, record=clean)
+        sealed.append((one, _row(one, data)))
+    return sealed
 
 
 def _storable(record: Record) -> dict[str, Any]:
@@ -49,7 +51,11 @@ def _storable(record: Record) -> dict[str, Any]:
     return {name: text.replace("\0", "\ufffd") for name, text in named.items() if text is not None and "\0" in text}
 
 
-def row(sealed: Sealed) -> tuple[Any, ...]:
-    """As it lies on a shelf (see `shelf.Row`)."""
+def row(sealed: Sealed) -> Row:
+    """As it lies on a shelf."""
+    return _row(sealed, encode(sealed.record))
+
+
+def _row(sealed: Sealed, data: bytes) -> Row:
     r = sealed.record
-    return sealed.seq, float(r.at), r.kind.value, r.subject, r.operation, sealed.previous, sealed.hash, encode(r)
+    return sealed.seq, float(r.at), r.kind.value, r.subject, r.operation, sealed.previous, sealed.hash, data

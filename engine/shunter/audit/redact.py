@@ -74,16 +74,22 @@ class Redaction(msgspec.Struct, frozen=True, kw_only=True):
 
     def clean(self, record: Record) -> Record:
         """The record as it may be kept: itself, if there is nothing to take out. Its commit, digests and numbers stay as they are."""
-        data = encode(record).lower()
-        if len(data) < _LONGEST and not any(hint in data for hint in _HINTS):
-            return record
-        return msgspec.structs.replace(
+        return self.encoded(record)[0]
+
+    def encoded(self, record: Record) -> tuple[Record, bytes]:
+        """The same, with its canonical bytes: finding out whether there is anything takes them anyway."""
+        data = encode(record)
+        lowered = data.lower()
+        if len(data) < _LONGEST and not any(hint in lowered for hint in _HINTS):
+            return record, data
+        clean = msgspec.structs.replace(
             record,
             subject=_text(record.subject),
             what=_text(record.what),
             operation=None if record.operation is None else _text(record.operation),
             body=self._mapping(record.body),
         )
+        return clean, encode(clean)
 
     def plain(self, value: object) -> object:
         """JSON's own types, cleaned."""
