@@ -1,7 +1,7 @@
 """What to write into a policy's status, from what the engine has in force and what it decided last. Pure."""
 
 import datetime as dt
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -41,27 +41,42 @@ def gather(findings: Iterable[Finding]) -> dict[str, Said]:
     return found
 
 
-def status_of(path: str, reading: Reading, policies: PolicySet, said: Mapping[str, Said], before: Object, at: float) -> PolicyStatus:
-    """The status of the resource at `path` of `reading`, which `policies` were made from.
+def statuses(
+    reading: Reading, policies: PolicySet, findings: Iterable[Finding], before: Callable[[str, Resource], Object], at: float
+) -> dict[str, PolicyStatus]:
+    """The status of every resource of `reading`, which `policies` were made from, by path.
 
-    `before` is the status as it stands, empty if there is none: times are taken over from it where what they are about didn't change.
-    `at`: seconds since the epoch.
+    `before` gives a resource's status as it stands, empty if there is none: times are taken over from it where what they are about didn't
+    change. `at`: seconds since the epoch.
     """
-    resource = reading.resources[path]
-    policy = next((p for p in policies.policies if p.place.file == path), None)
-    problems = [p for p in policies.problems if p.severity is Severity.ERROR and path in (p.subject, p.place.file if p.place else "")]
-    here = said.get(policy.name) if policy else None
+    said = gather(findings)
+    by_path = {policy.place.file: policy for policy in policies.policies}
+    problems: dict[str, list[Problem]] = {}
+    for problem in policies.problems:
+        if problem.severity is Severity.ERROR:
+            problems.setdefault(problem.place.file if problem.place else problem.subject, []).append(problem)
+    found = {}
+    for path, resource in reading.resources.items():
+        policy = by_path.get(path)
+        here = said.get(policy.name) if policy else None
+        found[path] = _status(resource, policy, problems.get(path, []), here, before(path, resource), at)
+    return found
+
+
+def _status(
+    resource: Resource, policy: Policy | None, problems: list[Problem], said: Said | None, before: Object, at: float
+) -> PolicyStatus:
     stamp = dt.datetime.fromtimestamp(at, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     accepted = policy is not None and policy.blob == resource.blob and not problems
     commit = (resource.commit if accepted else git_commit(policy.commit)) if policy else ""
-    verdicts = _verdicts(accepted, policy, problems, here)
+    verdicts = _verdicts(accepted, policy, problems, said)
     conditions = tuple(_condition(kind, *verdict, resource, before, stamp) for kind, verdict in verdicts.items())
     return PolicyStatus(
         observed_generation=resource.generation,
         conditions=conditions,
         commit=commit or None,
-        counts=_counts(here) if here else None,
-        last_decision=_decision(here, before, stamp) if here else None,
+        counts=_counts(said) if said else None,
+        last_decision=_decision(said, before, stamp) if said else None,
     )
 
 

@@ -12,7 +12,7 @@ from shunter.cluster.backoff import Backoff
 from shunter.cluster.kinds import collection
 from shunter.cluster.reading import Reading, Resource
 from shunter.cluster.reflector import Reflector
-from shunter.cluster.telling import gather, status_of, weighty
+from shunter.cluster.telling import statuses, weighty
 from shunter.model.errors import Problem, ShunterError
 from shunter.model.finding import Finding
 from shunter.model.policy import API_VERSION, PolicySet
@@ -45,11 +45,8 @@ class StatusWriter:
 
     def wanted(self, reading: Reading, policies: PolicySet, findings: Iterable[Finding], at: float) -> Wanted:
         """What the statuses ought to be. Safe in any thread."""
-        said = gather(findings)
-        return {
-            path: (resource, msgspec.to_builtins(status_of(path, reading, policies, said, self._standing(path, resource), at)))
-            for path, resource in reading.resources.items()
-        }
+        found = statuses(reading, policies, findings, self._standing, at)
+        return {path: (reading.resources[path], msgspec.to_builtins(status)) for path, status in found.items()}
 
     def offer(self, wanted: Wanted) -> None:
         """Have these written instead of any that were offered before. In the loop's thread."""

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from shunter.cluster.reading import git_commit, read
 from shunter.cluster.status import PolicyStatus
-from shunter.cluster.telling import gather, status_of
+from shunter.cluster.telling import statuses
 from shunter.lang.load import load
 from shunter.model.finding import Finding, Verdict
 from shunter.model.ids import PolicyName
@@ -58,7 +58,7 @@ def test_one_that_is_being_deleted_is_gone() -> None:
 def told(findings: list[Finding], before: dict[str, Any] | None = None) -> PolicyStatus:
     reading = read([images(commit=OLD)])
     path = "checkpointpolicies/images.yaml"
-    return status_of(path, reading, load(reading.revision, None), gather(findings), before or {}, 1_800_000_000.0)
+    return statuses(reading, load(reading.revision, None), findings, lambda _path, _resource: before or {}, 1_800_000_000.0)[path]
 
 
 def finding(verdict: Verdict, subject: str) -> Finding:
