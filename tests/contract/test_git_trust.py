@@ -336,6 +336,19 @@ def test_a_rewind_that_is_allowed_goes_to_trusted_commits_only(remote: Repositor
     assert [problem.code for problem in git.read().problems] == ["SH222"]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_rewind_that_is_allowed_brings_nothing_back_that_nobody_signed(remote: Repository, place: Place, keys: Keys, mode: Mode) -> None:
+    """The newest answers for what it contains, and not for its parent by itself; the forge merges that with something that adds nothing."""
+    start = remote.commit(keys.alice)
+    unsigned = remote.commit()
+    good_one = remote.commit(keys.bob)
+    git = place.source(remote, mode, rewind=True)
+    assert git.fetch() == good_one
+    remote.forge(remote.git("rev-parse", f"{unsigned}^{{tree}}"), (start, unsigned), keys.forge)
+    error = refused(git)
+    assert (error.problem.code, unsigned in error.problem.what) == ("SH242", True)
+
+
 def test_more_commits_than_are_judged_at_once(remote: Repository, place: Place, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shunter.source.trust.MAX_COMMITS", 3)
     remote.commit(keys.alice)

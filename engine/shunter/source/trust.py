@@ -133,14 +133,18 @@ class _Case:
 
     def __init__(self, git: Git, trust: Trust, authors: Keys, forge: Keys, good: Commit | None) -> None:
         self._git, self._trust, self._authors, self._forge = git, trust, authors, forge
-        self._known = [Commit(c) for c in (good, trust.since) if c]
-        """They and all that they contain are trusted."""
+        self._before = [Commit(c) for c in (good, trust.since) if c]
+        """They and all that they contain was judged."""
+        self._known: list[Commit] = []
+        """They and all that they contain may be built on."""
         self._verdicts: dict[Commit, _Doubt | None] = {}
         self._signers: dict[Commit, str] = {}
         self._read: dict[Commit, tuple[Made, Signature, Signature]] = {}
 
     def hear(self, new: Commit) -> str:
         self._check_since(new)
+        # after a rewind, what the commit before contains isn't below the new one: an older content of it may not come back by a merge
+        self._known = [commit for commit in self._before if self._contains(commit, new)]
         if new == self._trust.since:
             return "named in the settings"
         for commit in self._to_judge(new):
@@ -157,10 +161,10 @@ class _Case:
 
     def _to_judge(self, new: Commit) -> Sequence[Commit]:
         """The oldest first, so that the one that is told is where it begins. Of a repository never seen before, the newest alone."""
-        if self._trust.mode is Mode.HEAD or not self._known:
+        if self._trust.mode is Mode.HEAD or not self._before:
             return (new,)
         options = ("--first-parent",) if self._trust.mode is Mode.FIRST_PARENT else ()
-        without = [f"^{commit}" for commit in self._known]
+        without = [f"^{commit}" for commit in self._before]
         listed = self._git.run("rev-list", "--reverse", "--topo-order", *options, new, *without, "--", output_bytes=(MAX_COMMITS + 1) * 65)
         commits = [Commit(line) for line in listed.output.decode().split()]
         if listed.cut or len(commits) > MAX_COMMITS:
@@ -242,7 +246,7 @@ class _Case:
         return old == new or self._git.run("merge-base", "--is-ancestor", old, new).code == 0
 
     def _remedy(self, code: str, newest: bool) -> str:
-        if self._trust.mode is Mode.HEAD or (newest and not self._known):
+        if self._trust.mode is Mode.HEAD or (newest and not self._before):
             return "Push a commit on top of it that an author signs (git commit -S), or add its signer's key to the authors'"
         if code == _FORGED:
             return "Merge on a machine of your own and sign the merge (git merge -S), or look at it and name it in policies.trust.since"
