@@ -1,5 +1,6 @@
 """`shunter status`: how things stand, from the engine's own files; asks nobody and changes nothing."""
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -10,9 +11,9 @@ import typer
 from rich.console import Console
 
 from shunter.act.store import Remembered, Store
+from shunter.app.audits import read as read_audit
 from shunter.app.degraded import Condition, condition
 from shunter.app.settings import load
-from shunter.audit.journal import Journal
 from shunter.model.canon import plain
 from shunter.model.errors import Problem, Rejected, ShunterError
 from shunter.model.ids import Commit, Epoch
@@ -51,7 +52,9 @@ def status(
     """
     if state is not None and config is not None:
         raise Rejected(Problem(code="SH930", what="--state and --config were both given", remedy="Give one: the settings name the folder"))
-    found = read(state or (load(config).state if config else Path(".shunter")), time.time())
+    settings = load(config) if config else None
+    database = settings.audit.database if settings else os.environ.get("SHUNTER_AUDIT_DATABASE")
+    found = read(state or (settings.state if settings else Path(".shunter")), time.time(), database)
     if as_json:
         typer.echo(msgspec.json.encode(plain(found), order="sorted"))
         return
@@ -69,8 +72,11 @@ def status(
     )
 
 
-def read(state: Path, now: float) -> Standing:
-    """What the files in the state folder say at `now`. Raises Rejected SH931 when there are none, and what the store raises."""
+def read(state: Path, now: float, database: str | None = None) -> Standing:
+    """What the files in the state folder say at `now`; `database` is where the audit's records are, if they aren't there.
+
+    Raises Rejected SH931 when there are none, and what the store raises.
+    """
     path = state / "engine.db"
     if not path.exists():
         raise Rejected(
@@ -87,7 +93,7 @@ def read(state: Path, now: float) -> Standing:
         active, ended, epoch = store.active(), store.recent(now - RECENT), store.epoch
     finally:
         store.close()
-    commit, recorded_at = _audit(state / "audit.db")
+    commit, recorded_at = _audit(state, database)
     ages = {
         "fleet": None if fleet is None else now - fleet.at,
         "audit": None if recorded_at is None else now - recorded_at,
@@ -98,10 +104,10 @@ def read(state: Path, now: float) -> Standing:
     return Standing(at=now, epoch=epoch, commit=commit, ages=ages, fleet=fleet, active=active, ended=ended, degraded=condition(state, now))
 
 
-def _audit(path: Path) -> tuple[Commit | None, float | None]:
+def _audit(state: Path, database: str | None) -> tuple[Commit | None, float | None]:
     """The newest policy commit in the audit, and when its last record is from; None where there is none, or no readable audit."""
     try:
-        with Journal(path, read_only=True) as journal:
+        with read_audit(state, database) as journal:
             last = journal.list(limit=1)
             told = [r for kind in (RecordKind.POLICIES, RecordKind.PLAN, RecordKind.FINDING) for r in journal.list(kind=kind, limit=1)]
     except ShunterError:
