@@ -30,6 +30,7 @@ from shunter.app.recheck import Now
 from shunter.app.room import Room, suiting
 from shunter.app.settings import Settings
 from shunter.app.settled import settled
+from shunter.app.silence import Silence
 from shunter.app.withdrawn import withdrawn
 from shunter.app.world import HOLD_MARGIN_S, Memory, World
 from shunter.audit.decisions import Tracker
@@ -171,6 +172,7 @@ class _Leading:
         """Operations that ended since the last look began."""
         self.gone: frozenset[NodeId] = frozenset()
         """Nodes that are dead for good, by the last look."""
+        self.silence = Silence()
         self.in_force: PolicySet | None = None
         """The policies of the last tick."""
         self.looked_at: float | None = None
@@ -359,9 +361,11 @@ class _Leading:
             ended=self.store.ended(),
             busy=busy,
             gone_after=float(e.settings.hold) + HOLD_MARGIN_S,
+            silent=self.silence.lasts(),
         )
         self.meanwhile.clear()
         inventory = await self.world.look(memory, now)
+        self.silence.looked(self.world.unreachable, inventory.notices, now)
         # what ended while we looked is news to what was seen
         inventory = msgspec.structs.replace(inventory, fleet=settled(inventory.fleet, self.meanwhile))
         answering = frozenset(self.agents) - frozenset(self.world.unreachable)
@@ -373,6 +377,8 @@ class _Leading:
             self.looked_at = now
         for node in self.agents:
             self._tell_or_clear(f"agent {node}", self.world.unreachable.get(node))
+            if node not in self.world.unreachable:
+                self._tell_or_clear(f"clock {node}", inventory.clocks.get(node))
         for seen in inventory.fleet.nodes:
             self._tell_or_clear(f"notices {seen.id}", next(iter(seen.problems), None))
         for problem in inventory.problems:

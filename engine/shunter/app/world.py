@@ -46,6 +46,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     gone_after: float = 65.0
     """How long a preempted node must be silent after its deadline to be taken for dead, in seconds: longer than any hold, so that nothing
     of it can come to life again unseen."""
+    silent: Mapping[NodeId, float] | None = None
+    """For how many seconds nodes have been silent, as `app.silence` measures it; None: nobody has listened for long."""
 
 
 class World:
@@ -70,6 +72,7 @@ class World:
             ended=memory.ended,
             busy=memory.busy,
             gone_after_s=memory.gone_after,
+            silent_s=memory.silent,
         )
 
     async def _view(self, node: NodeId) -> NodeView | Problem:

@@ -12,8 +12,11 @@ import msgspec
 from shunter.model.errors import Problem, Severity
 from shunter.model.ids import ImageId, NodeId, WorkerId
 from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Worker, WorkerState
+from shunter.model.units import Duration
 from shunter.model.view import NodeView
 
+SKEW_S = 5.0
+"""How far an agent's clock may be from ours, in seconds, before that is told. A look takes up to 2 s of it by itself."""
 _AWAY = (WorkerState.PARKED, WorkerState.LOST)
 _STANDING = (WorkerState.RUNNING, WorkerState.FENCED)
 _TAKING = (NoticeKind.PREEMPTION,)
@@ -28,6 +31,8 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[Problem, ...] = ()
     gone: frozenset[NodeId] = frozenset()
     """Nodes that are dead for good: noticed, and silent since."""
+    clocks: dict[NodeId, Problem] = {}
+    """Nodes whose clock isn't ours (SH312)."""
 
 
 def merge(
@@ -40,12 +45,16 @@ def merge(
     ended: frozenset[WorkerId] = frozenset(),
     busy: frozenset[WorkerId] = frozenset(),
     gone_after_s: float = 5.0,
+    silent_s: Mapping[NodeId, float] | None = None,
 ) -> Inventory:
     """The fleet at `now` (seconds since the epoch), from this round's views and the round before.
 
     - A node without a view keeps its last slots, workers, images and notices, with `reachable=False`. Once it is gone (a `gone` notice, or
-      a preemption, and both its deadline and the node's last answer are more than `gone_after_s` seconds ago) it has no slots and holds no
-      images, and its workers are LOST. Notices of a node that answers are exactly those that it reports.
+      a preemption whose deadline is more than `gone_after_s` seconds ago, and the node has been silent for longer than that) it has no
+      slots and holds no images, and its workers are LOST. Notices of a node that answers are exactly those that it reports.
+    - `silent_s` says for how many seconds nodes have been silent, by a clock that nobody sets: `app.silence` measures it where the engine
+      runs. One that isn't in it has only just missed an answer. None, for who looks once: it goes by `seen_at`, and the round before must
+      have been without an answer too. Whatever an agent's clock says doesn't count: `seen_at` is `now` in the round that has its answer.
     - `expected` are the nodes of the settings; one that never answered is in the fleet without slots.
     - A worker that no node reports, and whose node answers, has ended: PARKED if it is in `ended` and an image is left, out of the fleet if
       it is in `ended` and none is, LOST otherwise. `ended` are the workers whose newest operation ended them on purpose.
@@ -59,9 +68,9 @@ def merge(
     before = previous or Fleet()
     newest = {v.node.id: v for v in sorted(views, key=lambda v: v.at)}
     notices = _notices(newest, notices_previous)
-    last_answers = {node.id: node.seen_at for node in before.nodes}
-    gone = _gone(newest, notices, last_answers, now - gone_after_s)
-    nodes = _nodes(newest, before.nodes, expected, gone)
+    silent_s = _silences(before.nodes, now) if silent_s is None else silent_s
+    gone = _gone(newest, notices, {node for node, seconds in silent_s.items() if seconds > gone_after_s}, now - gone_after_s)
+    nodes = _nodes(newest, before.nodes, expected, gone, now)
     images, problems = _images(newest, before.images, gone)
     silent = frozenset(n.id for n in nodes if not n.reachable)
     round_ = _Round(
@@ -79,7 +88,25 @@ def merge(
         notices=notices,
         problems=(*problems, *twice),
         gone=gone,
+        clocks={name: told for name in sorted(newest) if (told := _clock(name, newest[name].at, now)) is not None},
     )
+
+
+def _clock(node: NodeId, theirs: float, ours: float) -> Problem | None:
+    if abs(theirs - ours) <= SKEW_S:
+        return None
+    apart = f"{Duration(round(abs(theirs - ours)))} {'behind' if theirs < ours else 'ahead of'} the engine's"
+    return Problem(
+        code="SH312",
+        what=f"the node's clock is {apart}: {theirs:.0f} there and {ours:.0f} here, in seconds since the epoch",
+        remedy="Set both clocks by NTP; until then the node's deadlines may be off by as much",
+        subject=node,
+    )
+
+
+def _silences(previous: Iterable[Node], now: float) -> dict[NodeId, float]:
+    """Of nodes that didn't answer in the round before either."""
+    return {node.id: now - node.seen_at for node in previous if not node.reachable}
 
 
 def _notices(newest: Mapping[NodeId, NodeView], previous: Sequence[Notice]) -> tuple[Notice, ...]:
@@ -88,28 +115,26 @@ def _notices(newest: Mapping[NodeId, NodeView], previous: Sequence[Notice]) -> t
     return tuple(sorted({(n.node, n.id): n for n in (*kept, *told)}.values(), key=lambda n: (n.node, n.id)))
 
 
-def _gone(
-    newest: Mapping[NodeId, NodeView], notices: Iterable[Notice], last_answers: Mapping[NodeId, float], before: float
-) -> frozenset[NodeId]:
-    """Silent nodes that were to go, and whose deadline and last answer are both earlier than `before`: one answer missed is no death."""
+def _gone(newest: Mapping[NodeId, NodeView], notices: Iterable[Notice], silent: Collection[NodeId], before: float) -> frozenset[NodeId]:
+    """Nodes that were to go, whose deadline is earlier than `before`, and that are silent for long: one answer missed is no death."""
 
     def ends(notice: Notice) -> bool:
         if notice.kind is NoticeKind.GONE:
             return True
         due = notice.kind in _TAKING and notice.deadline is not None and notice.deadline < before
-        return due and last_answers.get(notice.node, 0.0) < before
+        return due and notice.node in silent
 
     return frozenset(n.node for n in notices if n.node not in newest and ends(n))
 
 
 def _nodes(
-    newest: Mapping[NodeId, NodeView], previous: Iterable[Node], expected: Collection[NodeId], gone: frozenset[NodeId]
+    newest: Mapping[NodeId, NodeView], previous: Iterable[Node], expected: Collection[NodeId], gone: frozenset[NodeId], now: float
 ) -> tuple[Node, ...]:
     known = {n.id: n for n in previous}
     nodes = {}
     for name in {*known, *newest, *expected}:
         if name in newest:
-            nodes[name] = msgspec.structs.replace(newest[name].node, reachable=True)
+            nodes[name] = msgspec.structs.replace(newest[name].node, reachable=True, seen_at=now)
         else:
             last = known.get(name) or Node(id=name, slots=())
             nodes[name] = msgspec.structs.replace(last, reachable=False, slots=() if name in gone else last.slots)

@@ -168,17 +168,47 @@ GONE = [
 ]
 
 
-def test_one_answer_missed_after_the_deadline_is_no_death() -> None:
-    """The node answered a moment ago: a postponed preemption, or an agent that restarts, must not make a second copy of its workers."""
-    just = msgspec.structs.replace(FIRST.fleet, nodes=tuple(msgspec.structs.replace(n, seen_at=NOW - 1) for n in FIRST.fleet.nodes))
-    merged = merge([view(B)], just, (notice(A, NoticeKind.PREEMPTION, NOW - 500),), BOTH, NOW)
+def heard(seconds_ago: float, *, reachable: bool) -> Fleet:
+    """The fleet of a round whose nodes last answered so long ago."""
+    nodes = tuple(msgspec.structs.replace(n, seen_at=NOW - seconds_ago, reachable=reachable) for n in FIRST.fleet.nodes)
+    return msgspec.structs.replace(FIRST.fleet, nodes=nodes)
+
+
+DUE = (notice(A, NoticeKind.PREEMPTION, NOW - 500),)
+
+
+@pytest.mark.parametrize("before", [heard(1, reachable=True), heard(1, reachable=False), heard(500, reachable=True)])
+def test_one_answer_missed_after_the_deadline_is_no_death(before: Fleet) -> None:
+    """A postponed preemption, an agent that restarts, or a clock that was set must not make a second copy of its workers."""
+    merged = merge([view(B)], before, DUE, BOTH, NOW)
     assert merged.gone == frozenset()
     assert only(merged) == worker(W, A)
 
 
+def test_where_silence_is_measured_no_clock_on_a_wall_counts() -> None:
+    for before in (heard(500, reachable=False), heard(0, reachable=True)):
+        assert merge([view(B)], before, DUE, BOTH, NOW, silent_s={}).gone == frozenset()
+        assert merge([view(B)], before, DUE, BOTH, NOW, silent_s={A: 5.0}).gone == frozenset()
+        assert merge([view(B)], before, DUE, BOTH, NOW, silent_s={A: 5.1}).gone == {A}
+
+
+@pytest.mark.parametrize("wrong", [-70.0, -6.0, 6.0, 70.0])
+def test_an_agents_clock_doesnt_say_when_it_answered_and_is_told(wrong: float) -> None:
+    off = msgspec.structs.replace(view(A, worker(W, A), at=NOW + wrong), node=msgspec.structs.replace(node(A, W), seen_at=NOW + wrong))
+    merged = merge([off, view(B, at=NOW + 4)], None, (), BOTH, NOW)
+    assert [n.seen_at for n in merged.fleet.nodes] == [NOW, NOW]
+    ((about, told),) = merged.clocks.items()
+    assert (about, told.code, told.subject) == (A, "SH312", A)
+    assert f"{NOW + wrong:.0f} there and 1000 here" in told.what
+    assert ("behind" if wrong < 0 else "ahead of") in told.what
+    silent = merge([view(B)], merged.fleet, DUE, BOTH, NOW + 3, gone_after_s=65.0)
+    assert silent.gone == frozenset()
+    assert only(silent).state is WorkerState.RUNNING
+
+
 @pytest.mark.parametrize(("told", "gone"), GONE)
 def test_a_silent_node_is_gone_only_by_a_notice_that_is_due(told: Notice, gone: bool) -> None:
-    before = msgspec.structs.replace(FIRST.fleet, nodes=tuple(msgspec.structs.replace(n, seen_at=NOW - 6) for n in FIRST.fleet.nodes))
+    before = heard(6, reachable=False)
     merged = merge([view(B, images=(image(W, B),))], before, (told,), BOTH, NOW)
     assert merged.gone == ({A} if gone else set())
     lost = only(merged)
