@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
+from shunter.model.errors import Stalled
 from shunter.wire import agent_pb2 as pb
 
 from shunter_agent.convert import notice_message
@@ -39,7 +40,7 @@ Probing = Callable[[WorkerSpec, Callable[[], bool], float], str]
 
 @dataclass
 class FrozenCopy:
-    """A worker of this node that stands still, until `until` (seconds since the epoch). `fenced`: it was before."""
+    """A worker of this node that stands still, until `until` by `Node.elapsed`: no clock that is set has a say. `fenced`: it was before."""
 
     operation: str
     frozen: Frozen
@@ -52,7 +53,7 @@ class FrozenCopy:
 
 @dataclass
 class HeldCopy:
-    """A restored copy before its first instruction, until `until` (seconds since the epoch)."""
+    """A restored copy before its first instruction, until `until` (by `Node.elapsed`)."""
 
     operation: str
     held: Held
@@ -242,11 +243,16 @@ class Node:
             self.log.error("worker said to have ended, but may live", worker=worker, pid=row.process.pid)
             self.exits.watch_again(worker, row.process)
             return
+        try:
+            with self.journal.batch():
+                self.journal.drop_worker(worker)
+                if row.operation:
+                    self.journal.undo(row.operation, ("fence", "freeze", "resume"), self.clock(), "the worker's process ended by itself")
+        except Stalled as error:  # the disk is full: it is known no later than that it takes writes again
+            self.log.problem(error.problem, worker=worker)
+            self.exits.watch_again(worker, row.process)
+            return
         self.frozen.pop(worker, None)
-        with self.journal.batch():
-            self.journal.drop_worker(worker)
-            if row.operation:
-                self.journal.undo(row.operation, ("fence", "freeze", "resume"), self.clock(), "the worker's process ended by itself")
         network = self.networks.pop(worker, None)
         if network is not None:
             try:
@@ -258,8 +264,8 @@ class Node:
         self.events.publish(pb.Event(exit=pb.WorkerExit(worker=worker, status=status)))
 
     def empty(self) -> bool:
-        """No worker is here any more, in whatever state."""
-        return not self.journal.workers()
+        """No worker is here any more, in whatever state, nor anything of one that is on its way."""
+        return not (self.journal.workers() or self.frozen or self.held or self.leaving or self.busy_images)
 
     def _may_live(self, process: Process) -> bool:
         try:

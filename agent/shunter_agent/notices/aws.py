@@ -4,7 +4,9 @@ Spot interruptions (two minutes ahead, best effort), rebalance recommendations (
 lifecycle state that an Auto Scaling group wants. AWS asks for a look every five seconds; a path is a 404 until there is something to say.
 """
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -45,33 +47,37 @@ class _Event(msgspec.Struct, rename="pascal"):
 
 def looks(service: Metadata) -> tuple[Look, ...]:
     """What to ask AWS."""
-    return (Look(name="aws", ask=_Aws(service).ask, every=EVERY_S),)
+    aws = _Aws(service)
+    paths: tuple[tuple[str, str, Callable[[Reply], list[Notice]]], ...] = (
+        ("aws spot", _SPOT, aws.spot),
+        ("aws rebalance", _REBALANCE, aws.rebalance),
+        ("aws maintenance", _MAINTENANCE, aws.maintenance),
+        ("aws lifecycle", _LIFECYCLE, aws.lifecycle),
+    )
+    return tuple(Look(name=name, ask=partial(aws.ask, path, read), every=EVERY_S) for name, path, read in paths)
 
 
 class _Aws:
+    """One service and its token. Each path is asked for by itself: one that is broken hides nothing of the others."""
+
     def __init__(self, service: Metadata) -> None:
         self._service = service
+        self._turn = threading.Lock()
         self._token = ""
         self._renew_at = 0.0
 
-    def ask(self) -> Mapping[str, Notice]:
-        found: dict[str, Notice] = {}
-        for path, read in (
-            (_SPOT, self._spot),
-            (_REBALANCE, self._rebalance),
-            (_MAINTENANCE, self._maintenance),
-            (_LIFECYCLE, self._state),
-        ):
+    def ask(self, path: str, read: Callable[[Reply], list[Notice]]) -> Mapping[str, Notice]:
+        """Ask for one path."""
+        with self._turn:
             reply = self._get(path)
-            if reply.status == 404:
-                continue
-            if reply.status != 200:
-                raise self._service.unreadable(path, reply, "it should be 200, or 404 while there is nothing to say")
-            try:
-                found.update({notice.id: notice for notice in read(reply)})
-            except ValueError as error:  # msgspec's errors and those of times are ValueErrors
-                raise self._service.unreadable(path, reply, str(error)) from error
-        return found
+        if reply.status == 404:
+            return {}
+        if reply.status != 200:
+            raise self._service.unreadable(path, reply, "it should be 200, or 404 while there is nothing to say")
+        try:
+            return {notice.id: notice for notice in read(reply)}
+        except ValueError as error:  # msgspec's errors and those of times are ValueErrors
+            raise self._service.unreadable(path, reply, str(error)) from error
 
     def _get(self, path: str) -> Reply:
         reply = self._service.get(path, {_TOKEN: self._current_token()})
@@ -90,16 +96,16 @@ class _Aws:
             self._token, self._renew_at = reply.text.strip(), now + _TTL_S / 2
         return self._token
 
-    def _spot(self, reply: Reply) -> list[Notice]:
+    def spot(self, reply: Reply) -> list[Notice]:
         said = msgspec.json.decode(reply.text, type=_Action)
         at = instant(said.time)
         return [self._notice(f"aws-spot-{at:.0f}", NoticeKind.PREEMPTION, at - reply.ahead, f"spot: {said.action} at {said.time}")]
 
-    def _rebalance(self, reply: Reply) -> list[Notice]:
+    def rebalance(self, reply: Reply) -> list[Notice]:
         at = instant(msgspec.json.decode(reply.text, type=_Rebalance).noticeTime)
         return [self._notice(f"aws-rebalance-{at:.0f}", NoticeKind.REBALANCE, None, "the chance of a spot interruption has risen")]
 
-    def _maintenance(self, reply: Reply) -> list[Notice]:
+    def maintenance(self, reply: Reply) -> list[Notice]:
         events = msgspec.json.decode(reply.text, type=list[_Event])
         return [
             self._notice(e.event_id, NoticeKind.MAINTENANCE, instant(e.not_before) - reply.ahead, f"{e.code}: {e.description}".rstrip(": "))
@@ -107,7 +113,7 @@ class _Aws:
             if e.state == "active"
         ]
 
-    def _state(self, reply: Reply) -> list[Notice]:
+    def lifecycle(self, reply: Reply) -> list[Notice]:
         if reply.text.strip() != "Terminated":
             return []
         return [self._notice("aws-asg-termination", NoticeKind.DRAIN, None, "the Auto Scaling group takes the instance out")]

@@ -19,8 +19,6 @@ FLAPS: Final = 3
 FLAPPING_S: Final = 600.0
 DAMPED_S: Final = 300.0
 """Seconds for which a withdrawal that isn't believed is put off."""
-_CREDIBLE_S: Final = 5.0
-"""A deadline that lay further back than this when it was first told is a fault of a clock, not a deadline."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,9 +59,13 @@ def _event(said: list[Notice], before: Event, now: float) -> Event:
 
 
 def _one(said: list[Notice], told: Notice | None) -> Notice:
-    """The first one's name, also when only others still say it; the earliest credible deadline; everyone's words."""
+    """The first one's name, also when only others still say it; the earliest deadline; everyone's words.
+
+    A deadline that was over when it was first told (to an agent that starts late, or by a clock that is wrong) is taken for that moment:
+    whoever says that the node goes, and when, still says that it goes.
+    """
     first = told or said[0]
-    deadlines = [n.deadline for n in said if n.deadline is not None and n.deadline >= n.seen_at - _CREDIBLE_S]
+    deadlines = [max(n.deadline, n.seen_at) for n in said if n.deadline is not None]
     return msgspec.structs.replace(
         first,
         deadline=min(deadlines, default=None),

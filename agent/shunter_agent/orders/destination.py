@@ -114,7 +114,7 @@ class Destination:
             raise undone(error.problem) from error
         finally:
             node.busy_images.pop(message.image, None)
-        node.held[head.worker] = HeldCopy(head.operation, held, node.clock() + message.hold_s, message.image)
+        node.held[head.worker] = HeldCopy(head.operation, held, node.elapsed() + message.hold_s, message.image)
 
         def write() -> None:
             node.journal.put_reservation(

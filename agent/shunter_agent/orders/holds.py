@@ -5,6 +5,7 @@ from typing import Final
 
 from shunter.model.errors import ShunterError
 
+from shunter_agent.journal import Reservation
 from shunter_agent.orders.carry import Orders
 from shunter_agent.orders.destination import Destination
 from shunter_agent.orders.source import Source
@@ -22,26 +23,58 @@ class Holds:
         self._source = source
         self._destination = destination
 
+        self._ending: dict[str, asyncio.Task[None]] = {}
+        """What is being ended, by worker: each by itself, since one that hangs may hang for a minute."""
+
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
-        while True:
-            await self.expire()
-            await asyncio.sleep(EVERY_S)
+        """Look again and again, until cancelled. Raises what nobody foresaw: without holds no copy would ever go back by itself."""
+        try:
+            while True:
+                self._begin()
+                await asyncio.sleep(EVERY_S)
+                self._settle()
+        finally:
+            for task in self._ending.values():
+                task.cancel()
+            await asyncio.gather(*self._ending.values(), return_exceptions=True)
 
     async def expire(self) -> None:
-        """End what is due now."""
+        """End what is due now, and wait for it."""
+        self._begin()
+        await asyncio.gather(*self._ending.values())
+        self._settle()
+
+    def _begin(self) -> None:
+        """Begin to end what is due, all at once, and lapsed reservations after each other."""
+        for worker in [*self._due_frozen(), *self._due_held(), *self._node.leaving]:
+            if worker not in self._ending and not self._orders.lock(worker).locked():  # else an order is at work on it: due the next time
+                self._ending[worker] = asyncio.create_task(self._end_one(worker), name=f"end hold {worker}")
+        if "" not in self._ending and any(self._lapsed(r) for r in self._node.journal.reservations().values()):
+            self._ending[""] = asyncio.create_task(self._free_lapsed(), name="free reservations")
+
+    def _settle(self) -> None:
+        for worker, task in tuple(self._ending.items()):
+            if task.done():
+                del self._ending[worker]
+                task.result()
+
+    async def _end_one(self, worker: str) -> None:
+        async with self._orders.lock(worker):
+            try:
+                await self._end(worker)
+            except ShunterError as error:
+                self._node.log.problem(error.problem, worker=worker)
+
+    def _lapsed(self, reservation: Reservation) -> bool:
+        node, worker = self._node, reservation.spec.worker
+        over = node.clock() >= reservation.at + node.settings.reservation
+        return over and worker not in node.held and not self._orders.lock(worker).locked()
+
+    async def _free_lapsed(self) -> None:
         node = self._node
-        for worker in [*self._due_frozen(), *self._due_held(), *node.leaving]:
-            if self._orders.lock(worker).locked():
-                continue  # an order is at work on it; whatever is left is due the next time
-            async with self._orders.lock(worker):
-                try:
-                    await self._end(worker)
-                except ShunterError as error:
-                    node.log.problem(error.problem, worker=worker)
         for reservation in tuple(node.journal.reservations().values()):
             worker = reservation.spec.worker
-            if worker in node.held or node.clock() < reservation.at + node.settings.reservation or self._orders.lock(worker).locked():
+            if not self._lapsed(reservation):
                 continue
             async with self._orders.lock(worker):
                 if node.journal.reservations().get(reservation.slot) != reservation:
@@ -55,11 +88,11 @@ class Holds:
 
     def _due_frozen(self) -> list[str]:
         node = self._node
-        return [worker for worker, copy in node.frozen.items() if node.clock() >= copy.until or not copy.frozen.alive()]
+        return [worker for worker, copy in node.frozen.items() if node.elapsed() >= copy.until or not copy.frozen.alive()]
 
     def _due_held(self) -> list[str]:
         node = self._node
-        return [worker for worker, copy in node.held.items() if node.clock() >= copy.until]
+        return [worker for worker, copy in node.held.items() if node.elapsed() >= copy.until]
 
     async def _end(self, worker: str) -> None:
         if worker in self._node.frozen and worker in self._due_frozen():

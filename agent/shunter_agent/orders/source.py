@@ -104,7 +104,7 @@ class Source:
             node.busy_images.pop(message.image, None)
             await self._drop(message.image, sending)
             raise
-        copy = FrozenCopy(head.operation, frozen, node.clock() + message.hold_s, row.state == "fenced", message.image, message.hold_s)
+        copy = FrozenCopy(head.operation, frozen, node.elapsed() + message.hold_s, row.state == "fenced", message.image, message.hold_s)
         node.frozen[head.worker] = copy
         dumped_at = time.monotonic()
         keeping: asyncio.Task[ImageFacts] | None = None
@@ -119,7 +119,7 @@ class Source:
             raise
         finally:
             node.busy_images.pop(message.image, None)
-        copy.until = node.clock() + message.hold_s
+        copy.until = node.elapsed() + message.hold_s
         reply = pb.FreezeReply(
             image=image_message(image),
             frozen_at=frozen.dump.frozen_at,

@@ -49,7 +49,7 @@ class Transfers:
         and no longer than that."""
         copy = self._node.frozen.get(head.worker)
         if copy is not None and copy.operation == head.operation:
-            copy.until = self._node.clock() + (copy.hold_s if seconds is None else seconds)
+            copy.until = self._node.elapsed() + (copy.hold_s if seconds is None else seconds)
 
     async def discard(self, message: pb.DiscardOrder) -> pb.Done:
         """Delete an image. Raises Retry SH666 while an unfinished operation here needs it."""

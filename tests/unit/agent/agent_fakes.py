@@ -324,6 +324,7 @@ class Bench:
             probe=self._probe,
             log=Log("n", self._said, self.clock),
             clock=self.clock,
+            elapsed=self.clock,
             facts=self.runtime.facts(),
         )
         self.node.exits = QuietExits(self.node.worker_ended)  # no process here is real

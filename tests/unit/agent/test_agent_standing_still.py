@@ -7,7 +7,9 @@ import pytest
 from agent_fakes import PROCESS, Bench, Gate, problem
 from shunter.model.errors import Retry, Stalled, Unknown
 from shunter.wire import agent_pb2 as pb
+from shunter_agent.node import Leaving
 from shunter_agent.refusals import Undone
+from test_agent_full_disk import full, mend
 
 HOLD_S = 0.05
 
@@ -158,3 +160,58 @@ class TestCopies:
         row = bench.journal.worker("w")
         assert row is not None
         assert (row.state, row.operation) == ("fenced", "other")
+
+
+class TestHolds:
+    async def test_one_that_hangs_keeps_no_other_standing_still(self, bench: Bench) -> None:
+        """The router is asked to take `w` back, and doesn't answer; meanwhile another worker's hold ends."""
+        silence = Gate()
+        await bench.source.fence(bench.step())
+        await bench.source.freeze(bench.freeze())
+        bench.clock.now += 61.0
+        bench.faults.at["unfence"] = silence
+        running = asyncio.create_task(bench.holds.run())
+        async with asyncio.timeout(10):
+            while PROCESS not in bench.runtime.running:
+                await asyncio.sleep(0.01)
+            bench.node.leaving["other"] = Leaving(process=PROCESS, incarnation=0, operation="op-2", step="release", detail="")
+            while "other" in bench.node.leaving:
+                await asyncio.sleep(0.01)
+        assert not running.done()
+        silence.open()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    async def test_a_clock_that_is_set_back_lengthens_no_hold(self, bench: Bench) -> None:
+        elapsed = [1000.0]
+        bench.node.elapsed = lambda: elapsed[0]
+        await bench.source.freeze(bench.freeze(hold=60.0))
+        bench.clock.now -= 3600.0
+        elapsed[0] += 61.0
+        await bench.holds.expire()
+        assert (bench.state(), bench.node.frozen) == ("running", {})
+
+
+async def test_a_death_that_cant_be_written_down_is_looked_at_again(bench: Bench) -> None:
+    bench.runtime.alive.clear()
+    bench.runtime.running.clear()
+    full(bench)()
+    bench.node.worker_ended("w", -9)
+    assert bench.journal.worker("w") is not None
+    assert "w" in bench.node.exits._again, "nobody else would ever look"
+    mend(bench)
+    bench.node.worker_ended("w", -9)
+    assert bench.journal.worker("w") is None
+    bench.node.exits.close()
+
+
+async def test_a_node_is_empty_only_without_anything_on_its_way(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, worker=False)
+    assert bench.node.empty()
+    bench.give_image()
+    await bench.destination.prepare(bench.prepare())
+    await bench.destination.restore(bench.restore())
+    assert not bench.node.empty(), "a copy that is held"
+    bench.node.held.clear()
+    bench.node.busy_images["image"] = "op"
+    assert not bench.node.empty(), "an image that is written or sent"

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 
 import pytest
@@ -52,43 +52,49 @@ def facts(found: Mapping[str, Notice]) -> list[tuple[str, str, float | None]]:
 # -- AWS
 
 
+def ask_aws(client: Metadata) -> Callable[[], dict[str, Notice]]:
+    """Ask all paths, as the threads do."""
+    looks = aws.looks(client)
+    return lambda: {key: notice for look in looks for key, notice in look.ask().items()}
+
+
 def test_aws_says_nothing_until_there_is_something(stack: ExitStack, clock: Clock) -> None:
     service = Aws()
-    (look,) = aws.looks(metadata(stack, service, clock))
-    assert look.ask() == {}
+    ask = ask_aws(metadata(stack, service, clock))
+    assert ask() == {}
     service.says[SPOT] = ENDS
-    assert facts(look.ask()) == [("aws-spot-1767322920", "preemption", 120.0)]
+    assert facts(ask()) == [("aws-spot-1767322920", "preemption", 120.0)]
     assert len(service.tokens) == 1, "the token is kept"
 
 
 def test_aws_tells_hints_maintenance_and_the_groups_wish(stack: ExitStack, clock: Clock) -> None:
     service = Aws()
-    (look,) = aws.looks(metadata(stack, service, clock))
+    ask = ask_aws(metadata(stack, service, clock))
     event = {"NotBefore": "2 Jan 2026 04:00:00 GMT", "Code": "system-reboot", "Description": "", "EventId": "instance-event-1"}
     service.says["events/recommendations/rebalance"] = '{"noticeTime": "2026-01-02T02:59:00Z"}'
     service.says["events/maintenance/scheduled"] = json.dumps(
         [{**event, "State": "active"}, {**event, "EventId": "x", "State": "canceled"}]
     )
     service.says["autoscaling/target-lifecycle-state"] = "Terminated"
-    assert facts(look.ask()) == [
+    assert facts(ask()) == [
         ("aws-rebalance-1767322740", "rebalance", None),
         ("instance-event-1", "maintenance", 3600.0),
         ("aws-asg-termination", "drain", None),
     ]
     service.says["autoscaling/target-lifecycle-state"] = "InService"
-    assert "aws-asg-termination" not in look.ask()
+    assert "aws-asg-termination" not in ask()
 
 
 def test_aws_gets_a_new_token_when_its_own_is_refused_or_old(stack: ExitStack, clock: Clock) -> None:
     service = Aws()
     service.says[SPOT] = ENDS
-    (look,) = aws.looks(metadata(stack, service, clock))
-    look.ask()
+    ask = ask_aws(metadata(stack, service, clock))
+    ask()
     service.tokens.clear()  # the service was restarted
-    assert look.ask()
+    assert ask()
     assert service.count("PUT", "/latest/api/token") == 2
     clock.now += 3 * 3600 + 1
-    look.ask()
+    ask()
     assert service.count("PUT", "/latest/api/token") == 3
 
 
@@ -96,8 +102,8 @@ def test_a_clock_that_is_wrong_here_doesnt_move_the_deadline(stack: ExitStack, c
     service = Aws()
     service.says[SPOT] = ENDS
     service.ahead = 60.0  # the service says 03:01:00, so one minute is left
-    (look,) = aws.looks(metadata(stack, service, clock))
-    assert facts(look.ask()) == [("aws-spot-1767322920", "preemption", 60.0)]
+    ask = ask_aws(metadata(stack, service, clock))
+    assert facts(ask()) == [("aws-spot-1767322920", "preemption", 60.0)]
 
 
 @pytest.mark.parametrize(
@@ -116,8 +122,7 @@ def test_wrong_content_is_no_notice_and_no_all_clear(
     stack: ExitStack, clock: Clock, broken: tuple[int, str, dict[str, str]], code: str
 ) -> None:
     service = Aws()
-    client = metadata(stack, service, clock)
-    (look,) = aws.looks(client)
+    look = aws.looks(metadata(stack, service, clock))[0]
     look.ask()
     service.broken = broken
     with pytest.raises(Retry) as caught:
@@ -132,6 +137,31 @@ def test_a_service_that_is_away_is_told_as_such(clock: Clock) -> None:
         aws.looks(client)[0].ask()
     assert caught.value.problem.code == "SH643"
     client.close()
+
+
+@pytest.mark.parametrize("path", ["events/maintenance/scheduled", "autoscaling/target-lifecycle-state", "events/recommendations/rebalance"])
+def test_a_broken_path_hides_no_interruption(stack: ExitStack, clock: Clock, path: str) -> None:
+    service = Aws()
+    service.says |= {SPOT: ENDS, path: "{"}
+    answer = service.answer
+
+    def broken(method: str, asked: str, headers: dict[str, str], body: bytes) -> tuple[int, str, dict[str, str]]:
+        return (503, "", {}) if asked.endswith(path) else answer(method, asked, headers, body)
+
+    service.answer = broken  # type: ignore[method-assign]
+    stack.enter_context(serving(service, clock))
+    told = Told()
+    source = clouds.source("aws", url=service.url, clock=clock)
+    stack.callback(source.stop)
+    source._changed = told
+    for look in source._looks:
+        source.once(look)
+    assert list(told.all[-1]) == ["aws-spot-1767322920"]
+    clock.now += BLIND_S
+    for look in source._looks:
+        source.once(look)
+    (problem,) = source.health()
+    assert problem.code == "SH645"
 
 
 # -- Google
@@ -281,7 +311,7 @@ def test_a_source_tells_news_and_forgets_nothing_while_its_service_is_away(stack
     stack.enter_context(serving(service, clock))
     told = Told()
     source = clouds.source("aws", url=service.url, clock=clock, log=told.problems.append)
-    (look,) = source._looks
+    look = source._looks[0]
     source._changed = told
     service.says[SPOT] = ENDS
     source.once(look)
@@ -294,7 +324,7 @@ def test_a_source_tells_news_and_forgets_nothing_while_its_service_is_away(stack
     source.once(look)
     source.once(look)
     (problem,) = source.health()
-    assert (problem.code, problem.what[:40]) == ("SH645", "aws is blind since 2026-01-02T03:00:05Z:")
+    assert (problem.code, problem.what[:45]) == ("SH645", "aws spot is blind since 2026-01-02T03:00:05Z:")
     assert told.problems == [problem], "it is logged once"
     assert len(told.all) == 1, "and the notice stands"
     service.broken = None
