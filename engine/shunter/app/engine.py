@@ -296,19 +296,28 @@ class _Leading:
             self._tell(error.problem)
 
     def _take_back(self, policies: PolicySet) -> None:
-        """Give up what a newer commit doesn't want: what is under way goes to a safe point, what waits is dropped."""
+        """Give up what a newer commit doesn't want: what is under way goes to a safe point, what waits is dropped. What couldn't be given
+        up is tried again at the next tick.
+        """
         if self.in_force is None or self.in_force.commit != policies.commit:
-            for operation, because in withdrawn(self.store.active(), self.in_force, policies):
-                self.scheduler.cancel(operation, because)
+            given_up = [self._give_up(*one) for one in withdrawn(self.store.active(), self.in_force, policies)]
+            if not all(given_up):
+                return
         self.in_force = policies
 
     def _make_way(self, now: float) -> None:
-        """Give up what a notice has overtaken. A disk that takes no writes keeps nothing else from being decided."""
+        """Give up what a notice has overtaken."""
         for operation, because in overtaken(self.store.active(), self.e._notices, now):
-            try:
-                self.scheduler.cancel(operation, because)
-            except Stalled as error:
-                self._tell(error.problem)
+            self._give_up(operation, because)
+
+    def _give_up(self, operation: OperationId, because: str) -> bool:
+        """False, and told, when that can't be written: a disk that takes no writes keeps nothing else from being decided."""
+        try:
+            self.scheduler.cancel(operation, because)
+        except Stalled as error:
+            self._tell(error.problem)
+            return False
+        return True
 
     def _account(self, evaluation: Evaluation, now: float, fleet: Fleet) -> tuple[Record, ...]:
         """Record what changed in the decisions. What can be told later is, when too much waits for the disk."""

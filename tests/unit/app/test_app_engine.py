@@ -270,3 +270,45 @@ async def test_a_newer_commit_gives_up_what_it_doesnt_want_once(stage: Callable[
     s.leading._take_back(newer)
     s.leading._take_back(newer)
     assert given_up == [("checkpoint-1", "commit bbbbbbbbbbbb has no policy images")]
+
+
+async def test_what_cant_be_given_up_keeps_nothing_from_being_decided_and_is_tried_again(
+    stage: Callable[[int], Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s = stage(0)
+    s.leading.world = Serving()  # type: ignore[assignment]
+    await s.leading._follow_policies_once()
+    first = s.engine.feed.current
+    assert first is not None
+    s.leading._take_back(first)
+    planned = PlannedOperation(
+        id=OperationId("move-1"),
+        kind=OperationKind.MOVE,
+        worker=WorkerId("v"),
+        lane="voluntary",
+        policy=PolicyName("gone"),
+        reason="",
+        expect=Preconditions(incarnation=Incarnation(0)),
+    )
+    s.leading.store.insert([OperationRecord(planned=planned, plan=Digest("p"), epoch=s.leading.epoch, created_at=100.0)])
+    s.engine.feed.current = msgspec.structs.replace(first, commit=Commit("b" * 40))
+    asked: list[str] = []
+    offered: list[Plan] = []
+    refuse = True
+
+    def cancel(operation: OperationId, because: str) -> bool:
+        asked.append(because)
+        if refuse:
+            raise Stalled(FULL)
+        return True
+
+    monkeypatch.setattr(s.leading.scheduler, "cancel", cancel)
+    monkeypatch.setattr(s.leading.scheduler, "offer", offered.append)
+    for now in (100.0, 101.0, 102.0):
+        await s.leading._tick(now)
+    assert len(offered) == 3
+    assert [p.code for p in s.told if p == FULL] == ["SH901"], "told once"
+    refuse = False
+    for now in (103.0, 104.0):
+        await s.leading._tick(now)
+    assert asked == ["commit bbbbbbbbbbbb has no policy gone"] * 4
