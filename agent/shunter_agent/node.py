@@ -62,6 +62,15 @@ class HeldCopy:
 
 
 @dataclass(frozen=True)
+class Hidden:
+    """A worker that runs on since its hold ended, and that the router hasn't taken back: to be tried again at `at` (by `Node.elapsed`)."""
+
+    operation: str
+    why: str
+    at: float
+
+
+@dataclass(frozen=True)
 class Leaving:
     """A worker that an order has ended for certain, and which leaves the journal as soon as that can be written.
 
@@ -93,6 +102,7 @@ class Node:
     networks: dict[str, Network] = field(default_factory=dict)
     frozen: dict[str, FrozenCopy] = field(default_factory=dict)
     held: dict[str, HeldCopy] = field(default_factory=dict)
+    hidden: dict[str, Hidden] = field(default_factory=dict)
     leaving: dict[str, Leaving] = field(default_factory=dict)
     notices: dict[str, Notice] = field(default_factory=dict)
     sources: tuple[NoticeSource, ...] = ()
@@ -147,7 +157,8 @@ class Node:
         """Bring an image to the disk, but not while its worker stands still and waits, here or elsewhere: a disk that is busy with
         gigabytes would keep the journals of both nodes waiting. An image that is discarded meanwhile is never written at all.
 
-        A node on which something always stands still puts it off for `SYNC_LATEST_S` seconds and no longer.
+        A node on which something always stands still puts it off for `SYNC_LATEST_S` seconds and no longer. An image that an order reads is
+        left as it is until that is over: it may have to be joined first (see `images.spread`), which takes files away from it.
         """
         self._look_again(image, self.elapsed() + SYNC_LATEST_S)
 
@@ -156,7 +167,7 @@ class Node:
 
     def _sync_once_quiet(self, image: str, latest: float) -> None:
         busy = self.frozen or self.held or self.journal.reservations()
-        if busy and self.elapsed() < latest:
+        if image in self.busy_images or (busy and self.elapsed() < latest):
             self._look_again(image, latest)
         else:
             self.in_background(self.depot.sync, image)

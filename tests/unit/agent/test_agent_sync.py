@@ -67,3 +67,16 @@ async def test_it_is_put_off_for_a_minute_and_no_longer(bench: Bench) -> None:
     for _ in range(5):
         await asyncio.sleep(0)
     assert (asked.empty(), bench.faults.done["sync"]) == (True, 1), "and it isn't looked at again"
+
+
+async def test_an_image_that_an_order_reads_is_left_as_it_is(bench: Bench) -> None:
+    asked = looks_at(bench)
+    bench.node.busy_images["image"] = "op"
+    bench.node.sync_later("image")
+    bench.clock.now += nodes.SYNC_LATEST_S + 1
+    for _ in range(3):
+        await asyncio.sleep(0.001)
+        await bench.node.finish_background()
+    assert (bench.faults.done["sync"], asked.qsize()) == (0, 1)
+    del bench.node.busy_images["image"]
+    assert await synced(bench) == 1
