@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -72,7 +72,7 @@ class Clustered:
                 os.replace(fresh, self._folder / "revisions.json")
         self._memory.save(remembered)
 
-    def report(self, policies: PolicySet, findings: Iterable[Finding], at: float) -> None:
+    def report(self, policies: PolicySet, findings: Sequence[Finding], at: float) -> None:
         """See `ClusterSource.report`; called every tick, it looks every REPORT_S."""
         now = self._clock()
         if self._reported is None or self._reported[0] != policies.commit or now - self._reported[1] >= REPORT_S:

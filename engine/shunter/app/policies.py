@@ -6,7 +6,7 @@ refused, the last good one stays, and its age and the reason are known (`age`, `
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from shunter.lang.load import load
@@ -56,7 +56,7 @@ class Remembering(Protocol):
 class Reporting(Protocol):
     """A source that tells people, where they keep the policies, what became of them."""
 
-    def report(self, policies: PolicySet, findings: Iterable[Finding], at: float) -> None:
+    def report(self, policies: PolicySet, findings: Sequence[Finding], at: float) -> None:
         """Called at every tick. Returns at once and never raises. `at`: seconds since the epoch."""
         ...
 
@@ -141,7 +141,7 @@ class PolicyFeed:
 
     def _remember(self) -> None:
         if self.current is not None and isinstance(self._source, Remembering):
-            files = {p.place.file: p.commit for p in self.current.policies}
+            files = {p.place.file: p.commit for p in self.current.policies if p.refused is None}
             self._source.remember(Remembered(commit=self.current.commit, confirmed_at=self.checked_at, files=files))
 
     def read(self, commit: Commit) -> Revision:
@@ -157,7 +157,7 @@ class PolicyFeed:
                 self.problem = error.problem  # polling goes on
         return lambda: None
 
-    def report(self, policies: PolicySet, findings: Iterable[Finding], at: float) -> None:
+    def report(self, policies: PolicySet, findings: Sequence[Finding], at: float) -> None:
         """Have the source tell what became of the policies, if it can. Never raises."""
         if isinstance(self._source, Reporting):
             self._source.report(policies, findings, at)

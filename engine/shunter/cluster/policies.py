@@ -8,7 +8,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from shunter.cluster.api import Api
@@ -91,18 +91,17 @@ class ClusterSource:
 
         return end
 
-    def report(self, policies: PolicySet, findings: Iterable[Finding], at: float) -> None:
+    def report(self, policies: PolicySet, findings: Sequence[Finding], at: float) -> None:
         """Have the resources' status say what became of them. `at`: seconds since the epoch. Returns at once and never raises.
 
-        What is written is what differs from what stands there; nothing is for policies that aren't of a reading of ours. `findings` are
-        looked at now.
+        What is written is what differs from what stands there; nothing is for policies that aren't of a reading of ours.
         """
         with self._lock:
             reading, running = self._readings.get(policies.commit), self._running
         if reading is None or running is None:
             return
-        wanted = running.writer.wanted(reading, policies, findings, at)
-        running.loop.call_soon_threadsafe(running.writer.offer, wanted)
+        with contextlib.suppress(RuntimeError):  # it was closed just now
+            running.loop.call_soon_threadsafe(running.writer.offer, reading, policies, findings[:], at)
 
     @property
     def status_problem(self) -> Problem | None:

@@ -95,6 +95,8 @@ def _verdicts(accepted: bool, policy: Policy | None, problems: list[Problem], sa
 def _active(policy: Policy | None) -> _Verdict:
     if policy is None:
         return False, "NotInForce", "no version of it is in force"
+    if policy.refused is not None:
+        return False, "CountsAsZero", "it can't be read, so nothing voluntary is begun for its workers"
     match policy.mode:
         case "enforce":
             return True, "Enforced", "what it decides is done"
@@ -105,7 +107,7 @@ def _active(policy: Policy | None) -> _Verdict:
 
 
 def _degraded(accepted: bool, policy: Policy | None, said: Said | None) -> _Verdict:
-    if policy is None:
+    if policy is None or policy.refused is not None:
         return True, "Refused", "it was refused, and no earlier version of it is in force"
     if not accepted:
         return True, "OlderVersion", f"it was refused, and the version of {policy.commit[:12]} is in force instead"

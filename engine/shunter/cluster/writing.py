@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -43,14 +43,10 @@ class StatusWriter:
         self.writes = 0
         """Since the start."""
 
-    def wanted(self, reading: Reading, policies: PolicySet, findings: Iterable[Finding], at: float) -> Wanted:
-        """What the statuses ought to be. Safe in any thread."""
+    def offer(self, reading: Reading, policies: PolicySet, findings: Sequence[Finding], at: float) -> None:
+        """Have the statuses that these come to written, instead of what was offered before (`telling.statuses`). In the loop's thread."""
         found = statuses(reading, policies, findings, self._standing, at)
-        return {path: (reading.resources[path], msgspec.to_builtins(status)) for path, status in found.items()}
-
-    def offer(self, wanted: Wanted) -> None:
-        """Have these written instead of any that were offered before. In the loop's thread."""
-        self._offered = wanted
+        self._offered = {path: (reading.resources[path], msgspec.to_builtins(status)) for path, status in found.items()}
         self._news.set()
 
     async def run(self) -> None:
