@@ -59,7 +59,7 @@ class Shipper:
         """Send what there is, up to some hundreds; how many the collector answered for. Raises ShunterErrors, OSError, httpx.HTTPError."""
         after = self._sent()
         with self._open() as audit:
-            records = tuple(islice(audit.stream(after=after), _BATCH))
+            records = list(islice(audit.stream(after=after), _BATCH))
         if not records:
             return 0
         answer = self._post(records)
