@@ -46,7 +46,7 @@ class Holds:
 
     def _begin(self) -> None:
         """Begin to end what is due, all at once, and lapsed reservations after each other."""
-        for worker in [*self._due_frozen(), *self._due_held(), *self._node.leaving]:
+        for worker in [*self._due_frozen(), *self._due_held(), *self._due_hidden(), *self._node.leaving]:
             if worker not in self._ending and not self._orders.lock(worker).locked():  # else an order is at work on it: due the next time
                 self._ending[worker] = asyncio.create_task(self._end_one(worker), name=f"end hold {worker}")
         if "" not in self._ending and any(self._lapsed(r) for r in self._node.journal.reservations().values()):
@@ -94,6 +94,10 @@ class Holds:
         node = self._node
         return [worker for worker, copy in node.held.items() if node.elapsed() >= copy.until]
 
+    def _due_hidden(self) -> list[str]:
+        node = self._node
+        return [worker for worker, hidden in node.hidden.items() if node.elapsed() >= hidden.at]
+
     async def _end(self, worker: str) -> None:
         if worker in self._node.frozen and worker in self._due_frozen():
             alive = self._node.frozen[worker].frozen.alive()
@@ -102,3 +106,5 @@ class Holds:
             await self._destination.end_hold(worker, "the hold ended without an order")
         elif worker in self._node.leaving:
             self._source.leave(worker)
+        elif worker in self._due_hidden():
+            await self._source.show(worker)

@@ -14,13 +14,15 @@ from shunter_agent.convert import asked, image_message
 from shunter_agent.depot import ImageFacts, Sending
 from shunter_agent.guard import Asked
 from shunter_agent.journal import WorkerRow
-from shunter_agent.node import FrozenCopy, Leaving
+from shunter_agent.node import FrozenCopy, Hidden, Leaving
 from shunter_agent.orders.carry import Orders, Outcome
 from shunter_agent.refusals import Undone, rejected, retry, undone
 from shunter_agent.runtime.port import Frozen
 
 COPY_S: Final = 60.0
 """The longest that memory is copied ahead."""
+SHOW_AGAIN_S: Final = 5.0
+"""Seconds after which a router that didn't take a worker back is asked again."""
 LOOK_S: Final = 0.25
 """Seconds between looks at a worker that drains."""
 
@@ -113,7 +115,7 @@ class Source:
             keeping = asyncio.create_task(self._keep(message.image, row, frozen, sending))
             image = await self._within(keeping, message.hold_s, head.worker)
         except BaseException as error:
-            await self._take_back(head.worker, copy, sending, keeping)
+            await self._take_back(row, copy, sending, keeping)
             if isinstance(error, ShunterError):
                 raise undone(error.problem) from error
             raise
@@ -170,17 +172,45 @@ class Source:
             worker,
         )
 
-    async def _take_back(self, worker: str, copy: FrozenCopy, sending: Sending | None, keeping: "asyncio.Task[ImageFacts] | None") -> None:
+    async def _take_back(
+        self, row: WorkerRow, copy: FrozenCopy, sending: Sending | None, keeping: "asyncio.Task[ImageFacts] | None"
+    ) -> None:
         try:
-            await self._go_on(worker, copy)
-        except Unknown:  # if it is dead, what is in the image's folder is all that is left of it
-            if keeping is not None:
-                keeping.add_done_callback(lambda kept: kept.cancelled() or kept.exception())
+            await self._go_on(row.spec.worker, copy)
+        except Unknown:
+            await self._rescue(row, copy.image, copy.frozen, sending, keeping)
             raise
         except BaseException:
             await self._drop(copy.image, sending, keeping)
             raise
         await self._drop(copy.image, sending, keeping)
+
+    async def _rescue(
+        self, row: WorkerRow, image: str, frozen: Frozen, sending: Sending | None = None, keeping: "asyncio.Task[ImageFacts] | None" = None
+    ) -> None:
+        """A worker that can't be let run on may have died, and its dump, which is whole, is then all that is left of it: kept here."""
+        node = self._node
+        if sending is not None:
+            await node.in_thread(sending.cancel)
+        if keeping is not None:
+            (kept,) = await asyncio.gather(keeping, return_exceptions=True)
+            if isinstance(kept, ImageFacts):
+                return
+        try:
+            await node.in_thread(partial(node.depot.commit, self._facts(image, row, frozen), durable=True))
+        except ShunterError as error:
+            node.log.problem(error.problem, worker=row.spec.worker, image=image)
+
+    def _facts(self, image: str, row: WorkerRow, frozen: Frozen, pause_s: float = 0.0) -> ImageFacts:
+        return ImageFacts(
+            id=image,
+            spec=row.spec,
+            incarnation=row.incarnation,
+            taken_at=frozen.dump.frozen_at,
+            pause_s=pause_s,
+            facts=self._node.facts,
+            runtime=self._node.runtime.name,
+        )
 
     async def _begin(self, image: str, row: WorkerRow) -> tuple[Path, int]:
         """A folder for the image, and about how many bytes it will have; 0 when nobody knows."""
@@ -211,14 +241,7 @@ class Source:
     async def _keep(self, image: str, row: WorkerRow, frozen: Frozen, sending: Sending | None) -> ImageFacts:
         """Make the image whole here and, at the same time, at the destination."""
         node = self._node
-        facts = ImageFacts(
-            id=image,
-            spec=row.spec,
-            incarnation=row.incarnation,
-            taken_at=frozen.dump.frozen_at,
-            facts=node.facts,
-            runtime=node.runtime.name,
-        )
+        facts = self._facts(image, row, frozen)
         if sending is not None:
             await node.in_thread(sending.finish, facts)
         return await node.in_thread(partial(node.depot.commit, facts, durable=sending is None))
@@ -288,14 +311,32 @@ class Source:
         node.log.error("thawed without an order", operation=operation, worker=worker, why=why)
         node.step_event(operation, "hold-ended")
         if copy.fenced:
-            try:
-                await node.in_thread(node.serving.unfence, row.spec)
-            except ShunterError as error:
-                node.log.problem(error.problem, worker=worker, operation=operation)
-                return
+            node.hidden[worker] = Hidden(operation, why, node.elapsed())
+            await self.show(worker)
+        else:
+            node.change(worker, state="running", operation="")
+
+    async def show(self, worker: str) -> None:
+        """Put a worker that runs on without an order back into traffic. Call with its lock held; what fails is tried again later.
+
+        An order that had to do with it meanwhile has the last word.
+        """
+        node = self._node
+        hidden = node.hidden.get(worker)
+        row = node.journal.worker(worker)
+        if hidden is None or row is None or (row.state, row.operation) != ("fenced", hidden.operation):
+            node.hidden.pop(worker, None)
+            return
+        try:
+            await node.in_thread(node.serving.unfence, row.spec)
+        except ShunterError as error:
+            node.hidden[worker] = Hidden(hidden.operation, hidden.why, node.elapsed() + SHOW_AGAIN_S)
+            node.log.problem(error.problem, worker=worker, operation=hidden.operation)
+            return
         with node.journal.batch():
             node.change(worker, state="running", operation="")
-            node.journal.undo(operation, ("fence",), node.clock(), why)
+            node.journal.undo(hidden.operation, ("fence",), node.clock(), hidden.why)
+        node.hidden.pop(worker)
 
     # -- ending
 
@@ -407,19 +448,15 @@ class Source:
         node.busy_images[image] = head.operation
         try:
             frozen = await self._stop(row, folder)
-            copy = FrozenCopy(head.operation, frozen, node.clock(), row.state == "fenced", image)
+            copy = FrozenCopy(head.operation, frozen, node.elapsed(), row.state == "fenced", image)
             node.frozen[head.worker] = copy
-            await self._go_on(head.worker, copy)
+            try:
+                await self._go_on(head.worker, copy)
+            except Unknown:
+                await self._rescue(row, image, frozen)
+                raise
             thawed_at = node.clock()
-            facts = ImageFacts(
-                id=image,
-                spec=row.spec,
-                incarnation=row.incarnation,
-                taken_at=frozen.dump.frozen_at,
-                pause_s=max(0.0, thawed_at - frozen.dump.frozen_at),
-                facts=node.facts,
-                runtime=node.runtime.name,
-            )
+            facts = self._facts(image, row, frozen, max(0.0, thawed_at - frozen.dump.frozen_at))
             kept = await node.in_thread(partial(node.depot.commit, facts, durable=True))
         except BaseException:
             await self._drop(image, None)

@@ -215,3 +215,63 @@ async def test_a_node_is_empty_only_without_anything_on_its_way(tmp_path: Path) 
     bench.node.held.clear()
     bench.node.busy_images["image"] = "op"
     assert not bench.node.empty(), "an image that is written or sent"
+
+
+class TestDeathOnTheWayBack:
+    """The dump is whole, the worker was to run on, and is dead: the dump is all that is left of it."""
+
+    @staticmethod
+    def dying(bench: Bench) -> None:
+        def die() -> None:
+            bench.runtime.alive.clear()
+            bench.runtime.running.clear()
+            if bench.runtime.frozen is not None:
+                bench.runtime.frozen.standing = False
+            raise Unknown(problem("SH711"))
+
+        bench.faults.at["thaw"] = die
+
+    async def test_after_a_checkpoint(self, bench: Bench) -> None:
+        self.dying(bench)
+        with pytest.raises(Unknown):
+            await bench.source.checkpoint(pb.CheckpointOrder(order=bench.order(), image="image-op"))
+        assert list(bench.depot.whole) == ["image-op"]
+
+    async def test_after_a_freeze_whose_sending_failed(self, bench: Bench) -> None:
+        self.dying(bench)
+        bench.faults.at["finish"] = Retry(problem("SH806"))
+        await bench.source.fence(bench.step())
+        with pytest.raises(Unknown):
+            await bench.source.freeze(bench.freeze())
+        assert list(bench.depot.whole) == ["image-op"]
+        await bench.holds.expire()
+        assert (bench.journal.worker("w"), list(bench.depot.whole)) == (None, ["image-op"])
+
+
+async def test_a_router_that_didnt_take_a_worker_back_is_asked_again(bench: Bench) -> None:
+    await bench.source.fence(bench.step())
+    await bench.source.freeze(bench.freeze())
+    bench.clock.now += 61.0
+    bench.faults.at["unfence"] = Retry(problem("SH630"))
+    await bench.holds.expire()
+    await bench.holds.expire()
+    assert (bench.state(), PROCESS in bench.runtime.running, bench.faults.done["unfence"]) == ("fenced", True, 0)
+    bench.faults.at.clear()
+    bench.clock.now += 5.0
+    await bench.holds.expire()
+    row = bench.journal.worker("w")
+    assert row is not None
+    assert (row.state, row.operation, bench.serving.registered, bench.node.hidden) == ("running", "", True, {})
+
+
+async def test_an_order_that_came_meanwhile_has_the_last_word(bench: Bench) -> None:
+    await bench.source.fence(bench.step())
+    await bench.source.freeze(bench.freeze())
+    bench.clock.now += 61.0
+    bench.faults.at["unfence"] = Retry(problem("SH630"))
+    await bench.holds.expire()
+    bench.faults.at.clear()
+    bench.node.change("w", operation="another")
+    bench.clock.now += 5.0
+    await bench.holds.expire()
+    assert (bench.state(), bench.node.hidden) == ("fenced", {})
