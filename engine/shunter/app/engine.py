@@ -430,7 +430,11 @@ class _Leading:
         await feed.refresh()
         self._tell_or_clear("policies", feed.problem)
         if feed.current and feed.current.commit != self.told_commit:
-            body = {"policies": [p.name for p in feed.current.policies], "problems": plain(feed.current.problems)}
+            body = {
+                "policies": [p.name for p in feed.current.policies],
+                "problems": plain(feed.current.problems),
+                "signed_by": feed.signed_by,
+            }
             what = f"{len(feed.current.policies)} policies in force, {len(feed.current.problems)} problems"
             self._record(RecordKind.POLICIES, feed.current.commit, what, body)
             self.told_commit = feed.current.commit
@@ -475,7 +479,7 @@ class _Leading:
             if before is not None:
                 del self.e._said[key]
                 self._record(RecordKind.SOURCE, key, "is back")
-        elif before is None or before.code != problem.code:
+        elif before is None or (before.code, before.subject) != (problem.code, problem.subject):  # another commit refused is news
             self.e._said[key] = problem
             self.e.on_problem(problem)
             self._record(RecordKind.SOURCE, key, problem.what, {"problem": plain(problem)})
