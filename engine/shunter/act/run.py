@@ -1,7 +1,7 @@
 """One operation under way: its durable record, its orders, and the rules that all kinds share.
 
 A step is durable in the store and in the audit trail before the next effect is asked for. If either can't be written, Stalled is raised
-and nothing more is asked: holds end by themselves, and the operation is taken up again once the disk takes writes.
+and nothing more is asked: the operation is taken up again, to be brought to its end or back to where it was (see `act.store`).
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -197,9 +197,14 @@ class Run:
 
     @property
     def given_up(self) -> Problem | None:
-        """Why an operation that isn't committed is to go back: it is late, or was cancelled. None while it may go on."""
+        """Why an operation that isn't committed is to go back: it is late, was cancelled, or is voluntary and the store takes no writes.
+
+        None while it may go on.
+        """
         if self.late:
             return late_problem(self.record.id)
+        if self.planned.lane == "voluntary" and self.parts.store.problem is not None:
+            return self.parts.store.problem
         stored = self.parts.store.get(self.record.id)  # cancelled by somebody else than this run
         return stored.cancelled if stored else None
 

@@ -2,8 +2,9 @@
 
 SQLite in WAL mode with synchronous FULL: what a method wrote is on disk when it returns. Used from one thread.
 
-When the disk takes no writes, nothing voluntary goes on. What is involuntary does, in memory (`act.volatile`): that isn't durable, and
-whoever runs the store must say so (`unwritten`). `recover` brings it to the disk, in order and as a whole, as soon as there is one again.
+When the disk takes no writes, nothing voluntary begins, and what of it is under way comes to an end: back to where it was, or on if it is
+committed. That, and what is involuntary, is in memory then (`act.volatile`): not durable, and whoever runs the store must say so
+(`unwritten`). `recover` brings it to the disk, in order and as a whole, as soon as there is one again.
 """
 
 import os
@@ -28,6 +29,10 @@ T = TypeVar("T")
 SCHEMA: Final = 1
 _RECENT: Final = 3600.0
 """Seconds that ended operations stay in the engine's state."""
+_AHEAD: Final = frozenset({Step.INTENDED, Step.PREPARED, Step.FENCED, Step.FROZEN, Step.HELD, Step.COMMITTING})
+"""Steps that license a next effect on the way to the commit, or the commit itself: of what is voluntary they are durable, or not done."""
+ENDING: Final = frozenset(Step) - _AHEAD | {Step.COMMITTING}
+"""Steps at which an operation, whatever its lane, has but to come to its end: it is committed, or goes back."""
 _PLANS_KEPT: Final = 30 * 86400.0
 """Seconds that a plan is remembered as carried out. Its operations are remembered for good."""
 
@@ -155,8 +160,8 @@ class Store:
         self._write(work)
 
     def advance(self, operation: OperationId, step: Step, at: float, **changes: Any) -> OperationRecord:  # noqa: ANN401  (record fields)
-        """Note that it has come to `step`, on disk before this returns; in memory if it is involuntary. `changes` are other fields of the
-        record.
+        """Note that it has come to `step`, on disk before this returns; in memory if need be when it is involuntary, or this leads to its
+        end. `changes` are other fields of the record.
 
         A step that it is at already gets no second line in its history. Raises Rejected SH505 (never heard of it), SH506 (it has ended).
         """
@@ -168,7 +173,7 @@ class Store:
             self._put(record)
             return record
 
-        return self._write(work, lambda: _urgent(self._open(operation)))
+        return self._write(work, lambda: _may_be_volatile(self._open(operation), step))
 
     def finish(self, operation: OperationId, outcome: Outcome) -> OperationRecord:
         """Note how it ended; in memory if need be, as no effect follows. Raises Rejected SH505, SH506 as `advance` does."""
@@ -400,6 +405,15 @@ def _always() -> bool:
 
 def _urgent(record: OperationRecord) -> bool:
     return record.planned.lane == "involuntary"
+
+
+def _may_be_volatile(record: OperationRecord, to: Step) -> bool:
+    """Nobody is left dead or out of the router's sight for as long as a disk is: what was begun may come to its end. A word on the step at
+    which it is (why it waits, that it is given up) licenses nothing new either, unless that step is its beginning.
+    """
+    if _urgent(record) or to not in _AHEAD or any(step in ENDING for step, _ in record.history):
+        return True
+    return to is record.step and not record.waits
 
 
 def _in_memory(memory: Volatile, work: Callable[[], T]) -> T:

@@ -2,7 +2,8 @@
 
 Two conditions, told and shown as long as they hold. SH531: the disk is full, and what is written is on what was set aside for that (see
 `app.room`): durable. SH532: the disk takes no writes at all, and what is written is in memory: not durable. In both, nothing voluntary
-starts; what is involuntary goes on, as a node that is going doesn't wait for a disk.
+starts; what is involuntary goes on, as a node that is going doesn't wait for a disk. On a disk that takes no writes what is voluntary and
+under way comes to its end: back to where it was, or on if it is committed.
 """
 
 import os
@@ -13,7 +14,7 @@ from typing import Final
 import msgspec
 
 from shunter.act.chain import linked
-from shunter.act.store import Store
+from shunter.act.store import ENDING, Store
 from shunter.app.room import Room
 from shunter.audit.trail import Trail
 from shunter.model.errors import Problem, Stalled
@@ -67,11 +68,11 @@ class Watch:
 
     def audit(self, record: Record) -> None:
         """Take an operation's record: what operations are carried out with. Raises Stalled when it isn't durable and the operation is a
-        voluntary one that has more to do.
+        voluntary one that has more to do than to come to its end.
         """
         if self._trail.add([record]) or record.kind is RecordKind.OUTCOME or record.body.get("lane") == "involuntary":
             return
-        if self._trail.problem is not None:
+        if self._trail.problem is not None and record.body.get("step") not in ENDING:
             raise Stalled(self._trail.problem)
 
     def farewell(self) -> Problem | None:

@@ -15,7 +15,7 @@ from shunter.audit.journal import Journal
 from shunter.audit.trail import Trail
 from shunter.model.errors import Problem, Stalled
 from shunter.model.ids import Commit, Digest, Epoch, Incarnation, NodeId, OperationId, PolicyName, SlotId, WorkerId
-from shunter.model.operation import OperationRecord, Outcome, Status
+from shunter.model.operation import OperationRecord, Outcome, Status, Step
 from shunter.model.plan import Lane, OperationKind, Plan, PlannedOperation, Preconditions
 from shunter.model.record import Record, RecordKind
 from shunter.model.snapshot import Fleet, Node, Slot, Worker, WorkerState
@@ -156,6 +156,20 @@ def test_a_dead_disk_is_another_condition_and_all_comes_back(disk: Disk, monkeyp
         assert kept is not None
         assert kept.outcome is not None
     assert disk.journal.verify().ok
+
+
+@pytest.mark.parametrize("at", Step)
+def test_only_a_step_that_licenses_another_on_the_way_to_the_commit_is_held_up(disk: Disk, at: Step) -> None:
+    disk.dead = True
+    told = msgspec.structs.replace(step("voluntary"), body={"lane": "voluntary", "step": at.value})
+    if at in (Step.INTENDED, Step.PREPARED, Step.FENCED, Step.FROZEN, Step.HELD):
+        with pytest.raises(Stalled, match="SH901"):
+            disk.watch.audit(told)
+    else:
+        disk.watch.audit(told)
+    disk.dead = False
+    disk.watch.check()
+    assert len(disk.journal.list()) == 1, "none is left out"
 
 
 def test_records_wait_for_their_operations(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
