@@ -1,5 +1,6 @@
 """The audit keeps its promises on SQLite and on a real PostgreSQL alike: durable, chained, signed, one writer, and found again."""
 
+import asyncio
 import contextlib
 import importlib
 import importlib.util
@@ -17,8 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shunter.app.audits import write
-from shunter.app.settings import AuditSettings
+from shunter.app.audits import read, write
+from shunter.app.certs import issue
+from shunter.app.degraded import condition
+from shunter.app.engine import Engine
+from shunter.app.policies import PolicyFeed
+from shunter.app.settings import AgentSettings, AuditSettings, PoliciesSettings, PrometheusSettings, Settings, TlsSettings
+from shunter.app.sources import source_of
 from shunter.audit.check import Break
 from shunter.audit.filter import Filter
 from shunter.audit.head import GENESIS, chained
@@ -30,11 +36,17 @@ from shunter.model.canon import encode
 from shunter.model.errors import Rejected, Stalled
 from shunter.model.ids import Commit, Epoch
 from shunter.model.record import Record, RecordKind
+from shunter.model.units import Duration
 
 BINARIES = [Path(found).resolve().parent for found in (shutil.which("postgres"),) if found] + sorted(
     Path("/usr/lib/postgresql").glob("*/bin")
 )
 LACKING = [name for name in ("sqlalchemy", "psycopg") if importlib.util.find_spec(name) is None]
+POLICY = """apiVersion: shunter.dev/v1alpha1
+kind: PreemptionPolicy
+metadata: {name: save}
+spec: {workers: {all: true}, notices: [preemption]}
+"""
 
 
 def record(number: int, **more: Any) -> Record:
@@ -360,6 +372,54 @@ def test_the_engine_and_the_commands_find_it_by_its_url(postgres: Place, capsys:
     assert execute(["audit", "list", *where, "--worker", "w-1"]) == 0
     assert "step 1" in capsys.readouterr().out
     assert not (postgres.state / "audit.db").exists()
+
+
+async def test_an_engine_goes_on_while_its_server_is_away_and_writes_all_of_it_when_that_is_back(postgres: Place) -> None:
+    assert postgres.server is not None
+    state, said = postgres.state / "engine", []
+    (postgres.state / "policies").mkdir()
+    issue(postgres.state / "certs", ["node-a"], time.time())
+    certs = {
+        name: postgres.state / "certs" / f"{file}.{end}"
+        for name, file, end in (("ca", "ca", "pem"), ("cert", "engine", "pem"), ("key", "engine", "key"))
+    }
+    url = postgres.server.url(postgres.database)
+    settings = Settings(
+        state=state,
+        tick=Duration(0.05),
+        policies=PoliciesSettings(directory=postgres.state / "policies", poll=Duration(0.05)),
+        prometheus=PrometheusSettings(url="http://127.0.0.1:9"),
+        tls=TlsSettings(**certs),
+        agents=(AgentSettings(node="node-a", address="127.0.0.1:9"),),
+        listen="",
+        audit=AuditSettings(database=url),
+    )
+    engine = Engine(settings, PolicyFeed(source_of(settings.policies, state / "git"), time.time), on_problem=lambda p: said.append(p.code))
+    stop = asyncio.Event()
+    running = asyncio.create_task(engine.run(stop))
+
+    async def until(reached: Callable[[], bool]) -> None:
+        async with asyncio.timeout(40):
+            while not reached():
+                assert not running.done(), running.exception()
+                await asyncio.sleep(0.02)
+
+    try:
+        await until(lambda: engine.feed.current is not None and "SH520" in said)
+        await asyncio.to_thread(postgres.server.stop, signal.SIGQUIT)
+        (postgres.state / "policies" / "p.yaml").write_text(POLICY)  # something to be recorded
+        await until(lambda: "SH532" in said)
+        await asyncio.to_thread(postgres.server.start)
+        await until(lambda: condition(state, time.time()) is None)
+    finally:
+        stop.set()
+        await asyncio.wait_for(running, 40)
+    with read(state, url) as journal:
+        assert journal.verify().ok
+        told = [(s.record.kind.value, "spooled" in s.record.body) for s in journal.list(limit=None)]
+    assert told[0] == ("engine", False)
+    assert ("policies", True) in told
+    assert not (state / "audit.db").exists()
 
 
 def test_a_password_is_never_told(postgres: Place, tmp_path: Path) -> None:
