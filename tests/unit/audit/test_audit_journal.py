@@ -3,6 +3,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -339,3 +340,26 @@ def test_another_layout_is_refused(filled: Path):
 def test_a_reader_cannot_write(filled: Path):
     with Journal(filled, read_only=True) as journal, pytest.raises(ValueError, match="read-only"):
         journal.append([record(1)])
+
+
+def test_an_audit_that_is_written_to_meanwhile_verifies(filled: Path):
+    written, stop = [], threading.Event()
+
+    def write() -> None:
+        with Journal(filled) as journal:
+            while not stop.is_set():
+                written.extend(journal.append([record(len(written) + 8)]))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        counts = []
+        while len(counts) < 40:
+            result = verify(filled)
+            assert result.ok, result.why
+            counts.append(result.count)
+    finally:
+        stop.set()
+        writer.join()
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1] <= 7 + len(written)
