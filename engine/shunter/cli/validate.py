@@ -15,7 +15,7 @@ from shunter.cli import files as sources
 from shunter.cli.main import complain
 from shunter.lang.diagnostics import CODES
 from shunter.lang.extent import end_columns
-from shunter.lang.load import check_text, duplicates
+from shunter.lang.load import check_text, duplicates, zeros
 from shunter.lang.whole import Engine, Texts, check_fleet, check_set
 from shunter.model.errors import Problem, Severity, ShunterError
 from shunter.model.policy import Policy
@@ -158,6 +158,8 @@ def check(
         found, wrong = check_text(path, data)
         policies += found
         told += wrong
+        if any(problem.severity is Severity.ERROR for problem in wrong):
+            told += zeros(path, data)
         if found:
             texts[path] = data.decode("utf-8", "replace").removeprefix("\ufeff")
     told += [_with_excerpt(problem, texts) for problem in duplicates(tuple(policies))]

@@ -69,7 +69,8 @@ class Budget:
     def __init__(self, policy: Policy | None, spec: BudgetSpec, usage: Usage, now: float) -> None:
         self.policy, self.spec, self.usage, self._now = policy, spec, usage, now
         self.held: dict[str, list[str]] = {}
-        self.shut = _shut(spec, now)
+        self.refused = _refused(policy)
+        self.shut = self.refused or _shut(spec, now)
 
     @property
     def name(self) -> str:
@@ -94,6 +95,8 @@ class Budget:
         group = self.usage.group(worker)
         if isinstance(covered, Undecided):
             why = f"whether it covers {worker.id} can't be said ({missing(covered)}), so it counts as zero for it"
+        elif self.refused is not None:
+            why = self.refused
         elif group is None:
             why = f"{worker.node} has no label {ZONE_LABEL}, so it counts as zero for {worker.id}"
         elif self.shut is not None:
@@ -205,6 +208,13 @@ def effective(limit: int | Share, size: int) -> tuple[int, str]:
     return allowed, f" ({limit} of {size}{'' if allowed == round(float(limit) * size, 9) else ' rounded down'}: {allowed})"
 
 
+def _refused(policy: Policy | None) -> str | None:
+    """Why a budget that couldn't be read allows nothing; None for one that could."""
+    if policy is None or (wrong := policy.refused) is None:
+        return None
+    return f"it can't be read, so it counts as zero ({wrong.place or policy.place}: {wrong.code} {wrong.what})"
+
+
 def _shut(spec: BudgetSpec, now: float) -> str | None:
     """Why no window is open now, and when one will be; None when one is, or none is asked for. One that can't be read is never open."""
     if not spec.windows:
@@ -228,6 +238,8 @@ def _report(find: Callable[..., None], budget: Budget, group: str) -> None:
     spec, size = budget.spec, budget.usage.size[group]
     evidence = [Evidence(gate="per", result=True, detail=f"{size:,} workers in {group}: {', '.join(spec.operations)}")]
     evidence += [Evidence(gate=b.gate, result=not b.spent, detail=str(b), inputs=b.inputs) for b in bounds]
+    if budget.refused:
+        evidence.insert(1, Evidence(gate="file", result=False, detail=budget.refused))
     if spec.windows:
         evidence.append(Evidence(gate="windows", result=budget.shut is None, detail=budget.shut or "a window is open"))
     parts = [*(str(b) for b in bounds), *([budget.shut] if budget.shut else [])] or ["no limit on the number"]

@@ -36,6 +36,7 @@ CODES: Final[dict[str, str]] = {
     "SH126": "more problems than are shown",
     "SH127": "not a time zone",
     "SH128": "a policy that says nothing",
+    "SH129": "a budget that can't be read and counts as zero",
     "SH130": "an expression's syntax is wrong",
     "SH131": "an unknown variable",
     "SH132": "a variable that can't be used in this field",

@@ -1,5 +1,6 @@
 """A revision's files to a policy set. A bad file hurts only itself: its last good version stays in force, and its problems say why."""
 
+from collections.abc import Container, Iterable
 from functools import lru_cache
 from typing import Final
 
@@ -7,6 +8,7 @@ import msgspec
 
 from shunter.lang import check
 from shunter.lang.bind import Binder
+from shunter.lang.broken import Draft, Refused, draft_of, drafts, names, renamed, stand_ins, told
 from shunter.lang.diagnostics import MAX_PROBLEMS, SourceText, one_of, suggest
 from shunter.lang.misfits import explain
 from shunter.lang.schema import KINDS
@@ -14,7 +16,7 @@ from shunter.lang.yaml import Mapping, Node, Scalar, Sequence, decode, parse
 from shunter.model import canon
 from shunter.model.errors import Place, Problem, Severity
 from shunter.model.ids import Commit
-from shunter.model.policy import API_VERSION, Document, Policy, PolicySet
+from shunter.model.policy import API_VERSION, DisruptionBudget, Document, Policy, PolicySet
 from shunter.model.source import Revision, SourceFile
 
 SUFFIXES: Final = (".yaml", ".yml")
@@ -33,6 +35,10 @@ class _Checked(msgspec.Struct, frozen=True):
 
     stated: tuple[_Stated, ...]
     problems: tuple[Problem, ...]
+    names: tuple[tuple[str, str], ...] = ()
+    """Kind and name of each document, also in a file that is refused."""
+    budgets: tuple[Draft, ...] = ()
+    """The budgets in a file that is refused."""
 
     @property
     def good(self) -> bool:
@@ -51,6 +57,12 @@ def check_text(path: str, data: bytes) -> tuple[tuple[Policy, ...], tuple[Proble
     return tuple(_policy(stated, "", _UNSAVED) for stated in checked.stated), checked.problems
 
 
+def zeros(path: str, data: bytes) -> tuple[Problem, ...]:
+    """SH129 for each budget of a file that is refused: what it means for the workers. Never raises."""
+    checked = _checked(path, data)
+    return () if checked.good else tuple(told(draft, data) for draft in checked.budgets)
+
+
 def duplicates(policies: tuple[Policy, ...]) -> tuple[Problem, ...]:
     """A problem at each policy whose name an earlier one has already, naming both places."""
     first: dict[str, Policy] = {}
@@ -65,10 +77,12 @@ def duplicates(policies: tuple[Policy, ...]) -> tuple[Problem, ...]:
 def load(revision: Revision, previous: PolicySet | None) -> PolicySet:
     """The policy set at a revision. A file with an error is refused as a whole: its version in `previous` stays, with its commit and blob.
 
+    What was renamed in the same commit keeps its last good version too, by its name; a budget without one is zero (`Policy.refused`).
     A name belongs to the file that had it in `previous`, else to the first file by path: a newcomer with the same name is refused. Never
     raises: even a failure of the checker is a problem of that one file.
     """
-    old = _by_file(previous.policies if previous else ())
+    good = tuple(p for p in previous.policies if p.refused is None) if previous else ()
+    old = _by_file(good)
     problems = list(revision.problems)
     new: dict[str, tuple[Policy, ...]] = {}
     kept = {path: old[path] for path in _unread(revision.problems) if path in old}
@@ -81,9 +95,29 @@ def load(revision: Revision, previous: PolicySet | None) -> PolicySet:
         elif file.path in old:
             kept[file.path] = old[file.path]
     problems += _settle(new, kept, old)
-    policies = tuple(sorted((p for group in (*new.values(), *kept.values()) for p in group), key=lambda p: p.name))
+    found = [p for group in (*new.values(), *kept.values()) for p in group]
+    refused = _refused(revision, new, problems)
+    found += renamed(refused, found, good)
+    zeros, more = stand_ins(refused, found, revision.commit)
+    problems += more
+    policies = tuple(sorted((*found, *zeros), key=lambda p: p.name))
     content = [(p.place.file, p.blob, p.document) for p in policies]
     return PolicySet(commit=revision.commit, digest=canon.digest(content), policies=policies, problems=tuple(problems))
+
+
+def _refused(revision: Revision, new: Container[str], problems: Iterable[Problem]) -> list[Refused]:
+    """The files that aren't in force as they stand."""
+    first: dict[str, Problem] = {}
+    for problem in problems:
+        if problem.place is not None:
+            first.setdefault(problem.place.file, problem)
+    found = []
+    for file in sorted(revision.files, key=lambda f: f.path):
+        if is_policy_file(file.path) and file.path not in new:
+            checked = _cached(file)
+            sound = tuple(draft_of(s.document, s.place) for s in checked.stated if isinstance(s.document, DisruptionBudget))
+            found.append(Refused(file.path, file.blob, checked.names, (*checked.budgets, *sound), first[file.path]))
+    return found
 
 
 def _by_file(policies: tuple[Policy, ...]) -> dict[str, tuple[Policy, ...]]:
@@ -160,6 +194,7 @@ def _check(path: str, data: bytes) -> _Checked:
     if problems:
         return _Checked((), tuple(problems))
     nodes, problems = parse(source)
+    named = names(nodes)
     stated: list[_Stated] = []
     for node in nodes:
         if isinstance(node, Scalar) and node.value is None:
@@ -172,8 +207,10 @@ def _check(path: str, data: bytes) -> _Checked:
     if not stated and not problems:
         remedy = "Add a policy, or remove the file"
         problems.append(source.problem("SH109", 0, "the file has no policy", remedy, severity=Severity.WARNING))
-    checked = _Checked(tuple(stated), _in_order(problems))
-    return checked if checked.good else _Checked((), checked.problems)
+    checked = _Checked(tuple(stated), _in_order(problems), named)
+    if checked.good:
+        return checked
+    return _Checked((), checked.problems, named, drafts(source, nodes))
 
 
 def _in_order(problems: list[Problem]) -> tuple[Problem, ...]:

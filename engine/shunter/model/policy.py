@@ -290,7 +290,9 @@ class BudgetSpec(_Scoped, frozen=True, kw_only=True):
 
     A worker that no budget in force covers, or none that counts the operation at hand, has one disruption at a time in its pool. A budget
     of which it can't be said whether it covers a worker counts as zero for that worker, and so does one by zone for a worker whose node has
-    no zone, and one whose windows can't be read. A chain counts once for each worker that it disrupts: a restore disrupts nobody.
+    no zone, and one whose windows can't be read. One that is refused for an error, and of which no earlier version is in force, counts as
+    zero for its workers where its selector can be read, and else for all: a typo frees nobody. A chain counts once for each worker that it
+    disrupts: a restore disrupts nobody.
     """
 
     operations: tuple[Disruption, ...] = ("move", "park", "drain", "reassign")
@@ -381,13 +383,16 @@ Document: TypeAlias = PreemptionPolicy | ReassignmentPolicy | CheckpointPolicy |
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """A checked document with its provenance: where it stands, and the blob that it came from.
 
-    `commit` is the commit that this version was read at: older than the set's own when a later version of the file was refused.
+    `commit` is the commit that this version was read at: older than the set's own when a later version of the file was refused. `refused`
+    is what is wrong with a budget that was refused and of which no earlier version is known: `document` stands in for it then, and allows
+    nothing. None for every other policy.
     """
 
     document: Document
     place: Place
     blob: str
     commit: Commit
+    refused: Problem | None = None
 
     @property
     def name(self) -> PolicyName:
@@ -430,7 +435,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 class PolicySet(msgspec.Struct, frozen=True, kw_only=True):
     """All policies at one commit, sorted by name. `problems` are those of files that were refused: their last good version is in
-    `policies`, if there was one.
+    `policies`, if there was one, and a budget of zero for each budget without one.
     """
 
     commit: Commit

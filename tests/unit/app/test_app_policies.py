@@ -275,3 +275,19 @@ def test_a_repository_that_can_not_be_one_is_refused_at_once(tmp_path: Path, url
     with pytest.raises(Rejected) as caught:
         source_of(PoliciesSettings(git=url, branch=branch), tmp_path)
     assert caught.value.problem.code == code
+
+
+async def test_a_budget_that_only_counts_as_zero_does_not_pass_for_the_good_version_after_a_start() -> None:
+    budget = GOOD.replace(b"CheckpointPolicy", b"DisruptionBudget").replace(b"every: 5m", b"maxConcurrent: 2")
+    broken = budget + b"---\n" + budget.replace(b"NAME", b"more").replace(b"max", b"mux")
+    source = Lasting()
+    source.push("1", a=budget)
+    feed = PolicyFeed(source, lambda: 100.0)
+    await feed.refresh()
+    source.push("2", a=broken)
+    await feed.refresh()
+    assert feed.current is not None
+    assert [(p.name, p.refused is None) for p in feed.current.policies] == [("a", True), ("more", False)]
+    again = PolicyFeed(source, lambda: 160.0)
+    await again.refresh()
+    assert again.current == feed.current

@@ -158,3 +158,14 @@ def test_a_fleet_that_the_policies_do_not_fit(repository: Path, tmp_path: Path, 
 
 def test_json_lists_what_was_checked(repository: Path, capsys: pytest.CaptureFixture[str]):
     assert json.loads(outcome(capsys, "policies", "--format", "json")[1])["paths"] == ["policies/a.yaml"]
+
+
+def test_a_budget_with_an_error_says_what_that_means_for_its_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    text = POLICY.replace("CheckpointPolicy", "DisruptionBudget").replace("every: 5m", "maxConcurent: 1").replace("  when:", "# ")
+    (tmp_path / "limits.yaml").write_text(text)
+    status, out, _ = outcome(capsys, str(tmp_path))
+    assert status == 1
+    assert (
+        "limits.yaml:3:18: SH129 warning: recent-images is a budget that can't be read, so it counts as zero for workers of role dec" in out
+    )
+    assert out.endswith("1 error, 1 warning\n")
