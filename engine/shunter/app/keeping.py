@@ -5,6 +5,7 @@ kept.
 """
 
 import contextlib
+import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from shunter.audit.journal import Journal
 from shunter.audit.redact import Redaction
 from shunter.decide.profile import Profile
 from shunter.model.canon import encode
-from shunter.model.errors import Problem, ShunterError, Stalled
+from shunter.model.errors import Problem, Retry, ShunterError, Stalled
 from shunter.model.ids import Commit
 from shunter.model.operation import EngineState
 from shunter.model.plan import Evaluation
@@ -32,6 +33,10 @@ _WAITING: Final = 8
 """Decisions that wait to be kept, at most: each holds its snapshots in memory."""
 _SWEEP_S: Final = 600.0
 _FAREWELL_S: Final = 10.0
+_SHARE: Final = 8
+"""At most such a part of the disk is used, whatever the settings allow; and nothing is kept while less than half of that is free: the room
+is for the store and the audit.
+"""
 _AT_ONCE: Final = 5000
 """Records that a tick drops at most: it waits for that."""
 _DROP_S: Final = 3600.0
@@ -103,20 +108,40 @@ class Keeper:
         """Opens the store anew for each: it is rarely needed, and whatever is wrong with it can be mended meanwhile."""
         while (keep := self._queue.get()) is not None:
             try:
+                most = self._most()
                 with Inputs(self._path, redaction=self._redaction) as store:
                     keep(store)
-                    self._sweep(store)
+                    self._sweep(store, most)
             except ShunterError as error:
                 self.problem = error.problem
+                self.missed += 1
+            except (OSError, ValueError) as error:  # what has no canonical form can't be kept; a decision was made on it all the same
+                self.problem = self._not_kept(str(error))
                 self.missed += 1
             else:
                 self.problem = None
 
-    def _sweep(self, store: Inputs) -> None:
+    def _most(self) -> int:
+        """Bytes that inputs may take on this disk. Raises Retry SH980 when it has too little room for any."""
+        disk = os.statvfs(self._path.parent)
+        share = disk.f_blocks * disk.f_frsize // _SHARE
+        if disk.f_bavail * disk.f_frsize < share // 2:
+            raise Retry(self._not_kept("its disk has little room left"))
+        return min(int(self._settings.inputs_size), share)
+
+    def _not_kept(self, why: str) -> Problem:
+        return Problem(
+            code="SH980",
+            what=f"what decisions are made on isn't kept: {why}",
+            remedy="Free some space, or give less to `inputs_size` under [audit]; decisions go on, and can't be replayed",
+            subject=str(self._path),
+        )
+
+    def _sweep(self, store: Inputs, most: int) -> None:
         now = self._clock()
-        if now - self._swept >= _SWEEP_S:
+        if now - self._swept >= _SWEEP_S or store.size() > most:
             self._swept = now
-            store.drop(now - float(self._settings.inputs), int(self._settings.inputs_size))
+            store.drop(now - float(self._settings.inputs), most)
 
     def _sources(self, policies: PolicySet) -> dict[tuple[str, str], bytes]:
         """The bytes of the files in force, each read once from the commit that it is of; without those that can't be had any more."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -263,8 +264,7 @@ async def test_a_label_that_is_not_listed_is_left_out_and_a_plan_that_hangs_on_i
 async def test_policies_that_stayed_in_force_because_a_newer_version_was_refused_are_kept_too(stage: Stage, tmp_path: Path) -> None:
     leading, story, keeper = stage()
     await leading._follow_policies_once()
-    while not keeper._files:  # it reads them while they are there
-        await asyncio.sleep(0.01)
+    await until(lambda: bool(keeper._files))  # it reads them while they are there
     first = leading.e.feed.current
     (tmp_path / "policies" / "all.yaml").write_text("kind: nonsense\n")
     await played(leading, story)
@@ -299,6 +299,37 @@ async def test_inputs_are_dropped_by_age_and_by_size_and_what_others_use_stays(s
         assert 0 < inputs.size() < 100_000
         assert inputs.drop(0.0, int(Bytes(10))) == 1
         assert inputs.size() == 0
+
+
+async def test_a_disk_with_little_room_has_none_for_inputs_and_they_never_take_more_than_a_share(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leading, story, keeper = stage()
+    real = os.statvfs(tmp_path)
+    left = [100]
+
+    def disk(_path: object) -> os.statvfs_result:
+        blocks = 8 * 25_000 // 500  # of 500 bytes: the share is 25,000
+        return os.statvfs_result((500, 500, blocks, left[0], left[0], *tuple(real)[5:]))
+
+    monkeypatch.setattr("shunter.app.keeping.os.statvfs", disk)
+    await played(leading, story)
+    await until(keeper._queue.empty)
+    left[0] = 10
+    keeper.learn(leading.e.feed.current)  # type: ignore[arg-type]
+    await until(lambda: keeper.problem is not None)
+    with Inputs(inputs_path(tmp_path / "audit.db"), read_only=True) as inputs:
+        assert 0 < inputs.size() <= 25_000
+    assert keeper.problem is not None
+    assert keeper.problem.code == "SH980"
+    assert leading.keeping is not None
+    assert leading.keeping.house(START + 20) == keeper.problem
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not reached():
+            await asyncio.sleep(0.01)
 
 
 async def test_the_command(stage: Stage, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
