@@ -353,6 +353,7 @@ CORE = (frames.Data(name="core-1.img", offset=0, size=4), b"core")
         [(frames.Data(name="core-1.img", offset=4, size=4), b"core"), (frames.Whole(manifest=core()), b"")],
         [CORE, (frames.Data(name="more.img", offset=0, size=1), b"x"), (frames.Whole(manifest=core()), b"")],
         [CORE, (frames.Whole(manifest=core(), spread=True), b"")],
+        [(frames.Listed(name="core-1.img", chunks=core().files[0].parts), b""), (frames.Whole(manifest=core()), b"")],
         [
             CORE,
             (frames.Data(area="whole", name="pagemap-1.img", offset=0, size=1), b"x"),
@@ -360,7 +361,7 @@ CORE = (frames.Data(name="core-1.img", offset=0, size=4), b"core")
         ],
         [CORE, (frames.Data(area="whole", name="pagemap-1.img", offset=0, size=1), b"x"), (frames.Whole(manifest=core()), b"")],
     ],
-    ids=["nothing", "other bytes", "a gap", "one more", "not spread", "no pagemap", "spread unsaid"],
+    ids=["nothing", "other bytes", "a gap", "one more", "not spread", "only listed", "no pagemap", "spread unsaid"],
 )
 def test_what_is_not_what_its_manifest_says_is_refused(pair: Pair, headers: list[tuple[frames.FromSender, bytes]]) -> None:
     with pair.raw() as link:

@@ -5,16 +5,17 @@ import os
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from blake3 import blake3
 from shunter.model.errors import Problem, Rejected
 
 from shunter_agent.images import spread
 from shunter_agent.images.cutting import CHUNK
-from shunter_agent.images.frames import Again, Answer, Broken, Data, Link, Missing, Offer, Patch, Wait, Wanted, Whole
+from shunter_agent.images.frames import Again, Answer, Broken, Data, Link, Listed, Missing, Offer, Patch, Wait, Wanted, Whole
 from shunter_agent.images.incoming import problem, too_large
 from shunter_agent.images.index import Place
 from shunter_agent.images.manifest import Chunk, ImageFile, ImageManifest, check_name
-from shunter_agent.images.pagemap import NotAPagemap
+from shunter_agent.images.pagemap import PAGE, NotAPagemap
 from shunter_agent.images.room import Share
 from shunter_agent.images.store import ImageStore
 
@@ -54,6 +55,7 @@ class Assembly:
         self._bytes = 0
         self._folder = store.begin(image)
         self._files: dict[tuple[str, str], _File] = {}
+        self._listed: dict[str, list[Chunk]] = {}
         self._wrong: dict[tuple[str, str, int], int] = {}
         self._buffer = memoryview(bytearray(CHUNK))
 
@@ -81,6 +83,8 @@ class Assembly:
                 link.send(Answer(chunks=self._offered(header)))
             elif isinstance(header, Patch):
                 self._patch(header, link)
+            elif isinstance(header, Listed):
+                self._list(header)
             elif isinstance(header, Whole):
                 if not self._wrong:
                     return self._checked(header)
@@ -208,44 +212,55 @@ class Assembly:
 
     # -- the end
 
+    def _list(self, header: Listed) -> None:
+        listed = self._listed.setdefault(check_name(header.name), [])
+        listed.extend(header.chunks)
+        if len(self._listed) > self._most_files or len(listed) > self._most_bytes // PAGE:
+            raise Broken("the sender lists more than an image can have")
+
     def _checked(self, header: Whole) -> ImageManifest:
         self._close()
-        manifest = header.manifest
         originals = {name for area, name in self._files if area == spread.ORIGINALS}
-        if manifest.id != self._image or bool(originals) != header.spread:
+        if header.manifest.id != self._image or bool(originals) != header.spread:
             raise Rejected(_not_as_said())
+        files = tuple(self._of(file, originals) for file in header.manifest.files)
+        manifest = msgspec.structs.replace(header.manifest, files=files)
+        here = {name for area, name in self._files if not area}
+        named = {file.name for file in files}
         if header.spread:
-            self._check_spread(manifest, originals)
-        elif any(area == spread.ORIGINALS for area, _name in self._files) or self._described() != manifest.files:
+            self._check_spread(manifest, here - named)
+        elif here != named or self._listed:
+            raise Rejected(_not_as_said())
+        if manifest.bytes != sum(file.size for file in files):
             raise Rejected(_not_as_said())
         return manifest
 
-    def _described(self) -> tuple[ImageFile | None, ...]:
-        return tuple(self._of("", name) for name in sorted(name for area, name in self._files if not area))
+    def _of(self, said: ImageFile, originals: set[str]) -> ImageFile:
+        """The file with its chunks, of which the manifest on its way says only what they are together. Raises Rejected SH804."""
+        if said.name in self._listed:
+            found: ImageFile | None = ImageFile.of(said.name, self._listed[said.name])
+        else:
+            file = self._files.get((spread.ORIGINALS if said.name in originals else "", said.name))
+            found = file.described(said.name) if file is not None else None
+        if found is None or (found.size, found.blake3) != (said.size, said.blake3):
+            raise Rejected(_not_as_said())
+        return found
 
-    def _of(self, area: str, name: str) -> ImageFile | None:
-        file = self._files.get((area, name))
-        return file.described(name) if file is not None else None
-
-    def _check_spread(self, manifest: ImageManifest, originals: set[str]) -> None:
+    def _check_spread(self, manifest: ImageManifest, more: set[str]) -> None:
+        """`more` are files that aren't in the manifest: pages that changed."""
         try:
             pages = spread.pages_of(self._folder)
         except NotAPagemap as error:
             raise Rejected(_not_as_said()) from error
-        extra = {name for area, name in self._files if not area} - {file.name for file in manifest.files}
-        if any(not name.startswith("pages-") for name in extra):
+        if pages != set(self._listed) or any(not name.startswith("pages-") for name in more):
             raise Rejected(_not_as_said())
-        for file in manifest.files:
-            area = spread.ORIGINALS if file.name in originals else ""
-            if file.name not in pages and self._of(area, file.name) != file:
-                raise Rejected(_not_as_said())
         what = spread.wrong(self._folder, manifest, self._copied)
         if what:
             raise Rejected(problem("SH804", f"what arrived is not what the manifest says: {what}", "Send it again"))
 
     def _copied(self, name: str) -> dict[int, Chunk]:
         file = self._files.get((spread.COPY, name))
-        return file.chunks if file else {}
+        return file.chunks if file is not None and file.described(name) is not None else {}
 
 
 def _not_as_said() -> Problem:

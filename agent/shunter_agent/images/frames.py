@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from shunter_agent.images.manifest import ImageManifest
+from shunter_agent.images.manifest import Chunk, ImageManifest
 from shunter_agent.images.secure import Secure
 
 VERSION: Final = 1
@@ -78,12 +78,20 @@ class Patch(msgspec.Struct, frozen=True, kw_only=True, tag="patch"):
     area: str = ""
 
 
+class Listed(msgspec.Struct, frozen=True, kw_only=True, tag="listed"):
+    """Sender: of file `name`, which the receiver has in parts, these are the next chunks."""
+
+    name: str
+    chunks: tuple[Chunk, ...]
+
+
 class Wait(msgspec.Struct, frozen=True, tag="wait"):
     """Sender: nothing new yet, but I am here."""
 
 
 class Whole(msgspec.Struct, frozen=True, kw_only=True, tag="whole"):
-    """Sender: that was all of it. `spread`: what it had before is in `parent`; see `spread`."""
+    """Sender: that was all of it. `spread`: what it had before is in `parent`; see `spread`. Of what came in chunks, the manifest leaves
+    out which: an image of terabytes has millions, and the receiver knows them."""
 
     manifest: ImageManifest
     spread: bool = False
@@ -125,7 +133,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     again: bool = False
 
 
-FromSender: TypeAlias = Hello | Data | Offer | Patch | Wait | Whole
+FromSender: TypeAlias = Hello | Data | Offer | Patch | Listed | Wait | Whole
 FromReceiver: TypeAlias = Ready | Answer | Again | Stored | Refused
 
 _from_sender: Final = msgspec.json.Decoder(FromSender)

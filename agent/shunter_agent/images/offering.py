@@ -12,6 +12,7 @@ from itertools import accumulate, islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
 from blake3 import blake3
 
 from shunter_agent.images import spread
@@ -19,7 +20,7 @@ from shunter_agent.images.bases import Base, Bases, patch
 from shunter_agent.images.copying import Copied, Job
 from shunter_agent.images.cutting import CHUNK, Piece, along, fixed, pagemaps_of, pages_name
 from shunter_agent.images.foresight import Foresight
-from shunter_agent.images.frames import Again, Answer, Broken, Data, Offer, Patch, Stored, Wait, Wanted, Whole
+from shunter_agent.images.frames import Again, Answer, Broken, Data, Listed, Offer, Patch, Stored, Wait, Wanted, Whole
 from shunter_agent.images.growth import GROWING, LOOK_S, REASSURE_S, Growth
 from shunter_agent.images.manifest import Chunk, ImageFile, ImageManifest, belongs
 from shunter_agent.images.pagemap import Pagemap, Run, dump
@@ -29,6 +30,8 @@ _BATCH: Final = 16
 _AHEAD: Final = 3
 """Offers that may be unanswered: what is offered is kept in memory meanwhile."""
 _HASHERS: Final = 2
+_LISTED: Final = 1 << 14
+"""Chunks behind one Listed header."""
 _SMALL: Final = 1 << 16
 """Bytes of a file that it isn't worth asking about."""
 
@@ -190,6 +193,8 @@ class ChunkSender:
             flow.add(fresh)
         flow.flush()
         self._plain("", pagemap_name, dump(spread.on_top(pagemap, same)))
+        for first in range(0, len(chunks), _LISTED):
+            self._talk.say(Listed(name=name, chunks=tuple(chunks[first : first + _LISTED])))
         self._files[name] = ImageFile.of(name, chunks)
         self._spread = True
 
@@ -270,8 +275,9 @@ class ChunkSender:
 
     def end(self, manifest: ImageManifest) -> Stored:
         """Say that it was all, and send again what arrived wrong. Raises Broken, and what the other side refuses with."""
+        slim = msgspec.structs.replace(manifest, files=tuple(msgspec.structs.replace(file, chunks=()) for file in manifest.files))
         while True:
-            self._talk.say(Whole(manifest=manifest, spread=self._spread))
+            self._talk.say(Whole(manifest=slim, spread=self._spread))
             answer = self._talk.listen()
             if isinstance(answer, Stored):
                 return answer

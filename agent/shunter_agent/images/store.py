@@ -42,6 +42,8 @@ class ImageStore:
         """Which chunks the whole images here hold."""
         self._lock = threading.Lock()
         self._joining = threading.Lock()
+        self._manifests: dict[str, tuple[tuple[int, int, int], ImageManifest]] = {}
+        """As they were read last: one with millions of chunks takes long to read, and an agent is asked for its images every second."""
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         root.chmod(0o700)
         for left in [*root.glob(f"*{PARTIAL}"), *root.glob(f"*{DOOMED}")]:
@@ -136,6 +138,7 @@ class ImageStore:
         """Delete a whole image. Idempotent. Raises Rejected SH801."""
         self.index.remove(image)
         self._delete(self._whole(image))
+        self._manifests.pop(image, None)
 
     def _delete(self, folder: Path) -> None:
         doomed = folder.with_name(f"{folder.name}{DOOMED}")
@@ -145,9 +148,16 @@ class ImageStore:
 
     def get(self, image: str) -> ImageManifest:
         """Its manifest. Raises Rejected SH801, SH802 when there is no such whole image, SH804 when the manifest can't be read."""
+        path = self._whole(image) / MANIFEST
         try:
-            data = (self._whole(image) / MANIFEST).read_bytes()
+            seen = path.stat()
+            key = (seen.st_ino, seen.st_mtime_ns, seen.st_size)
+            known = self._manifests.get(image)
+            if known is not None and known[0] == key:
+                return known[1]
+            data = path.read_bytes()
         except FileNotFoundError as error:
+            self._manifests.pop(image, None)
             raise Rejected(_missing(image)) from error
         try:
             manifest = msgspec.json.decode(data, type=ImageManifest)
@@ -155,6 +165,7 @@ class ImageStore:
             raise Rejected(_damaged(image, f"its manifest can't be read: {error}")) from error
         if manifest.id != image:
             raise Rejected(_damaged(image, f"its manifest is that of {manifest.id!r}"))
+        self._manifests[image] = key, manifest
         return manifest
 
     def folder(self, image: str) -> Path:

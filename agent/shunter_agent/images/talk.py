@@ -7,7 +7,7 @@ from collections import deque
 
 from shunter.model.errors import Problem, Rejected, Retry
 
-from shunter_agent.images.frames import Again, Answer, Broken, Data, Hello, Link, Offer, Patch, Ready, Refused, Stored, Wait, Whole
+from shunter_agent.images.frames import Again, Answer, Broken, Data, Hello, Link, Listed, Offer, Patch, Ready, Refused, Stored, Wait, Whole
 
 
 class Talk:
@@ -19,7 +19,7 @@ class Talk:
         self.spoke = time.monotonic()
         """When something was last said (monotonic)."""
 
-    def say(self, header: Hello | Data | Offer | Patch | Wait | Whole, body: memoryview | bytes = b"") -> None:
+    def say(self, header: Hello | Data | Offer | Patch | Listed | Wait | Whole, body: memoryview | bytes = b"") -> None:
         """Send a header and its bytes. Raises Broken, and Rejected or Retry when the other side has refused."""
         while select.select([self._link.socket], [], [], 0)[0]:
             self._hear()  # nothing but answers and a refusal comes before the end

@@ -57,7 +57,9 @@ class Live(Protocol):
     """As an image names it: the process' own idea of its pid."""
 
     def runs(self) -> "Sequence[tuple[int, int]]":
-        """Where a dump would find pages of its own, about: address and number of pages, ascending. Also when it is closed. Raises OSError."""
+        """Where a dump would find pages of its own, about: address and number of pages, ascending. Also once it is closed.
+
+        Raises OSError."""
         ...
 
     def read(self, address: int, into: memoryview) -> bool:
