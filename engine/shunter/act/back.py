@@ -38,15 +38,33 @@ async def thaw_back(run: Run, source: SlotId, destination: SlotId | None) -> Non
 
 
 async def bring(run: Run, slot: SlotId) -> pb.ResumeReply:
-    """Restore the operation's image in `slot` and let it run. The worker's other copies must be known dead.
+    """Restore the operation's image in `slot` and let it run. The worker's other copies must be known dead, as far as this operation goes;
+    one that a later operation brought to life, of which nobody knows who forgot what was in memory only, is looked for.
 
-    Raises Rejected, Retry or Unknown as the agent does.
+    Raises Rejected SH510 for that; else Rejected, Retry or Unknown as the agent does.
     """
+    await nowhere_alive(run, but=node_of(slot))
     agent = run.at(slot)
     spec = spec_of(await agent.report(run.times.quick), run)
     await run.ask(agent.prepare(run.order, slot, spec, run.times.quick))
     await run.ask(agent.restore(run.order, slot, run.image, run.times.hold, run.bulk))
     return await run.ask(agent.resume(run.order, run.times.quick))
+
+
+async def nowhere_alive(run: Run, but: NodeId | None = None) -> None:
+    """Raises Rejected SH510 if an agent that answers has a live process of the worker. Those that don't answer are the planner's business:
+    it says `absent`. `but` isn't asked.
+    """
+    for node in sorted(run.parts.agents):
+        if node == but or run.parts.gone(node):
+            continue
+        try:
+            report = await run.agent(node).report(run.times.quick)
+        except ShunterError:
+            continue
+        states = [worker.state for worker in report.workers if worker.spec.worker == run.planned.worker]
+        if any(state not in ("lost", "parked") for state in states):
+            raise Rejected(problem("SH510", f"the worker is alive on {node}", "Leave it there, and plan again", run.planned.worker))
 
 
 async def end_copy(run: Run, slot: SlotId) -> bool:

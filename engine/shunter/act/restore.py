@@ -1,18 +1,19 @@
 """A restore: a parked or lost worker comes back from an image. There is no other copy, so what matters is that there never are two."""
 
 from shunter.act.arrive import commit, destination_of, done, once_more, restore, resume, unfence
+from shunter.act.back import nowhere_alive
 from shunter.act.copies import holder_of, send
 from shunter.act.drive import Machine
-from shunter.act.run import Run, problem, spec_of
-from shunter.model.errors import Problem, Rejected, ShunterError, Stalled
-from shunter.model.ids import NodeId, node_of
+from shunter.act.run import Run, spec_of
+from shunter.model.errors import Problem, ShunterError, Stalled
+from shunter.model.ids import node_of
 from shunter.model.operation import Status, Step
 
 
 async def _prepare(run: Run) -> None:
     slot = destination_of(run)
     node = node_of(slot)
-    await _nowhere_alive(run)
+    await nowhere_alive(run)
     holder = await holder_of(run, node)
     report = await run.agent(holder).report(run.times.quick)
     info = next(i for i in report.images if i.id == run.image)
@@ -22,23 +23,6 @@ async def _prepare(run: Run) -> None:
         await send(run, holder, node)
     await run.ask(run.at(slot).prepare(run.order, slot, spec_of(report, run), run.times.quick))
     run.step(Step.PREPARED, measured=run.measure(bytes=info.bytes if holder != node else 0))
-
-
-async def _nowhere_alive(run: Run) -> None:
-    """No agent that answers has a live process of the worker. Those that don't answer are the planner's business: it says `absent`."""
-    for node in sorted(run.parts.agents):
-        if run.parts.gone(node):
-            continue
-        try:
-            report = await run.agent(node).report(run.times.quick)
-        except ShunterError:
-            continue
-        _refuse_if_alive(run, node, [w.state for w in report.workers if w.spec.worker == run.planned.worker])
-
-
-def _refuse_if_alive(run: Run, node: NodeId, states: list[str]) -> None:
-    if any(state not in ("lost", "parked") for state in states):
-        raise Rejected(problem("SH510", f"the worker is alive on {node}", "Leave it there, and plan again", run.planned.worker))
 
 
 async def _roll_back(run: Run) -> None:

@@ -1,0 +1,98 @@
+"""The engine dies with what it did on a dead disk in memory only: the next one knows an older step, or nothing at all.
+
+Whatever it does then, there never are two copies, and the worker is neither lost nor left standing still.
+"""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from fleet_in_memory import Crash, CrashingStore, World
+from gated_executor import plan
+from next_engine import take_over
+from shunter.act.execute import Executor
+from shunter.act.scheduler import Scheduler
+from shunter.model.ids import NodeId, OperationId, SlotId
+from shunter.model.plan import Lane, OperationKind
+from test_protocol_dead_disk import Dying
+
+
+class Engine:
+    """One on a disk that dies at the `dead_at`-th order, and that ends itself at the `ends_at`-th, both from 1. 0: never."""
+
+    def __init__(self, world: World, dead_at: int, ends_at: int) -> None:
+        self.world, self.dead_at, self.ends_at = world, dead_at, ends_at
+        self.orders = 0
+        self.ended = False
+        self.db = Dying(world.store._db)
+        world.store._db = self.db  # type: ignore[assignment]
+        self.scheduler = Scheduler(Executor(world.parts(), world.epoch()))
+        self.known = world.next_fault
+        world.next_fault = self.next_fault  # type: ignore[method-assign]
+
+    def next_fault(self, node: NodeId, step: str) -> str:
+        self.orders += 1
+        self.db.dead |= self.orders == self.dead_at
+        if self.orders == self.ends_at:
+            self.ended = True
+            raise Crash
+        return self.known(node, step)
+
+    async def carry(self, *moves: tuple[str, Lane, str]) -> None:
+        """Moves one after the other, each with a few ticks to come to its end."""
+        try:
+            for number, (name, lane, to) in enumerate(moves):
+                planned = self.world.plan(OperationKind.MOVE, lane=lane)
+                if self.world.home() in (None, to):
+                    return
+                planned = msgspec.structs.replace(
+                    planned,
+                    id=OperationId(name),
+                    to_slot=SlotId(f"{to}/0"),
+                    expect=msgspec.structs.replace(planned.expect, free=SlotId(f"{to}/0")),
+                )
+                self.scheduler.offer(plan(planned, at=float(number)))
+                for _ in range(4):
+                    await self.scheduler.idle()
+                    await self.world.sleep(1.0)
+                    self.scheduler.pump()
+        except Crash:
+            pass
+        finally:
+            await self.scheduler.stop()
+            self.world.next_fault = self.known  # type: ignore[method-assign]
+
+
+async def after(tmp_path: Path, world: World) -> None:
+    """The disk is mended, and the next engine leads until all is over."""
+    world.store.close()
+    world.store = CrashingStore(tmp_path / "s.db")
+    for _ in range(10):
+        await take_over(world)
+        await world.sleep(30.0)
+    assert world.store.active() == ()
+    states = [agent.copy.state for agent in world.agents.values() if agent.copy]
+    assert states == ["running"] or (not states and any(agent.images for agent in world.agents.values())), "or it waits in its image"
+
+
+@pytest.mark.parametrize("lane", ["voluntary", "involuntary"])
+@pytest.mark.parametrize("fault", ["", "refuse resume", "refuse release"])
+async def test_what_was_done_in_memory_is_done_by_nobody_a_second_time(tmp_path: Path, lane: Lane, fault: str) -> None:
+    """A move, and then an urgent one to a third node: at each order the disk dies, and at each later one the engine does."""
+    tried = 0
+    for dead_at in range(1, 11):
+        for ends_at in range(dead_at, 21):
+            folder = tmp_path / f"{dead_at}-{ends_at}"
+            folder.mkdir()
+            world = World(CrashingStore(folder / "s.db"))
+            if fault:
+                step = fault.removeprefix("refuse ")
+                world.named = {(NodeId(node), step): ["refuse", "refuse"] for node in "ab"}
+            engine = Engine(world, dead_at, ends_at)
+            await engine.carry(("first", lane, "b"), ("second", "involuntary", "c"))
+            await engine.carry()
+            if engine.ended:
+                await after(folder, world)
+                tried += 1
+            world.store.close()
+    assert tried > 50
