@@ -11,7 +11,13 @@ key=signed-by=/usr/share/keyrings/debian-archive-keyring.gpg
 printf 'deb [%s] %s bookworm main\ndeb-src [%s] %s bookworm main\n' "$key" "$mirror" "$key" "$mirror" > "$work/apt/sources.list"
 options=(-oDir::Etc::sourcelist="$work/apt/sources.list" -oDir::Etc::sourceparts=/dev/null -oDir::State::Lists="$work/apt/lists"
   -oDir::Cache="$work/apt/cache" -oAPT::Sandbox::User=root)
-apt-get "${options[@]}" -qq update
+if ! apt-get "${options[@]}" -qq update 2> "$work/update.log"; then
+  # a mirror that stands still has signed metadata that is past its date; anything else is fatal
+  grep -q "is expired" "$work/update.log" || { cat "$work/update.log" >&2; exit 1; }
+  echo "build-genuine: the mirror's metadata is past its date; going on, as it is signed" >&2
+  options+=(-oAcquire::Check-Valid-Until=false)
+  apt-get "${options[@]}" -qq update
+fi
 (cd "$work" && apt-get "${options[@]}" -qq source --download-only kubernetes && dpkg-source --no-check -x kubernetes_*.dsc k)
 (cd "$work/debs" && apt-get "${options[@]}" -qq download {golang-1.19-go,golang-1.19-src,rsync,libpopt0,libxxhash0,golang-github-modern-go-reflect2-dev}/bookworm)
 for deb in "$work"/debs/*.deb; do dpkg-deb -x "$deb" "$work/go"; done
