@@ -384,10 +384,11 @@ def test_status_never_touches_what_git_says(git: Git, source: ClusterSource) -> 
 
 
 def test_one_of_the_same_name_made_anew_gets_no_old_status(git: Git, source: ClusterSource) -> None:
-    git.sync("images")
-    policies = holds(source, lambda found: found.policies)
+    first = git.sync("images")
+    git.sync("images", every="9m")  # generation 2
+    policies = holds(source, lambda found: found.policies and source.read(found.commit).files[0].data.count(b"9m"))
     git.prune("images")
-    git.sync("images")
+    assert git.sync("images")["metadata"]["uid"] != first["metadata"]["uid"]
     source.report(policies, [], 1_800_000_000.0)  # of the reading before
     time.sleep(0.5)
     found = git.get("images")

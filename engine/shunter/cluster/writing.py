@@ -62,23 +62,28 @@ class StatusWriter:
                 self._news.set()
 
     async def _write_all(self, wanted: Wanted) -> bool:
-        """False: the server is away or refuses, so that there is no use in trying the rest."""
+        """False: not all that is due could be written, so that it is to be tried again."""
         for path in self._written.keys() - wanted.keys():
             del self._written[path]
+        all_written = True
         for path, (resource, status) in wanted.items():
             if not self._due(path, resource, status):
                 continue
             try:
                 await self._write(path, resource, status)
-            except (Absent, Conflict):
-                continue  # it is gone, or another of its name is there: the next reading tells of that one
+            except Absent:
+                continue  # it is gone
+            except Conflict:
+                all_written = False  # it was changed just now: our copy will soon have it
             except ShunterError as error:
                 self.problem = error.problem
                 return False
         self.problem = None
-        return True
+        return all_written
 
     def _due(self, path: str, resource: Resource, status: Object) -> bool:
+        if self._copy(resource) is None:
+            return False  # it is gone, or another of its name is there: the next reading tells of that one
         standing = self._standing(path, resource)
         if status == standing:
             return False
@@ -88,18 +93,27 @@ class StatusWriter:
         return uid != resource.uid or self._clock() - at >= self._figures_s
 
     async def _write(self, path: str, resource: Resource, status: Object) -> None:
+        """By the version that our copy has, so that no other of the same name gets it: the server doesn't compare uids here."""
+        copy = self._copy(resource)
+        if copy is None:
+            return
         where = f"{collection(resource.kind, resource.namespace)}/{resource.name}/status"
-        meta = {"name": resource.name, "namespace": resource.namespace, "uid": resource.uid}
+        meta = {"name": resource.name, "namespace": resource.namespace, "resourceVersion": copy["metadata"]["resourceVersion"]}
         body = {"apiVersion": API_VERSION, "kind": resource.kind, "metadata": meta, "status": status}
         await self._api.apply(where, body, MANAGER)
         self.writes += 1
         self._written[path] = (resource.uid, status, self._clock())
+
+    def _copy(self, resource: Resource) -> Object | None:
+        """The resource as our copy has it now; None when that is gone or another."""
+        one = self._reflectors[resource.kind].objects.get((resource.namespace, resource.name))
+        return one if one is not None and one["metadata"].get("uid") == resource.uid else None
 
     def _standing(self, path: str, resource: Resource) -> Object:
         """The status as it stands: what we wrote last, as our copy may not have it yet; after a start, what the copy has."""
         uid, status, _ = self._written.get(path, ("", {}, 0.0))
         if uid == resource.uid:
             return status
-        one = self._reflectors[resource.kind].objects.get((resource.namespace, resource.name), {})
-        found: Object = one.get("status") or {} if one.get("metadata", {}).get("uid") == resource.uid else {}
+        copy = self._copy(resource)
+        found: Object = copy.get("status") or {} if copy is not None else {}
         return found
