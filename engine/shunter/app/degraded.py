@@ -84,7 +84,8 @@ class Watch:
         return Problem(
             code="SH533",
             what=f"{_amount(changes, records)} couldn't be written and are lost with this process",
-            remedy="Once the disk takes writes, start the engine: what was under way is found out from the agents",
+            remedy="Once the disk takes writes, start the engine: where workers are is found out from the agents, and those that were left"
+            " out of the router's sight are put back",
             subject=str(self._path.parent),
         )
 

@@ -18,6 +18,7 @@ from shunter.act.lease import Lease
 from shunter.act.run import Parts, Times
 from shunter.act.scheduler import Scheduler
 from shunter.act.store import Store
+from shunter.act.unfence import Unfencing
 from shunter.app import gone
 from shunter.app.applications import Applications
 from shunter.app.audits import audit_path, shipping, write
@@ -190,6 +191,12 @@ class _Leading:
         )
         self.executor = Executor(parts, self.epoch)
         self.scheduler = Scheduler(self.executor, on_error=self._unsettled)
+        self.unfencing = Unfencing(
+            parts,
+            self.epoch,
+            record=lambda worker, what, body: self._record(RecordKind.ENGINE, worker, what, body),
+            tell=lambda worker, problem: self._tell_or_clear(f"fenced {worker}", problem),
+        )
         self.applications = Applications(
             engine.settings.state, store, self.scheduler.accept, lambda plan, what, body: self._record(RecordKind.PLAN, plan, what, body)
         )
@@ -220,6 +227,7 @@ class _Leading:
                 task.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
             await self.scheduler.stop()
+            await self.unfencing.stop()
             self._record(RecordKind.ENGINE, "engine", "stopped")
             lost = self.watch.farewell()
             if lost is not None:
@@ -267,6 +275,7 @@ class _Leading:
         if policies is not None:
             self._take_back(policies)
         self._make_way(now)
+        self.unfencing.look(e._fleet, e._notices, now)
         self._apply(now, policies)
         if policies is None or not e.decides:
             self.scheduler.pump()

@@ -312,3 +312,17 @@ async def test_what_cant_be_given_up_keeps_nothing_from_being_decided_and_is_tri
     for now in (103.0, 104.0):
         await s.leading._tick(now)
     assert asked == ["commit bbbbbbbbbbbb has no policy gone"] * 4
+
+
+async def test_each_tick_looks_for_workers_that_are_fenced_for_no_reason(
+    stage: Callable[[int], Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s = stage(0)
+    s.leading.world = Serving()  # type: ignore[assignment]
+    looked: list[tuple[list[str], int, float]] = []
+    monkeypatch.setattr(
+        s.leading.unfencing, "look", lambda fleet, notices, now: looked.append(([w.id for w in fleet.workers], len(notices), now))
+    )
+    for now in (100.0, 101.0):
+        await s.leading._tick(now)
+    assert looked == [(["w"], 0, 100.0), (["w"], 0, 101.0)]
