@@ -1,0 +1,249 @@
+"""deploy/kubernetes in a real API server: it takes all of it, and each service account may do what it needs and nothing else.
+
+Against the default server always, and against a genuine kube-apiserver where there is one (see README.md).
+"""
+
+import asyncio
+import copy
+import subprocess
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import APPLY, needed, running
+from control_plane import ROOT, ControlPlane, until
+from corpus import WHOLE
+from shunter.cluster.access import Access
+from shunter.cluster.api import Api
+from shunter.cluster.elector import Elector, Term
+from shunter.cluster.kinds import PLURALS, collection
+from shunter.cluster.policies import ClusterSource
+from shunter.lang.load import load
+from shunter.model.errors import Retry
+
+ENGINE = "system:serviceaccount:shunter:shunter-engine"
+AGENT = "system:serviceaccount:shunter-agents:shunter-agent"
+NOBODY = "system:serviceaccount:kube-public:nobody"
+VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
+NAMESPACES = ("shunter", "shunter-agents", "kube-system", "")
+Right = tuple[str, str, str, str]
+"""Verb, group, resource with its subresource, namespace (empty: the whole cluster)."""
+
+
+@pytest.fixture(scope="module")
+def manifests() -> list[Any]:
+    overlay = ROOT / "deploy" / "kubernetes" / "example"
+    made = subprocess.run([needed("kubectl"), "kustomize", str(overlay)], check=True, capture_output=True, timeout=30)
+    return list(yaml.safe_load_all(made.stdout))
+
+
+@pytest.fixture(scope="module", params=["kube-apiserver", "kube-apiserver-1.20"])
+def plane(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, manifests: list[Any]) -> Iterator[ControlPlane]:
+    """A server to which everything was applied, as `kubectl apply --server-side` does."""
+    for found in running(tmp_path_factory.mktemp("manifests"), request.param):
+        old = request.param.endswith("1.20")
+        paths = _paths(found)
+        for one in manifests:
+            where = _where(paths, one)
+            if old:
+                status, answer = found.ask("POST", where.rpartition("/")[0], _for_1_20(one))
+            else:
+                status, answer = found.ask("PATCH", f"{where}?fieldManager=test&force=true&fieldValidation=Strict", one, APPLY)
+            assert status < 300, (where, answer)
+            if one["kind"] == "CustomResourceDefinition":
+                served(found, one["spec"]["names"]["plural"])
+        yield found
+
+
+def served(plane: ControlPlane, plural: str) -> None:
+    until(lambda: plane.ask("GET", f"/apis/shunter.dev/v1alpha1/{plural}")[0] == 200, 20, plural)
+
+
+def _for_1_20(one: Any) -> Any:
+    """ReadWriteOncePod came with 1.22. Validation rules, which came with 1.25, it drops when something is created."""
+    document = copy.deepcopy(one)
+    if one["kind"] == "PersistentVolumeClaim":
+        document["spec"]["accessModes"] = ["ReadWriteOnce"]
+    return document
+
+
+def _paths(plane: ControlPlane) -> dict[tuple[str, str], tuple[str, bool]]:
+    """Group version and kind to the resource's name and whether it is in a namespace, of the kinds that are built in."""
+    found = {}
+    for version in ("v1", "apps/v1", "rbac.authorization.k8s.io/v1", "networking.k8s.io/v1", "apiextensions.k8s.io/v1"):
+        listed = plane.must("GET", f"/api/{version}" if version == "v1" else f"/apis/{version}")
+        for one in listed["resources"]:
+            if "/" not in one["name"]:
+                found[version, one["kind"]] = (one["name"], one["namespaced"])
+    return found
+
+
+def _where(paths: dict[tuple[str, str], tuple[str, bool]], one: Any) -> str:
+    version = one["apiVersion"]
+    plural, namespaced = paths[version, one["kind"]]
+    root = f"/api/{version}" if version == "v1" else f"/apis/{version}"
+    inside = f"/namespaces/{one['metadata']['namespace']}" if namespaced else ""
+    return f"{root}{inside}/{plural}/{one['metadata']['name']}"
+
+
+# -- rights
+
+
+def _resources(plane: ControlPlane) -> list[tuple[str, str, bool]]:
+    """Every resource that the server has: group, name with subresource, whether it is in a namespace."""
+    versions = [("", "/api/v1")]
+    for group in plane.must("GET", "/apis")["groups"]:
+        version = group["preferredVersion"]["groupVersion"]
+        versions.append((group["name"], f"/apis/{version}"))
+    return [(group, one["name"], one["namespaced"]) for group, path in versions for one in plane.must("GET", path)["resources"]]
+
+
+def _may(plane: ControlPlane, user: str, right: Right, name: str = "") -> bool:
+    verb, group, resource, namespace = right
+    plural, _, sub = resource.partition("/")
+    _, _, home, _ = user.split(":")
+    spec = {
+        "user": user,
+        "groups": ["system:serviceaccounts", f"system:serviceaccounts:{home}", "system:authenticated"],
+        "resourceAttributes": {"verb": verb, "group": group, "resource": plural, "subresource": sub, "namespace": namespace, "name": name},
+    }
+    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+    return bool(plane.must("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)["status"]["allowed"])
+
+
+@cache
+def _rights(plane: ControlPlane, user: str) -> set[Right]:
+    asked = [
+        (verb, group, resource, namespace)
+        for group, resource, namespaced in _resources(plane)
+        for namespace in (NAMESPACES if namespaced else ("",))
+        for verb in VERBS
+    ]
+    assert len(asked) > 1_000
+    return {right for right in asked if _may(plane, user, right)}
+
+
+def test_the_engine_may_read_policies_tell_their_status_and_hold_its_lease_and_nothing_else(plane: ControlPlane) -> None:
+    policies = {(verb, "shunter.dev", plural, "shunter") for plural in PLURALS.values() for verb in ("get", "list", "watch")}
+    statuses = {("patch", "shunter.dev", f"{plural}/status", "shunter") for plural in PLURALS.values()}
+    lease = {("create", "coordination.k8s.io", "leases", "shunter")}
+    assert _rights(plane, ENGINE) - _rights(plane, NOBODY) == policies | statuses | lease
+    for verb, allowed in (("get", True), ("update", True), ("delete", False), ("patch", False)):
+        assert _may(plane, ENGINE, (verb, "coordination.k8s.io", "leases", "shunter"), "shunter-leader") is allowed
+        assert not _may(plane, ENGINE, (verb, "coordination.k8s.io", "leases", "shunter"), "another")
+        assert not _may(plane, ENGINE, (verb, "coordination.k8s.io", "leases", "kube-system"), "shunter-leader")
+
+
+def test_an_agent_may_nothing_that_nobody_may(plane: ControlPlane) -> None:
+    assert _rights(plane, AGENT) == _rights(plane, NOBODY)
+
+
+def test_nobody_may_become_another_or_widen_what_it_may(plane: ControlPlane) -> None:
+    for user in (ENGINE, AGENT):
+        for resource in ("users", "groups", "serviceaccounts"):
+            assert not _may(plane, user, ("impersonate", "", resource, ""))
+        for verb in ("bind", "escalate"):
+            assert not _may(plane, user, (verb, "rbac.authorization.k8s.io", "roles", "shunter"))
+        assert not _may(plane, user, ("create", "", "serviceaccounts/token", "shunter"))
+        assert not _may(plane, user, ("get", "", "nodes/proxy", ""))
+        assert not _may(plane, user, ("create", "", "pods/exec", "shunter"))
+
+
+async def test_with_its_own_token_the_engine_does_all_that_it_does(plane: ControlPlane) -> None:
+    """The rights are not only narrow, they are enough: for policies, their status, and the Lease."""
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": [plane.url]}}
+    token = plane.must("POST", "/api/v1/namespaces/shunter/serviceaccounts/shunter-engine/token", body)["status"]["token"]
+    access = Access(server=plane.url, ca=plane.ca, token=token)
+    kind, name = WHOLE["images"]["kind"], "images"
+    where = f"{collection(kind, 'shunter')}/{name}"
+    plane.must("PATCH", f"{where}?fieldManager=argocd-controller&force=true", WHOLE["images"], APPLY)
+    source = ClusterSource(lambda: Api(access), "shunter", settle_s=0.1, quiet_s=0.0)
+    try:
+        policies = load(source.read(source.fetch()), None)
+        assert [policy.name for policy in policies.policies] == [name]
+        source.report(policies, [], time.time())
+        until(lambda: "status" in plane.must("GET", where), 10)
+        assert source.status_problem is None
+    finally:
+        source.close()
+    api = Api(access)
+    epochs = []
+
+    async def work(term: Term) -> None:
+        epochs.append(term.epoch)
+
+    for _ in range(2):  # made, and taken again
+        elector = Elector(api, "shunter", "shunter-leader", "me")
+        try:
+            async with asyncio.timeout(10):
+                await elector.lead(work)
+        except TimeoutError:
+            pytest.fail(f"it doesn't lead: {elector.problem}")
+    assert epochs == [1, 2]
+    with pytest.raises(Retry) as raised:
+        await api.apply(where, {**WHOLE["images"], "spec": {**WHOLE["images"]["spec"], "mode": "off"}}, "shunter-engine")
+    assert raised.value.problem.code == "SH255", "it can't change a policy"
+    await api.aclose()
+
+
+# -- manifests
+
+
+def _pods(manifests: list[Any]) -> dict[str, Any]:
+    return {one["metadata"]["name"]: one["spec"]["template"]["spec"] for one in manifests if one["kind"] in ("Deployment", "DaemonSet")}
+
+
+def test_the_engines_pod_is_one_that_a_restricted_namespace_takes(manifests: list[Any]) -> None:
+    pod = _pods(manifests)["shunter-engine"]
+    [container] = pod["containers"]
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+    }  # fmt: skip
+    assert not [volume for volume in pod["volumes"] if "hostPath" in volume]
+
+
+def test_tokens_are_mounted_where_they_are_needed_only(manifests: list[Any]) -> None:
+    pods = _pods(manifests)
+    assert pods["shunter-engine"]["automountServiceAccountToken"] is True
+    assert pods["shunter-agent"]["automountServiceAccountToken"] is False
+    assert all(one["automountServiceAccountToken"] is False for one in manifests if one["kind"] == "ServiceAccount")
+
+
+def test_what_pods_mount_is_there(manifests: list[Any]) -> None:
+    made = {(one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) for one in manifests}
+    for one in manifests:
+        if one["kind"] not in ("Deployment", "DaemonSet"):
+            continue
+        namespace, pod = one["metadata"]["namespace"], one["spec"]["template"]["spec"]
+        assert ("ServiceAccount", namespace, pod["serviceAccountName"]) in made
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        for mount in pod["containers"][0]["volumeMounts"]:
+            assert mount["name"] in volumes
+        for volume in volumes.values():
+            if "configMap" in volume:
+                assert ("ConfigMap", namespace, volume["configMap"]["name"]) in made
+            if "persistentVolumeClaim" in volume:
+                assert ("PersistentVolumeClaim", namespace, volume["persistentVolumeClaim"]["claimName"]) in made
+
+
+def test_the_settings_in_the_overlay_are_ones_that_engine_and_agents_take(manifests: list[Any], tmp_path: Path) -> None:
+    from shunter.app.settings import load as engine_settings
+    from shunter_agent.settings import load as agent_settings
+
+    files = {name: text for one in manifests if one["kind"] == "ConfigMap" for name, text in one["data"].items()}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    engine = engine_settings(tmp_path / "engine.toml")
+    assert engine.policies.cluster is not None
+    agents = {agent.node: agent.address for agent in engine.agents}
+    assert agents
+    for node, address in agents.items():
+        agent = agent_settings(tmp_path / f"{node}.toml")
+        assert (agent.node, agent.listen) == (node, address)
