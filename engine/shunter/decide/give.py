@@ -146,8 +146,8 @@ def _swap(d: Deciding, shift: Shift, leaver: Worker, waiting: Sequence[tuple[Wor
     worth = weigh_move(d, leaver, d.phases(leaver).moving()) if kind is OperationKind.MOVE else None
     gates = (*allowed.evidence, *([worth.evidence] if worth else []))
     if worth is not None and worth.refusal is not None:
-        d.find(shift.policy, leaver.id, Verdict.HOLD, worth.refusal, gate="cost", evidence=gates)
-        return Stop(verdict=Verdict.HOLD, reason=f"{leaver.id}: {worth.refusal}", gate="cost"), gates
+        d.find(shift.policy, leaver.id, worth.verdict, worth.refusal, gate="cost", evidence=gates)
+        return Stop(verdict=worth.verdict, reason=f"{leaver.id}: {worth.refusal}", gate="cost"), gates
     left, reason = _leave(d, shift, leaver, worth.estimate if worth else None)
     if left is None:
         return Stop(verdict=Verdict.HOLD, reason=reason, gate="pick"), ()

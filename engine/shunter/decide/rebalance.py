@@ -198,7 +198,7 @@ def _go(d: Deciding, policy: Policy, one: Leaver, free: Mapping[NodeId, Sequence
     worth = weigh_move(d, worker, d.phases(worker).moving())
     one.gates.append(worth.evidence)
     if worth.refusal is not None:
-        return Verdict.HOLD, worth.refusal, "cost"
+        return worth.verdict, worth.refusal, "cost"
     avoid = failed_nodes(r for r in d.history.of_worker(worker.id) if r.planned.kind is OperationKind.MOVE and r.status in FAILURES)
     found = d.finder.find(d.needs(worker), free, scope=one.scope, to=spec.to, avoid=avoid, leaving=worker.node)
     options, against = places(d, policy, Leaving(worker=worker, scope=one.scope, here=one.here), found)

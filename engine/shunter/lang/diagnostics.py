@@ -59,6 +59,7 @@ CODES: Final[dict[str, str]] = {
     "SH151": "a file that can't be formatted",
     "SH152": "a rebalancing policy that never moves anything",
     "SH153": "a preview that shows or limits nothing",
+    "SH154": "a native start without what context costs",
     "SH199": "the checker itself failed on a file",
 }
 """Code to title. A code is never given another meaning."""

@@ -328,9 +328,11 @@ class FleetProfileSpec(_Yaml, frozen=True, kw_only=True):
     """Network identity, probe and commit of a restore, whatever the size."""
     native_start: Duration | None = None
     """From nothing to serving, without an image: what a voluntary move is compared with. It isn't made where a native start, and computing
-    the context again at `prefillRate`, would be quicker. None, as built in: nothing is compared."""
+    the context again at `prefillRate`, would be quicker; nor where it would be slower than the native start alone and the worker's tokens
+    or its size aren't known. None, as built in: nothing is compared."""
     prefill_rate: float | None = None
-    """Tokens of context that a worker recomputes in a second: what losing sessions is weighed with."""
+    """Tokens of context that a worker recomputes in a second: what losing sessions is weighed with. None: that it takes any time doesn't
+    count, and a move may take no longer than `nativeStart`."""
     lead: dict[NoticeKind, Duration] = {}
     """Time from a notice to the node's end, by the notice's kind, for notices that give no deadline: what has to fit into it, less the
     reserve, is begun, and nothing is given up when it is over. A node that outlives it has no deadline again."""

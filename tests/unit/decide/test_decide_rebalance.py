@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 from decide_world import (
     NOW,
@@ -24,7 +25,7 @@ from shunter.model.finding import Verdict
 from shunter.model.operation import EngineState, Status
 from shunter.model.plan import OperationKind
 from shunter.model.policy import Destination, Gain, WorkerSelector
-from shunter.model.sample import Known, Missing
+from shunter.model.sample import Known, Missing, Stale
 from shunter.model.snapshot import WorkerState
 from shunter.model.units import Duration
 
@@ -239,8 +240,10 @@ def full(tokens=None, sessions=2.0):
         (481, 1000.0, 50_000, True, "against a native start 481 s, 531 s with 50,000 tokens computed again at 1000 a second"),
         (5, 1000.0, 1_000, False, "starting it anew elsewhere is quicker: the move stops it for 20 s; a native start 5 s, 6 s with 1,000"),
         (5, 1000.0, 20_000, True, "against a native start 5 s, 25 s with 20,000 tokens"),
-        (5, None, 1_000, True, "what computing the context again takes isn't known"),
-        (5, 1000.0, None, True, "what computing the context again takes isn't known"),
+        (5, None, 1_000, False, "20 s; a native start 5 s, and no profile says what computing the context again takes"),
+        (5, None, None, False, "20 s; a native start 5 s, and no profile says what computing the context again takes"),
+        (20, None, None, True, "against a native start 20 s"),
+        (481, 1000.0, None, True, "a native start 481 s, and how much context is to be computed again isn't known"),
         (None, 1000.0, 1_000, True, "planning profile"),
     ],
 )
@@ -255,6 +258,31 @@ def test_a_move_that_is_slower_than_a_native_start_is_not_made(native, rate, tok
     assert ("worker.kvTokens" in [i.name for i in weighed.inputs]) is (tokens is not None)
     if not moves:
         assert (found.verdict, found.gate) == (Verdict.HOLD, "cost")
+
+
+LOST = Missing(reason="the scrape failed")
+
+
+@pytest.mark.parametrize("lost", [{}, {"kvTokens": LOST}, {"kvTokens": Stale(value=1, age=99, max_age=30, query="q")}])
+def test_tokens_that_get_lost_make_no_move_happen_that_was_held(lost):
+    site = figures(native_start=Duration(5), prefill_rate=1000.0)
+    known = decide([site, rebalancing(when=EMPTY)], full(1_000))
+    result = decide([site, rebalancing(when=EMPTY)], emptied(node("b"), samples={"decode-0": {"sessions": 2.0, **lost}}))
+    assert (kinds(known), kinds(result)) == ([], [])
+    found = finding(result, "decode-0")
+    assert (found.verdict, found.gate) == (Verdict.INCONCLUSIVE, "cost")
+    assert "no value for worker.kvTokens; the move stops it for 20 s; a native start 5 s" in found.reason
+
+
+@pytest.mark.parametrize(("native", "moves"), [(1, False), (600, False), (None, True)])
+def test_a_size_that_is_not_known_is_no_reason_to_move(native, moves):
+    world = emptied(node("b"))
+    world = snap(world.fleet.nodes, [msgspec.structs.replace(w, memory=None) for w in world.fleet.workers])
+    site = figures(native_start=None if native is None else Duration(native), prefill_rate=1000.0)
+    result = decide([site, rebalancing(when=EMPTY)], world)
+    assert bool(kinds(result)) is moves
+    if not moves:
+        assert (finding(result, "decode-0").verdict, finding(result, "decode-0").gate) == (Verdict.INCONCLUSIVE, "cost")
 
 
 def test_samples_are_evidence():

@@ -276,3 +276,14 @@ def test_a_budget_that_is_only_shown_leaves_one_at_a_time():
     assert codes(shown, REBALANCE, budget("c", limits="maxConcurrent: 2")) == []
     assert codes(shown, mode(REBALANCE, "preview")) == []
     assert codes(shown.replace("mode: preview", "mode: enforce"), REBALANCE) == []
+
+
+def test_a_native_start_without_what_context_costs():
+    half = swap(PROFILE, "  prefillRate: 20000\n", "").decode()
+    (problem,) = problems(half)
+    assert (problem.code, problem.excerpt) == ("SH154", "  nativeStart: 4m")
+    assert "weighed against a native start of 4m alone" in problem.what
+    general = swap(another(PROFILE), "  gpuModel: NVIDIA B200\n", "").decode().replace("  nativeStart: 4m\n", "")
+    assert codes(half, general) == [], "the profile for all workers tells it"
+    assert codes(half, swap(another(PROFILE), "NVIDIA B200", "H200").decode()) == ["SH154"], "another model's doesn't"
+    assert codes(mode(half, "preview")) == []

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from shunter.lang.whole.budgets import never_met
 from shunter.lang.whole.flapping import motionless, opposites, undone
 from shunter.lang.whole.fleet import Engine, fits
-from shunter.lang.whole.rivals import followers, profiles, rivals, unbound, unseen
+from shunter.lang.whole.rivals import followers, profiles, rivals, unbound, unpriced, unseen
 from shunter.lang.whole.texts import Texts
 from shunter.model.errors import Problem
 from shunter.model.policy import Policy
@@ -21,11 +21,12 @@ def check_set(policies: Sequence[Policy], texts: Texts) -> tuple[Problem, ...]:
     """Policies that contradict each other or themselves.
 
     SH140 equal rank, SH141 `revert`, SH142 opposites, SH146 budgets under which nothing begins, SH148 two profiles for one GPU model,
-    SH149 two that decide one graph's split, SH152 moves that never come about, SH153 previews that can't show or limit anything.
+    SH149 two that decide one graph's split, SH152 moves that never come about, SH153 previews that can't show or limit anything,
+    SH154 moves that are weighed by half.
     """
     ordered = sorted(policies, key=lambda p: p.name)
     found: list[Problem] = []
-    for check in (rivals, opposites, never_met, profiles, followers, unseen, unbound):
+    for check in (rivals, opposites, never_met, profiles, followers, unseen, unbound, unpriced):
         found += check(ordered, texts)
     for policy in ordered:
         found += [*undone(policy, texts), *motionless(policy, texts)]

@@ -45,6 +45,17 @@ def profiles(policies: list[Policy], texts: Texts) -> Iterator[Problem]:
         given[spec.gpu_model].append((policy, own))
 
 
+def unpriced(policies: list[Policy], texts: Texts) -> Iterator[Problem]:
+    """SH154: a native start for which no profile says what computing context again takes."""
+    given = [(p, spec) for p in policies if isinstance(spec := p.document.spec, FleetProfileSpec) and p.mode == "enforce"]
+    rated = {spec.gpu_model for _, spec in given if spec.prefill_rate is not None}
+    for policy, spec in given:
+        if spec.native_start is not None and not {spec.gpu_model, None} & rated:
+            what = f"moves are weighed against a native start of {spec.native_start} alone, as if its sessions' context came back by itself"
+            remedy = "Add prefillRate: the tokens of context that a worker computes again in a second"
+            yield texts.warning(policy, ("spec", "nativeStart"), "SH154", what, remedy)
+
+
 def _figures(spec: FleetProfileSpec) -> frozenset[str]:
     """The keys that a profile gives: `network`, `lead.preemption`."""
     set_ = (
