@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
+
 from shunter.decide.history import History
 from shunter.decide.world import STANDING, World
 from shunter.model.expression import Undecided
@@ -10,7 +12,7 @@ from shunter.model.ids import NodeId, PoolId, node_of
 from shunter.model.operation import Status
 from shunter.model.plan import PlannedOperation
 from shunter.model.policy import BudgetSpec, WorkerSelector
-from shunter.model.snapshot import Node, Worker
+from shunter.model.snapshot import Node, Worker, WorkerState
 
 ZONE_LABEL = "topology.kubernetes.io/zone"
 """Where a node's zone stands."""
@@ -83,10 +85,10 @@ class Usage:
             counts[group] += 1
 
     def _covered(self, operation: PlannedOperation) -> bool:
-        """Whether the operation counts: unless its worker is surely not covered, or, if it is gone, its pool isn't."""
+        """Whether the operation counts: unless its worker surely wasn't covered where it began, or, if it is gone, its pool isn't."""
         worker = self._worker(operation)
         if worker is not None:
-            return self._covers(worker) is not False
+            return self._covers(_before(operation, worker)) is not False
         return operation.pool is None or _takes(self._spec.workers, operation.pool)
 
     def _worker(self, operation: PlannedOperation) -> Worker | None:
@@ -95,6 +97,14 @@ class Usage:
     @staticmethod
     def _of(counts: Counter[str | None], group: str) -> int:
         return counts[group] + counts[None]
+
+
+def _before(operation: PlannedOperation, worker: Worker) -> Worker:
+    """The worker as it was when the operation began: a move takes it out of the budget that allowed it, where that is about nodes."""
+    slot, incarnation = operation.from_slot or operation.expect.at, operation.expect.incarnation
+    if slot is None or (worker.slot == slot and worker.incarnation == incarnation):
+        return worker
+    return msgspec.structs.replace(worker, node=node_of(slot), slot=slot, incarnation=incarnation, state=WorkerState.RUNNING)
 
 
 def subject(spec: BudgetSpec, pool: PoolId | None, node: NodeId | None, known: Node | None) -> str | None:

@@ -26,8 +26,8 @@ _GATE = "cost"
 
 
 class Worth(msgspec.Struct, frozen=True, kw_only=True):
-    """`refusal` is why the move isn't made, None when it may be; `verdict` is HOLD where it isn't worth it, INCONCLUSIVE where that can't be
-    said. `estimate` has what it was weighed against.
+    """`refusal` is why the move isn't made, None when it may be; `verdict` is HOLD if it isn't worth it, INCONCLUSIVE where that can't
+    be said. `estimate` has what it was weighed against.
     """
 
     refusal: str | None

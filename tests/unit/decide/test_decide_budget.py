@@ -28,7 +28,7 @@ from shunter.decide.explain import explain
 from shunter.decide.usage import ZONE_LABEL
 from shunter.model.finding import Verdict
 from shunter.model.operation import EngineState, Status
-from shunter.model.plan import OperationKind
+from shunter.model.plan import OperationKind, Preconditions
 from shunter.model.policy import Limits, PerWindow, Trigger, Window, WorkerSelector
 from shunter.model.sample import Missing
 from shunter.model.snapshot import WorkerState
@@ -288,3 +288,30 @@ def test_explain_names_the_workers_group():
     assert told["by-node"] == ("node:a0", Verdict.PASS)
     assert told["by-pool"] == ("pool:tiny/decode", Verdict.PASS)
     assert told["by-zone"][0] == "decode-0", "its node is in no zone: there is no group to speak of"
+
+
+@pytest.mark.parametrize("fields", [{"max_per_window": PerWindow(max=1, window=Duration(3600))}, {"max_concurrent": 1}])
+def test_what_leaves_the_nodes_that_a_budget_is_about_counts_for_it_all_the_same(fields):
+    spot = ex('v("node.labels")["t"] == "spot"')
+    few = budget(workers=WorkerSelector(where=spot), **fields)
+    there, away = {"t": "spot"}, {"t": "reserved"}
+    world = snap(
+        [node("a", (None, "decode-1"), labels=there), node("b", ("decode-0", None, None), labels=away)],
+        [worker("decode-0", "b/0", incarnation=1), worker("decode-1", "a/1")],
+    )
+    first = operation(OperationKind.MOVE, "decode-0", from_slot="a/0", to_slot="b/0", pool="tiny/decode", cause="rebalance:x")
+    over = "max_per_window" in fields
+    done = EngineState(recent=(ended(first, Status.SUCCEEDED, at=NOW - 60, began=NOW - 100),))
+    state = done if over else EngineState(active=(begun(first),))
+    policies = [few, rebalancing(when=spot)]
+    assert kinds(decide(policies, world, EngineState())) == [("move", "decode-1")]
+    result = decide(policies, world, state)
+    assert kinds(result) == []
+    assert "1 of 1 " in finding(result, "decode-1").reason
+    elsewhere = msgspec.structs.replace(first, from_slot="b/1", expect=Preconditions(incarnation=0, at="b/1"))
+    state = msgspec.structs.replace(
+        state,
+        active=tuple(msgspec.structs.replace(r, planned=elsewhere) for r in state.active),
+        recent=tuple(msgspec.structs.replace(r, planned=elsewhere) for r in state.recent),
+    )
+    assert kinds(decide(policies, world, state)) == [("move", "decode-1")], "one that was never on such a node doesn't count"
