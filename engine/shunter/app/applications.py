@@ -37,20 +37,18 @@ class Applications:
         self._state, self._store, self._accept, self._tell = state, store, accept, tell
 
     def settle(self, now: Now) -> None:
-        """Look at all requests that wait. Raises Stalled when store or audit take no writes: they stay for a later tick."""
+        """Look at all requests that wait. Raises Stalled when store or audit take no writes, and SH959, after the others, when one can't be
+        answered: it stays for a later tick.
+        """
+        stuck: Stalled | None = None
         for ticket in waiting(self._state):
             try:
                 self._one(ticket, now)
             except OSError as error:
-                raise Stalled(
-                    Problem(
-                        code="SH959",
-                        what=f"a plan that was handed over can't be answered: {error.strerror}",
-                        remedy="Free the disk or mend the permissions",
-                        subject=ticket.name,
-                    )
-                ) from error
+                stuck = stuck or _unanswerable(ticket, error)
         tidy(self._state, now.at)
+        if stuck is not None:
+            raise stuck
 
     def _one(self, ticket: Ticket, now: Now) -> None:
         try:
@@ -87,3 +85,14 @@ class Applications:
         except ShunterError as error:
             return (error.problem,)
         return ()
+
+
+def _unanswerable(ticket: Ticket, error: OSError) -> Stalled:
+    return Stalled(
+        Problem(
+            code="SH959",
+            what=f"a plan that was handed over can't be answered: {error.strerror}",
+            remedy="Free the disk or mend the permissions",
+            subject=ticket.name,
+        )
+    )

@@ -17,6 +17,7 @@ from shunter.act.chain import linked
 from shunter.act.store import ENDING, Store
 from shunter.app.room import Room
 from shunter.audit.trail import Trail
+from shunter.model.canon import decode
 from shunter.model.errors import Problem, Stalled
 from shunter.model.plan import Plan
 from shunter.model.record import Record, RecordKind
@@ -125,7 +126,7 @@ def condition(folder: Path, now: float) -> Condition | None:
     """
     try:
         said = condition_path(folder).read_bytes().strip()
-        found = msgspec.json.decode(said, type=Condition) if said else None
+        found = decode(said, Condition) if said else None
         if found is None and os.statvfs(folder).f_flag & os.ST_RDONLY:
             what = "the engine's disk is read-only: nothing is recorded durably"
             problem = Problem(code=VOLATILE, what=what, remedy="Mend the disk; until then nothing voluntary starts", subject=str(folder))

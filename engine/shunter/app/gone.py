@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from shunter.model.canon import decode
 from shunter.model.errors import Problem, Rejected, Retry
 from shunter.model.ids import NodeId, NoticeId
 from shunter.model.snapshot import Notice, NoticeKind
@@ -22,6 +23,8 @@ SOURCE: Final = "declared"
 """The `source` of such a notice."""
 _SPARE: Final = ".spare"
 _SPARE_BYTES: Final = 4096
+_LONGEST: Final = 2**20
+"""Bytes of a declaration that are read: far more than any has."""
 _NODE: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", re.ASCII)
 
 
@@ -73,7 +76,8 @@ def declared(state: Path) -> tuple[Notice, ...]:
     found = []
     for path in sorted((state / "gone").glob("*.json")):
         try:
-            said = msgspec.json.decode(path.read_bytes(), type=_Declared)
+            with path.open("rb") as file:
+                said = decode(file.read(_LONGEST), _Declared)
         except (OSError, msgspec.MsgspecError):
             continue
         node = NodeId(path.stem)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from shunter.app.exact import ExactPlan, verify
+from shunter.app.exact import MAX_BYTES, ExactPlan, verify
 from shunter.app.private import sync_folder, write_private
 from shunter.model.canon import decode, encode
 from shunter.model.errors import Problem, Rejected, Retry
@@ -75,8 +75,8 @@ class Ticket:
 
     def answer(self) -> Answer | None:
         """None: there is none yet."""
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            return decode(self._answer.read_bytes(), Answer)
+        with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):
+            return decode(_bounded(self._answer), Answer)
         return None
 
     def forget(self) -> None:
@@ -89,7 +89,7 @@ class Ticket:
         """What is asked. Raises Rejected SH953 when it isn't a whole, unchanged plan."""
         path = self._taken if self.taken else self._request
         try:
-            request = decode(path.read_bytes(), Request)
+            request = decode(_bounded(path), Request)
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             raise Rejected(
                 Problem(code="SH953", what=f"this request can't be read: {error}", remedy="Apply the plan again", subject=self.name)
@@ -118,14 +118,24 @@ class Ticket:
 def waiting(state: Path) -> tuple[Ticket, ...]:
     """Requests without an answer: those that an engine had begun with first, then the others in the order of their times."""
     folder = state / "apply"
-    taken = sorted(path.stem for path in folder.glob("*.taken"))
-    return tuple(Ticket(state, name) for name in (*taken, *sorted(path.stem for path in folder.glob("*.json"))))
+    taken, asked = (sorted(path.stem for path in folder.glob(which) if path.is_file()) for which in ("*.taken", "*.json"))
+    return tuple(Ticket(state, name) for name in (*taken, *asked))
 
 
 def tidy(state: Path, now: float) -> None:
-    """Remove answers that nobody came for."""
+    """Remove answers that nobody came for, where the disk lets us: if not, later."""
     for path in (state / "apply").glob("*.answer"):
         ticket = Ticket(state, path.stem)
         answer = ticket.answer()
         if answer is None or now - answer.at > KEPT_S:
-            ticket.forget()
+            with contextlib.suppress(OSError):
+                ticket.forget()
+
+
+def _bounded(path: Path) -> bytes:
+    """What is in it. Raises OSError, and ValueError for more than a plan may be: whatever lies there, the engine doesn't take it in."""
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"it has more than {MAX_BYTES} bytes")
+    return data

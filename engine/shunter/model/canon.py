@@ -95,8 +95,11 @@ def _tag_non_finite(value: object) -> object:
 
 
 def decode(data: bytes | str, kind: type[T]) -> T:
-    """Read what `encode` wrote. Raises msgspec.ValidationError or msgspec.DecodeError."""
-    return msgspec.json.decode(data, type=kind, dec_hook=_dec_hook)
+    """Read what `encode` wrote. Raises msgspec.ValidationError or msgspec.DecodeError, also for what is nested too deeply to be that."""
+    try:
+        return msgspec.json.decode(data, type=kind, dec_hook=_dec_hook)
+    except RecursionError as error:
+        raise msgspec.DecodeError("JSON is nested too deeply") from error
 
 
 def digest(value: object) -> Digest:

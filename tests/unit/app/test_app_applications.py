@@ -1,5 +1,6 @@
 """Plans handed to the engine: each request gets one answer, each plan is carried out once, wherever an engine ends in between."""
 
+import os
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -7,6 +8,7 @@ from random import Random
 
 import msgspec
 import pytest
+from shunter.app import inbox
 from shunter.app.applications import Applications
 from shunter.app.exact import ExactPlan
 from shunter.app.inbox import KEPT_S, Answer, Request, Ticket, tidy, waiting
@@ -154,6 +156,73 @@ def test_a_request_that_was_tampered_with_is_refused(tmp_path: Path) -> None:
     assert [p.code for p in answer.problems] == ["SH953"]
     assert engine.plans == []
     assert waiting(tmp_path) == ()
+
+
+DEEP = b'{"by": "me", "at": 1, "zz": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+
+
+@pytest.mark.parametrize("data", [DEEP, b"[" * 200_000, b'{"by": 1' + b" " * 2**20])
+def test_no_file_ends_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr(inbox, "MAX_BYTES", 2**19)
+    folder = tmp_path / "apply"
+    folder.mkdir()
+    for name in ("a.json", "b.taken", "c.answer"):
+        (folder / name).write_bytes(data)
+    ticket = submit(tmp_path)
+    engine = Engine(tmp_path)
+    engine.tick()
+    assert ticket.answer() == Answer(at=NOW + 1)
+    for name in ("a", "b"):
+        answer = Ticket(tmp_path, name).answer()
+        assert answer is not None
+        assert [p.code for p in answer.problems] == ["SH953"]
+    assert not (folder / "c.answer").exists()
+    assert waiting(tmp_path) == ()
+
+
+def test_only_a_plain_file_is_a_request(tmp_path: Path) -> None:
+    folder = tmp_path / "apply"
+    (folder / "a.json").mkdir(parents=True)
+    os.mkfifo(folder / "b.json")
+    (folder / "c.json").symlink_to("/dev/zero")
+    assert waiting(tmp_path) == ()
+    Engine(tmp_path).tick()
+
+
+def read_only(path: Path, missing_ok: bool = False) -> None:
+    raise OSError(30, "Read-only file system")
+
+
+def test_on_a_disk_that_is_read_only_old_answers_stay_and_nothing_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, ticket = Engine(tmp_path), submit(tmp_path)
+    engine.tick()
+    with monkeypatch.context() as dead:
+        dead.setattr(Path, "unlink", read_only)
+        engine.tick(msgspec.structs.replace(WORLD, at=NOW + 2 * KEPT_S))
+    assert ticket.answer() is not None
+    engine.tick(msgspec.structs.replace(WORLD, at=NOW + 2 * KEPT_S))
+    assert ticket.answer() is None
+
+
+def test_one_that_cant_be_answered_doesnt_keep_the_others_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(tmp_path)
+    first, second = sorted((submit(tmp_path), submit(tmp_path)), key=lambda ticket: ticket.name)
+    settle = Ticket.settle
+
+    def refuse(ticket: Ticket, answer: Answer) -> None:
+        if ticket.name == first.name:
+            raise OSError(13, "Permission denied")
+        settle(ticket, answer)
+
+    with monkeypatch.context() as stuck:
+        stuck.setattr(Ticket, "settle", refuse)
+        with pytest.raises(Stalled, match=f"{first.name}: SH959 .*Permission denied"):
+            engine.tick()
+    assert second.answer() is not None
+    assert first.answer() is None
+    engine.tick()
+    assert first.answer() == Answer(at=NOW + 1)
+    assert engine.plans == [PLAN.digest]
 
 
 def test_one_can_be_withdrawn_until_it_is_taken(tmp_path: Path) -> None:

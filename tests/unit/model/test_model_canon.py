@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shunter.model.canon import NotCanonical, encode
+from shunter.model.canon import NotCanonical, decode, encode
 from shunter.model.policy import FleetProfileSpec
 from shunter.model.snapshot import NoticeKind
 from shunter.model.units import Bytes, Duration, Share
@@ -64,3 +64,9 @@ def test_keys_of_an_enumeration_are_texts():
     assert b'"lead":{"drain":60.0,"preemption":120.0}' in encode(
         FleetProfileSpec(lead={NoticeKind.PREEMPTION: Duration(120), NoticeKind.DRAIN: Duration(60)})
     )
+
+
+@pytest.mark.parametrize("data", [b"[" * 200_000 + b"]" * 200_000, b'{"zeta": 1, "other": ' + b"[" * 200_000])
+def test_what_is_nested_too_deeply_is_no_value(data: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        decode(data, Part)

@@ -1,0 +1,16 @@
+"""Declarations that a node is dead: a file that is none must neither end a node nor the engine."""
+
+from pathlib import Path
+
+import pytest
+from shunter.app.gone import declare, declared
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b'{"at": 1', b'{"at": 1, "detail": ' + b"[" * 200_000, b"[" * 200_000, b'{"at": 1' + b" " * 2**21 + b"}"]
+)
+def test_a_file_that_is_no_declaration_is_passed_over(tmp_path: Path, data: bytes) -> None:
+    declare(tmp_path, "node-b", 7.0, "its power supply burnt: " + "x" * 10_000)
+    (tmp_path / "gone" / "node-a.json").write_bytes(data)
+    (tmp_path / "gone" / "node-c.json").mkdir()
+    assert [(notice.node, notice.seen_at) for notice in declared(tmp_path)] == [("node-b", 7.0)]
