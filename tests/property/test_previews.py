@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from shunter.app.looking import look_again
 from shunter.app.preview import decided
 from shunter.app.recording import Past, Recording, load, save
+from shunter.app.sightings import Sighting
 from shunter.backtest.diff import difference
 from shunter.decide.evaluate import evaluate
 from shunter.model.canon import decode, encode
@@ -18,20 +19,22 @@ from shunter.model.snapshot import Snapshot
 from test_decide import PROFILE, SITUATIONS, Threshold
 
 
-def as_looked(series: list[Snapshot]) -> list[Snapshot]:
-    """As a preview looks: floats that are floats, and the past with the fleet of now and without notices."""
-    real = [decode(encode(s), Snapshot) for s in series]
-    return [*(Snapshot(at=s.at, fleet=real[-1].fleet, samples=s.samples) for s in real[:-1]), real[-1]]
+def as_read(series: list[Snapshot]) -> list[Snapshot]:
+    """As read from a file: floats that are floats."""
+    return [decode(encode(s), Snapshot) for s in series]
 
 
 def recorded(series: list[Snapshot], state) -> Recording:
-    return Recording.of(series[-1], tuple(Past(at=s.at, samples=s.samples) for s in series[:-1]), state, PROFILE)
+    """Each past instant with the fleet that there was then."""
+    history = tuple(Past(at=s.at, samples=s.samples, seen=n) for n, s in enumerate(series[:-1]))
+    sightings = tuple(Sighting(fleet=s.fleet, notices=s.notices) for s in series[:-1])
+    return Recording.of(series[-1], history, state, PROFILE, sightings)
 
 
 @given(SITUATIONS)
 @settings(max_examples=150, deadline=None)
 def test_a_recording_gives_the_plan_that_was_made_when_it_was_recorded(situation):
-    given_, series, state = situation[0], as_looked(situation[1]), situation[2]
+    given_, series, state = situation[0], as_read(situation[1]), situation[2]
     policies = PolicySet(commit="c", digest="sha256:p", policies=tuple(given_))
     live = evaluate(policies, series, state, series[-1].at, Threshold(), PROFILE)
     with tempfile.TemporaryDirectory() as folder:

@@ -66,7 +66,7 @@ async def backtest(
     runs = [Run(s, began, notices, rules, profile, begin=times[0], end=times[-1], step=span.step) for s in sets]
     silent = 0
     for number, at in enumerate(times):
-        seen = await sampled(world, everybody, ask, (at,), _ANSWER_S)
+        seen = await sampled(world, [everybody], ask, (at,), _ANSWER_S)
         silent += _says_nothing(seen[0][0])
         for run, (samples,) in zip(runs, seen, strict=True):
             run.step(at, samples)

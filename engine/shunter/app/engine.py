@@ -31,7 +31,9 @@ from shunter.app.recheck import Now
 from shunter.app.room import Room, suiting
 from shunter.app.settings import Settings
 from shunter.app.settled import settled
+from shunter.app.sightings import Sightings
 from shunter.app.silence import Silence
+from shunter.app.turns import Turns
 from shunter.app.withdrawn import withdrawn
 from shunter.app.world import HOLD_MARGIN_S, Memory, World
 from shunter.audit.decisions import Tracker
@@ -174,6 +176,7 @@ class _Leading:
         self.gone: frozenset[NodeId] = frozenset()
         """Nodes that are dead for good, by the last look."""
         self.silence = Silence()
+        self.sightings = Sightings(engine.settings.state, float(engine.settings.tick))
         self.in_force: PolicySet | None = None
         """The policies of the last tick."""
         self.looked_at: float | None = None
@@ -190,7 +193,8 @@ class _Leading:
             times=Times(hold=float(engine.settings.hold)),
         )
         self.executor = Executor(parts, self.epoch)
-        self.scheduler = Scheduler(self.executor, on_error=self._unsettled)
+        self.scheduler = Scheduler(self.executor, voluntary=engine.settings.limits.voluntary, on_error=self._unsettled)
+        self.turns = Turns(engine.settings.state, self.epoch)
         self.unfencing = Unfencing(
             parts,
             self.epoch,
@@ -228,6 +232,8 @@ class _Leading:
             await asyncio.gather(*helpers, return_exceptions=True)
             await self.scheduler.stop()
             await self.unfencing.stop()
+            self.turns.note(())
+            self.sightings.close()
             self._record(RecordKind.ENGINE, "engine", "stopped")
             lost = self.watch.farewell()
             if lost is not None:
@@ -283,6 +289,8 @@ class _Leading:
         e._snapshots.append(snapshot)
         while e._snapshots and now - e._snapshots[0].at > horizon(policies) + HISTORY_MARGIN_S:
             e._snapshots.popleft()
+        if self.watch.now is None:  # a full disk is for what must be remembered
+            self._tell_or_clear("sightings", self.sightings.note(snapshot, horizon(policies)))
         state = self.store.state(now)
         with e.metrics.decide_seconds.time():
             evaluation = evaluate(policies, list(e._snapshots), state, now, e.rules, e.profile)
@@ -295,6 +303,7 @@ class _Leading:
             e.metrics.findings.labels(verdict).set(sum(f.verdict.value == verdict for f in evaluation.findings))
         e.on_tick(Told(snapshot=snapshot, evaluation=evaluation, policies=policies, plan_changed=_has_plan(told)))
         self.scheduler.offer(evaluation.plan if self.store.healthy else urgent(evaluation.plan))
+        self.turns.note(self.scheduler.waiting)
 
     def _apply(self, now: float, policies: PolicySet | None) -> None:
         """Look at the plans that were handed over. On a disk that takes no writes they wait."""

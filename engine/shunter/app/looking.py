@@ -1,6 +1,7 @@
 """Looking for a preview: at the live fleet, at a past instant of Prometheus, or at what was recorded.
 
-What a running engine has seen tick by tick is read from Prometheus' history instead; what it did is read from its store.
+What a running engine has measured tick by tick is read from Prometheus' history instead. What the fleet was is read from what the engine
+kept of it, and unknown where it kept nothing; what it did is read from its store.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ from shunter.app.gone import SOURCE, declared
 from shunter.app.inputs import Asked, asked, fitted
 from shunter.app.recording import Past, Recording
 from shunter.app.settings import Settings
+from shunter.app.sightings import Series, series
 from shunter.app.world import HOLD_MARGIN_S, VIEW_TIMEOUT_S, Memory, World
 from shunter.decide.hold import horizon
 from shunter.model.errors import Problem
@@ -52,7 +54,10 @@ async def look(
         inventory = await world.look(memory, now)
         fleet, open_notices = without_later(inventory.fleet, inventory.notices, at)
         times = past(moment, max((horizon(s) for s in sets), default=0.0), float(settings.tick))
-        found = await sampled(world, fleet, asked(sets), (*times, moment), float(settings.prometheus.deadline))
+        seen = series(settings.state, times[0], moment, float(settings.tick)) if times else Series((), 0.0)
+        spells = during(seen, [*times, moment])
+        fleets = [seen.sightings[spell[-1]].fleet if spell else fleet for spell in spells[:-1]]
+        found = await sampled(world, [*fleets, fleet], asked(sets), (*times, moment), float(settings.prometheus.deadline))
     told = with_assumed(open_notices, notices, moment, {node.id for node in fleet.nodes})
     unreachable = tuple(world.unreachable.values())
     remarks = (
@@ -62,9 +67,10 @@ async def look(
         Seen(
             recording=Recording.of(
                 Snapshot(at=moment, fleet=fleet, samples=samples[-1], notices=told),
-                tuple(Past(at=t, samples=s) for t, s in zip(times, samples[:-1], strict=True)),
+                history_of(times, moment, spells, samples),
                 state,
                 settings.rates(),
+                seen.sightings,
             ),
             unreachable=unreachable,
             remarks=remarks,
@@ -90,7 +96,7 @@ def look_again(recording: Recording, sets: Sequence[PolicySet], notices: Sequenc
     found = []
     for policies in sets:
         current, remarks = fitted(shown.samples, policies, shown.at)
-        history = tuple(Past(at=p.at, samples=fitted(p.samples, policies, p.at)[0]) for p in shown.history)
+        history = tuple(msgspec.structs.replace(p, samples=fitted(p.samples, policies, p.at)[0]) for p in shown.history)
         found.append(Seen(recording=msgspec.structs.replace(shown, samples=current, history=history), remarks=remarks))
     return tuple(found)
 
@@ -102,6 +108,29 @@ def past(now: float, reach: float, tick: float) -> list[float]:
     step = max(tick, reach / (STEPS - 1))  # the first instant lies at or beyond `reach`: one more than the steps in between
     count = int(reach / step + 1e-9) + 1
     return [now - step * k for k in range(count, 0, -1)]
+
+
+def during(seen: Series, times: Sequence[float]) -> list[tuple[int, ...] | None]:
+    """For each time all that the fleet was since the one before, as places in the series; None: for some of that it isn't known. For the
+    last time, that of the look itself, what isn't known counts for the one before.
+    """
+    spells = [seen.during(before, at) for before, at in zip([times[0], *times], times, strict=False)]
+    if len(spells) > 1 and spells[-1] is None:
+        spells[-2] = None
+    return [*spells[:-1], spells[-1] if len(spells) > 1 else None]
+
+
+def history_of(
+    times: Sequence[float], moment: float, spells: Sequence[tuple[int, ...] | None], samples: Sequence[Samples]
+) -> tuple[Past, ...]:
+    """The last of `times`' spells, `moment`'s own, is followed by the look itself."""
+    found: list[Past] = []
+    for at, spell, taken in zip((*times, moment), spells, samples, strict=True):
+        if spell is not None:
+            found += [Past(at=at, samples=taken, seen=place) for place in spell]
+        elif at < moment:
+            found.append(Past(at=at, samples=taken))
+    return tuple(found)
 
 
 @contextlib.asynccontextmanager
@@ -116,12 +145,12 @@ async def _connected(settings: Settings) -> AsyncIterator[World]:
             await agent.close()
 
 
-async def sampled(world: World, fleet: Fleet, ask: Asked, times: Sequence[float], within_s: float) -> list[list[Samples]]:
-    """For each set the samples at each time. The catalog is asked once, so that all sets see the same. The last time gets `within_s`
-    seconds, those before it VIEW_TIMEOUT_S.
+async def sampled(world: World, fleets: Sequence[Fleet], ask: Asked, times: Sequence[float], within_s: float) -> list[list[Samples]]:
+    """For each set the samples at each time, of the fleet that there was then (one of `fleets` for each). The catalog is
+    asked once, so that all sets see the same. The last time gets `within_s` seconds, those before it VIEW_TIMEOUT_S.
     """
     found: list[list[Samples]] = [[] for _ in ask.own]
-    for at in times:
+    for at, fleet in zip(times, fleets, strict=True):
         within = within_s if at == times[-1] else VIEW_TIMEOUT_S
         common = await world.measure(fleet, ask.common, at, within_s=within)
         for index, own in enumerate(ask.own):

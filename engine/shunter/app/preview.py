@@ -12,6 +12,8 @@ from shunter.app.policies import PolicyFeed
 from shunter.app.recording import Recording
 from shunter.app.settings import Settings
 from shunter.app.sources import source_of
+from shunter.app.turns import turns
+from shunter.app.unseen import veiled
 from shunter.decide.evaluate import evaluate
 from shunter.decide.profile import Profile
 from shunter.lang.bulk import BulkCelRules
@@ -44,7 +46,9 @@ async def preview(
     moment = time.time() if now is None else now
     policies = await policies_of(settings, cache, moment)
     (seen,) = await look(settings, [policies], notices, now=moment, at=at)
-    return decided(policies, seen)
+    found = decided(policies, seen)
+    late = turns(found.evaluation.plan, seen.recording.state.active, settings.limits.voluntary)
+    return msgspec.structs.replace(found, remarks=(*found.remarks, *late))
 
 
 def preview_again(recording: Recording, policies: PolicySet, notices: Sequence[Assumed] = (), profile: Profile | None = None) -> Preview:
@@ -56,15 +60,15 @@ def preview_again(recording: Recording, policies: PolicySet, notices: Sequence[A
 def decided(policies: PolicySet, seen: Seen, profile: Profile | None = None, rules: Rules | None = None) -> Preview:
     """Decide on what was seen: the only place where a preview of any kind does. `rules` can be shared between calls."""
     recording = seen.recording
-    snapshots = recording.snapshots()
+    snapshots, careful, unseen = veiled(recording, policies, rules or BulkCelRules())
     rates = recording.profile or profile or Profile()
-    evaluation = evaluate(policies, snapshots, recording.state, recording.at, rules or BulkCelRules(), rates)
+    evaluation = evaluate(policies, snapshots, recording.state, recording.at, careful, rates)
     return Preview(
         snapshot=snapshots[-1],
         evaluation=evaluation,
         policies=policies,
         unreachable=seen.unreachable,
-        remarks=seen.remarks,
+        remarks=(*seen.remarks, *unseen),
         recording=recording,
     )
 

@@ -9,6 +9,7 @@ from typing import Self
 
 import msgspec
 
+from shunter.app.sightings import Sighting
 from shunter.decide.profile import Profile
 from shunter.model.canon import decode
 from shunter.model.errors import Problem, Rejected
@@ -20,10 +21,11 @@ MAX_BYTES = 1024 * 2**20
 
 
 class Past(msgspec.Struct, frozen=True, kw_only=True):
-    """Samples at an earlier instant; the fleet was taken to be what it was at the end."""
+    """Samples at an earlier instant, and the place of what the fleet was in the recording's `sightings`; None: nobody looked."""
 
     at: float
     samples: Samples
+    seen: int | None = None
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,13 +36,20 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
     samples: Samples = Samples()
     notices: tuple[Notice, ...] = ()
     history: tuple[Past, ...] = ()
-    """Oldest first."""
+    """Oldest first. Several at one time: all that the fleet was since the one before."""
+    sightings: tuple[Sighting, ...] = ()
+    """What the fleet was in the history."""
     state: EngineState = EngineState()
     profile: Profile | None = None
 
     @classmethod
     def of(
-        cls, snapshot: Snapshot, history: tuple[Past, ...] = (), state: EngineState | None = None, profile: Profile | None = None
+        cls,
+        snapshot: Snapshot,
+        history: tuple[Past, ...] = (),
+        state: EngineState | None = None,
+        profile: Profile | None = None,
+        sightings: tuple[Sighting, ...] = (),
     ) -> Self:
         """A snapshot with what was known besides."""
         return cls(
@@ -49,14 +58,20 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
             samples=snapshot.samples,
             notices=snapshot.notices,
             history=history,
+            sightings=sightings,
             state=state or EngineState(),
             profile=profile,
         )
 
     def snapshots(self) -> list[Snapshot]:
-        """For `evaluate`: the history, then the current one."""
-        past = [Snapshot(at=p.at, fleet=self.fleet, samples=p.samples) for p in self.history]
-        return [*past, Snapshot(at=self.at, fleet=self.fleet, samples=self.samples, notices=self.notices)]
+        """For `evaluate`: the history, then the current one. Where nobody looked the fleet is the one at the end: see `app.unseen`."""
+        return [*map(self._past, self.history), Snapshot(at=self.at, fleet=self.fleet, samples=self.samples, notices=self.notices)]
+
+    def _past(self, past: Past) -> Snapshot:
+        if past.seen is None:
+            return Snapshot(at=past.at, fleet=self.fleet, samples=past.samples)
+        seen = self.sightings[past.seen]
+        return Snapshot(at=past.at, fleet=seen.fleet, samples=past.samples, notices=seen.notices)
 
 
 def save(recording: Recording, path: Path) -> None:
@@ -69,11 +84,18 @@ def load(path: Path) -> Recording:
     try:
         if (size := path.stat().st_size) > MAX_BYTES:
             raise _invalid(path, f"it has {size:,} bytes, more than a recording can have")
-        return decode(path.read_bytes(), Recording)
+        return _whole(decode(path.read_bytes(), Recording))
     except OSError as error:
         raise _invalid(path, f"it can't be read: {error.strerror}") from error
     except (msgspec.DecodeError, ValueError) as error:
         raise _invalid(path, f"it isn't a recorded snapshot: {error}") from error
+
+
+def _whole(recording: Recording) -> Recording:
+    known = len(recording.sightings)
+    if any(past.seen is not None and not 0 <= past.seen < known for past in recording.history):
+        raise ValueError(f"its history names a fleet that isn't among its {known} sightings")
+    return recording
 
 
 def _invalid(path: Path, why: str) -> Rejected:

@@ -68,7 +68,8 @@ def plan(
     """Show what would be done now, and why, without doing it.
 
     Asks the agents and Prometheus as the engine does, and decides with the same function; how long a condition has held is read from
-    Prometheus' history. With --snapshot and --policies no settings are needed.
+    Prometheus' history, and from what the engine on the state folder saw of the fleet. With --snapshot and --policies no settings are
+    needed.
     """
     if snapshot is not None and at is not None:
         raise typer.BadParameter("a recorded snapshot has its own time", param_hint="--at")

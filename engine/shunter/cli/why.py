@@ -63,6 +63,8 @@ def why(
         seen = asyncio.run(preview(settings, Path(folder) / "policies.git", notices))
     for problem in (*seen.policies.problems, *seen.unreachable):
         typer.echo(f"warning: {problem}", err=True)
+    for remark in seen.remarks:
+        typer.echo(f"note: {remark}", err=True)
     known = _known(seen, worker)
     answers = explain(seen.evaluation, seen.policies, seen.snapshot, known.id)
     if output is Format.JSON:

@@ -28,8 +28,8 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tolerance(times: Sequence[float]) -> float:
-    """The longest step between snapshots that isn't a gap: 3 times the median step, at least 5 s."""
-    steps = [b - a for a, b in pairwise(times)]
+    """The longest step between snapshots that isn't a gap: 3 times the median step, at least 5 s. Several at one time are one step."""
+    steps = [b - a for a, b in pairwise(times) if b > a]
     return max(MIN_TOLERANCE, STEPS * median(steps)) if steps else MIN_TOLERANCE
 
 

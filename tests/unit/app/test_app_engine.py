@@ -15,6 +15,7 @@ from shunter.app.engine import Engine, _Leading
 from shunter.app.policies import PolicyFeed
 from shunter.app.room import Room, suiting
 from shunter.app.settings import AgentSettings, PoliciesSettings, PrometheusSettings, Settings, TlsSettings
+from shunter.app.sightings import series
 from shunter.app.sources import source_of
 from shunter.audit import trail as trails
 from shunter.audit.head import Head
@@ -326,3 +327,13 @@ async def test_each_tick_looks_for_workers_that_are_fenced_for_no_reason(
     for now in (100.0, 101.0):
         await s.leading._tick(now)
     assert looked == [(["w"], 0, 100.0), (["w"], 0, 101.0)]
+
+
+async def test_what_fleet_is_decided_on_is_kept_for_previews(stage: Callable[[int], Stage], tmp_path: Path) -> None:
+    s = stage(0)
+    await s.leading._follow_policies_once()
+    for at in (100.0, 101.0):
+        await s.leading._tick(at)
+    assert series(tmp_path, 100.0, 101.0, 1.0).during(100.0, 101.0) == (0,)
+    assert series(tmp_path, 0.0, 101.0, 1.0).during(80.0, 101.0) is None
+    s.leading.sightings.close()

@@ -1,0 +1,161 @@
+"""What fleet the engine saw, and when: a bounded series beside its store, so that a preview knows where workers were.
+
+Only fleets that differ in what conditions can read are kept, each with the time from which to which it was seen. Losing the series costs
+nothing but previews that hold back longer than the engine would, so it is kept without waiting for the disk.
+"""
+
+import contextlib
+import sqlite3
+import zlib
+from bisect import bisect_right
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from shunter.app.degraded import places
+from shunter.model.canon import decode, encode
+from shunter.model.errors import Problem
+from shunter.model.snapshot import Fleet, Notice, Snapshot
+
+KEPT_S: Final = 3600.0
+"""Seconds that are kept at least, whatever the policies look back; so that a policy that isn't in force yet can be previewed too."""
+MOST: Final = 500
+"""Fleets that are kept at most."""
+BEAT_S: Final = 5.0
+"""Between two notes that the fleet is still the same."""
+_TABLE: Final = """
+CREATE TABLE IF NOT EXISTS seen (id INTEGER PRIMARY KEY, begin REAL NOT NULL, till REAL NOT NULL, body BLOB NOT NULL) STRICT
+"""
+_AGAIN_S: Final = 60.0
+
+
+class Sighting(msgspec.Struct, frozen=True, kw_only=True):
+    """A fleet and the notices that were open for it."""
+
+    fleet: Fleet
+    notices: tuple[Notice, ...] = ()
+
+
+def sightings_path(folder: Path) -> Path:
+    """The file in the engine's state folder."""
+    return folder / "seen.db"
+
+
+def slack(tick: float) -> float:
+    """Seconds for which a fleet counts as unchanged after it was last seen, by an engine that looks every `tick` seconds."""
+    return max(2 * BEAT_S, 3 * tick)
+
+
+class Sightings:
+    """The engine's side: `note` each snapshot that it decides on."""
+
+    def __init__(self, folder: Path, tick: float) -> None:
+        self._path, self._slack = sightings_path(folder), slack(tick)
+        self._db: sqlite3.Connection | None = None
+        self._retry_at = float("-inf")
+        self._row: int | None = None
+        self._key: object = None
+        self._seen = self._written = float("-inf")
+
+    def note(self, snapshot: Snapshot, reach: float) -> Problem | None:
+        """Keep it if it is new, for as long as policies look back (`reach`, seconds). Says what keeps it from being kept; None: nothing."""
+        at = snapshot.at
+        if self._db is None and at < self._retry_at:
+            return None
+        try:
+            self._note(self._open(), snapshot, reach)
+        except (OSError, sqlite3.Error) as error:
+            self.close()
+            self._retry_at = at + _AGAIN_S
+            if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
+                with contextlib.suppress(OSError):  # what isn't a database any more is begun anew
+                    self._path.unlink(missing_ok=True)
+            return Problem(
+                code="SH534",
+                what=f"what fleet the engine sees can't be kept: {error}",
+                remedy="Free disk space or mend the state directory; until then previews don't know where workers were",
+                subject=str(self._path),
+            )
+        return None
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._db is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.close()
+        self._db, self._row, self._key = None, None, None
+
+    def _open(self) -> sqlite3.Connection:
+        if self._db is None:
+            self._path.touch(mode=0o600)
+            self._db = sqlite3.connect(self._path, isolation_level=None, timeout=0.1)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.execute(_TABLE)
+        return self._db
+
+    def _note(self, db: sqlite3.Connection, snapshot: Snapshot, reach: float) -> None:
+        at, key = snapshot.at, _read(snapshot)
+        lasts = self._row is not None and 0 <= at - self._seen <= self._slack
+        if lasts and key == self._key:
+            if at - self._written >= BEAT_S:
+                db.execute("UPDATE seen SET till=? WHERE id=?", (at, self._row))
+                self._written = at
+            self._seen = at
+            return
+        body = zlib.compress(encode(Sighting(fleet=snapshot.fleet, notices=snapshot.notices)), 1)
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            if lasts:
+                db.execute("UPDATE seen SET till=? WHERE id=?", (self._seen, self._row))
+            db.execute("DELETE FROM seen WHERE begin>=? OR till<?", (at, at - max(KEPT_S, 1.1 * reach + 60)))
+            self._row = db.execute("INSERT INTO seen (begin, till, body) VALUES (?, ?, ?)", (at, at, body)).lastrowid
+            db.execute("DELETE FROM seen WHERE id <= ?", ((self._row or 0) - MOST,))
+            db.execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+        self._key, self._seen, self._written = key, at, at
+
+
+class Series:
+    """A preview's side: what was seen between two times, oldest first. Empty where there is no such file."""
+
+    def __init__(self, rows: Sequence[tuple[float, float, Sighting]], slack_s: float) -> None:
+        """`rows`: from when to when each was seen. `slack_s`: see `slack`."""
+        self.sightings = tuple(sighting for _, _, sighting in rows)
+        self._begins = [begin for begin, _, _ in rows]
+        after = [*self._begins, float("inf")][1:]
+        self._ends = [min(till + slack_s, later) for (_, till, _), later in zip(rows, after, strict=True)]
+
+    def during(self, begin: float, end: float) -> tuple[int, ...] | None:
+        """The places in `sightings` of all that was seen from `begin` to `end`, oldest first. None: for some of that time nobody looked."""
+        first = bisect_right(self._begins, begin) - 1
+        last = bisect_right(self._begins, end) - 1
+        if first < 0 or self._ends[last] < end:
+            return None
+        if any(self._ends[k] < self._begins[k + 1] for k in range(first, last)):
+            return None
+        return tuple(range(first, last + 1))
+
+
+def series(folder: Path, begin: float, end: float, tick: float) -> Series:
+    """What an engine on this state folder saw from `begin` to `end`; nothing where that can't be read."""
+    path, slack_s = sightings_path(folder), slack(tick)
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=1.0)) as db:
+            query = "SELECT begin, till, body FROM seen WHERE till >= ? AND begin <= ? ORDER BY id"
+            found = db.execute(query, (begin - slack_s, end)).fetchall()
+        return Series([(since, till, decode(zlib.decompress(body), Sighting)) for since, till, body in found], slack_s)
+    except (OSError, sqlite3.Error, zlib.error, ValueError, msgspec.MsgspecError):
+        return Series((), slack_s)
+
+
+def _read(snapshot: Snapshot) -> object:
+    """What conditions can read of a fleet: all but ages and measurements."""
+    fleet = snapshot.fleet
+    labels = [(n.id, n.labels) for n in fleet.nodes], [(w.id, w.labels) for w in fleet.workers]
+    return places(fleet), labels, snapshot.notices
