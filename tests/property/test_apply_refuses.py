@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from shunter.app.exact import ExactPlan
 from shunter.app.recheck import Now, moved
 from shunter.model.finding import Lane
-from shunter.model.ids import Digest, Epoch, Incarnation, OperationId, WorkerId
+from shunter.model.ids import Digest, Epoch, Incarnation, OperationId, WorkerId, node_of
 from shunter.model.operation import EngineState, OperationRecord
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
 from shunter.model.policy import PolicySet
-from shunter.model.snapshot import Fleet, Node, Slot, Snapshot, Worker, WorkerState
+from shunter.model.snapshot import Fleet, Node, Notice, NoticeKind, Slot, Snapshot, Worker, WorkerState
 from test_decide import NOW, SITUATIONS, run
 
 POLICIES = PolicySet(commit="c", digest="sha256:p")
@@ -114,9 +114,20 @@ def test_time_policies_notices_and_other_operations_count_too(situation):
     for operation in exact.operations:
         assert ("SH956", operation.id) in codes(exact, now, lambda one, own=operation.id: one == own)
         assert operation.notice is None or ("SH958", operation.id) in also(notices=())
+        for notice in newer(operation):
+            assert ("SH957", operation.id) in also(notices=(*now.notices, notice))
         mine = msgspec.structs.replace(operation, id=OperationId("someone-elses"))
         record = OperationRecord(planned=mine, plan=Digest("sha256:x"), epoch=Epoch(1), created_at=NOW)
         assert ("SH956", operation.id) in also(active=(record,))
+
+
+def newer(operation: PlannedOperation) -> list[Notice]:
+    """Notices for where it goes: the node, the slot, and each node that is to hold a copy."""
+    copies = () if operation.kind is OperationKind.DISCARD else operation.copies
+    nodes = {*copies, *(node_of(s) for s in (operation.to_slot,) if s)}
+    slots = [s for s in (operation.to_slot,) if s]
+    made = [Notice(id=f"new-{n}", kind=NoticeKind.REBALANCE, node=n, seen_at=NOW) for n in sorted(nodes)]
+    return made + [Notice(id="gpu", kind=NoticeKind.GPU_FAILING, node=node_of(s), slot=s, seen_at=NOW) for s in slots]
 
 
 def test_what_is_refused_is_told_with_both_values() -> None:

@@ -3,15 +3,20 @@
 import sqlite3
 from pathlib import Path
 
+import msgspec
 import pytest
 from fleet_in_memory import CrashingStore, World
 from gated_executor import Gated, op, outcomes, plan, settle, status_of, told_outcome
+from shunter.act.execute import Executor
 from shunter.act.scheduler import Scheduler
 from shunter.act.store import Store
+from shunter.app.astray import astray
 from shunter.model.errors import Problem, Rejected, Stalled
-from shunter.model.ids import OperationId, SlotId
+from shunter.model.ids import NoticeId, OperationId, SlotId, node_of
 from shunter.model.operation import Status
+from shunter.model.plan import OperationKind
 from shunter.model.record import RecordKind
+from shunter.model.snapshot import Notice, NoticeKind
 
 
 @pytest.fixture
@@ -143,3 +148,19 @@ async def test_a_store_that_takes_no_write_takes_no_plan(tmp_path: Path) -> None
     await settle()
     assert executor.started == ["i1"]
     await scheduler.stop()
+
+
+async def test_what_would_go_to_a_node_that_is_going_by_now_is_not_begun(world: World) -> None:
+    """A notice that comes while an operation of an accepted plan waits for its turn."""
+    notices: list[Notice] = []
+    executor = Executor(msgspec.structs.replace(world.parts(), astray=lambda planned: astray(planned, notices)), world.epoch())
+    executor.accept(plan(world.plan(OperationKind.MOVE)))
+    (waiting,) = world.store.active()
+    assert waiting.planned.to_slot is not None
+    notices.append(Notice(id=NoticeId("n"), kind=NoticeKind.PREEMPTION, node=node_of(waiting.planned.to_slot), seen_at=1.0))
+    ended = await executor.carry(executor.begin(waiting))
+    assert ended.status is Status.SUPERSEDED
+    assert ended.outcome is not None
+    assert ended.outcome.code == "SH510"
+    assert "where it would go, has an open notice (preemption of" in ended.outcome.reason
+    assert world.orders == []

@@ -178,7 +178,7 @@ class Executor:
             )
         elif given_up := run.given_up:
             why = given_up
-        elif said := unmet(planned, self.parts.fleet(), freed(planned, self.parts.store.get)):
+        elif said := unmet(planned, self.parts.fleet(), freed(planned, self.parts.store.get)) or self.parts.astray(planned):
             why = problem(
                 "SH510", f"a precondition doesn't hold any more: {said}", "Nothing to do: what is planned next knows it", planned.id
             )

@@ -15,6 +15,7 @@ from shunter.act.store import Store
 from shunter.model.errors import Problem, Rejected, Retry, ShunterError, Stalled, Unknown
 from shunter.model.ids import ImageId, NodeId, OperationId, SlotId, WorkerId, node_of
 from shunter.model.operation import Measured, OperationRecord, Outcome, Status, Step
+from shunter.model.plan import PlannedOperation
 from shunter.model.record import Record, RecordKind
 from shunter.model.snapshot import Fleet
 from shunter.wire import agent_pb2 as pb
@@ -45,7 +46,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """What operations are carried out with.
 
     `audit` returns once the record is durable, or raises Stalled. `gone` says that a node is known to be dead for good (a notice of kind
-    `gone`), so that its copies needn't be asked for. `progress` is told each step, for people.
+    `gone`), so that its copies needn't be asked for. `astray` says, when an operation is to begin, why where it would go won't last; empty:
+    nothing speaks against it. `progress` is told each step, for people.
     """
 
     store: Store
@@ -55,6 +57,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     clock: Callable[[], float]
     sleep: Callable[[float], Awaitable[object]]
     gone: Callable[[NodeId], bool] = lambda _node: False
+    astray: Callable[[PlannedOperation], str] = lambda _planned: ""
     progress: Callable[[OperationRecord], None] = lambda _record: None
     times: Times = Times()
 

@@ -21,6 +21,7 @@ from shunter.act.store import Store
 from shunter.act.unfence import Unfencing
 from shunter.app import gone
 from shunter.app.applications import Applications
+from shunter.app.astray import astray
 from shunter.app.audits import audit_path, shipping, write
 from shunter.app.degraded import Watch, places, urgent
 from shunter.app.health import Health, Metrics, serve
@@ -189,6 +190,7 @@ class _Leading:
             clock=engine.clock,
             sleep=asyncio.sleep,
             gone=lambda node: node in self.gone,
+            astray=lambda planned: astray(planned, self.e._notices),
             progress=self._progress,
             times=Times(hold=float(engine.settings.hold)),
         )

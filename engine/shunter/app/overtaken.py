@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from shunter.model.ids import OperationId, SlotId, node_of
+from shunter.app.astray import concerns
+from shunter.model.ids import OperationId
 from shunter.model.operation import OperationRecord
 from shunter.model.snapshot import Notice
 
@@ -27,16 +28,11 @@ def _why(record: OperationRecord, notices: Sequence[Notice], now: float) -> str 
     planned = record.planned
     source = planned.from_slot or planned.expect.at
     for notice in notices:
-        if planned.to_slot is not None and _concerns(notice, planned.to_slot):
+        if planned.to_slot is not None and concerns(notice, planned.to_slot):
             return f"a notice is open for where it would go ({notice.kind.value} of {notice.node})"
-        if source is None or not _concerns(notice, source) or notice.deadline is None or planned.estimate.stopped is None:
+        if source is None or not concerns(notice, source) or notice.deadline is None or planned.estimate.stopped is None:
             continue
         late = now + planned.estimate.stopped - notice.deadline
         if late > 0:
             return f"it would end {late:.0f} s after the deadline of {notice.kind.value} of {notice.node}"
     return None
-
-
-def _concerns(notice: Notice, slot: SlotId) -> bool:
-    """The notice is about the slot, or its whole node."""
-    return notice.slot == slot or (notice.slot is None and notice.node == node_of(slot))

@@ -11,6 +11,7 @@ import msgspec
 from shunter.act.chain import freed
 from shunter.act.expect import unmet
 from shunter.act.scheduler import subjects
+from shunter.app.astray import astray
 from shunter.app.exact import ExactPlan
 from shunter.model.errors import Problem
 from shunter.model.ids import Epoch, NodeId, OperationId, node_of
@@ -37,14 +38,14 @@ def moved(exact: ExactPlan, now: Now, begun: Callable[[OperationId], bool]) -> t
     """Everything that speaks against carrying it out; empty: nothing does. `begun` says whether an operation ever was.
 
     SH954 it has expired; SH955 other policies are in force; SH956 an operation was begun before, or one under way has its worker or slot;
-    SH957 a precondition doesn't hold; SH958 its notice is gone.
+    SH957 a precondition doesn't hold, or a notice is open for where it would go or leave a copy; SH958 its notice is gone.
     """
     found = [*_expired(exact, now), *_other_policies(exact, now)]
     done = {o.id: _as_done(o, exact) for o in exact.operations}
     open_notices = {n.id for n in now.notices}
     for operation in exact.operations:
         found += _taken(operation, now, begun)
-        said = unmet(operation, now.fleet, freed(operation, done.get)) or _silent(operation, now.fleet)
+        said = unmet(operation, now.fleet, freed(operation, done.get)) or _silent(operation, now.fleet) or astray(operation, now.notices)
         if said:
             found.append(Problem(code="SH957", what=f"a precondition doesn't hold any more: {said}", remedy=_AGAIN, subject=operation.id))
         if operation.notice is not None and operation.notice not in open_notices:
