@@ -61,6 +61,15 @@ def fallen(planned: PlannedOperation, find: Find) -> Problem | None:
     return None
 
 
+def under_way(records: Iterable[OperationRecord], find: Find) -> list[frozenset[OperationId]]:
+    """The voluntary chains among the active operations of which something was begun: one of an accepted plan is stored before that."""
+    records = tuple(records)
+    active = [record.planned for record in records if record.planned.lane == "voluntary"]
+    known = {o.id: o for one in active for o in ancestry(one, find).values()}
+    ids, untouched = {one.id for one in active}, {record.id for record in records if record.waits}
+    return [chain for chain in linked(known.values()) if chain & ids and not chain <= untouched]
+
+
 def out_of_turn(planned: PlannedOperation, what: str) -> Problem:
     """SH526: it isn't begun because of another operation of its chain."""
     return problem("SH526", what, "Nothing to do: it is planned again if there is still a need", planned.id)

@@ -5,11 +5,11 @@ dump at a time on each node.
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from shunter.act.chain import WHOLE, ancestry, dumped, dumps_on, linked, out_of_turn, ready
+from shunter.act.chain import WHOLE, dumped, dumps_on, linked, out_of_turn, ready, under_way
 from shunter.act.execute import Executor
 from shunter.act.run import Unresolved, problem, told
 from shunter.model.errors import Problem, Rejected, ShunterError, Stalled
@@ -17,6 +17,11 @@ from shunter.model.ids import Digest, NodeId, OperationId
 from shunter.model.operation import OperationRecord, Outcome, Status
 from shunter.model.plan import Plan, PlannedOperation
 from shunter.model.record import RecordKind
+
+VOLUNTARY: Final = 16
+"""Voluntary chains under way at a time unless the settings say otherwise. What a fleet can spare is said by budgets, by shares of pools and
+by one dump at a time on each node; this bounds what a mistaken policy can have begun before somebody sees it.
+"""
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,12 +53,18 @@ class Scheduler:
     """
 
     def __init__(
-        self, executor: Executor, *, voluntary: int = 2, on_error: Callable[[OperationId, ShunterError], None] = lambda _id, _error: None
+        self,
+        executor: Executor,
+        *,
+        voluntary: int = VOLUNTARY,
+        on_error: Callable[[OperationId, ShunterError], None] = lambda _id, _error: None,
     ) -> None:
         """`voluntary` chains may be under way at a time, an operation without `after` being one of its own."""
         self._executor = executor
         self._store = executor.parts.store
         self._voluntary = voluntary
+        self._chains: list[frozenset[OperationId]] | None = None
+        """The voluntary ones under way, within one pump; None: not looked up since something was begun."""
         self._on_error = on_error
         self._waiting: dict[OperationId, Waiting] = {}
         self._running: dict[OperationId, tuple[PlannedOperation, asyncio.Task[None]]] = {}
@@ -97,6 +108,7 @@ class Scheduler:
         if self._stopped:
             return
         self._executor.drop_fallen()
+        self._chains = None
         chained = []
         for record in self._store.active():
             if record.waits:
@@ -259,13 +271,9 @@ class Scheduler:
     def _may_be_voluntary(self, planned: PlannedOperation) -> bool:
         if not (self._store.healthy or self._store.probe()):
             return False
-        records = self._store.active()
-        active = [record.planned for record in records if record.planned.lane == "voluntary"]
-        known = {o.id: o for one in active for o in ancestry(one, self._store.get).values()}
-        ids, untouched = {one.id for one in active}, {record.id for record in records if record.waits}
-        # an accepted plan is in the store before anything of it is begun: such a chain isn't under way yet
-        under_way = [chain for chain in linked(known.values()) if chain & ids and not chain <= untouched]
-        return len(under_way) < self._voluntary or any(planned.id in chain for chain in under_way)
+        if self._chains is None:
+            self._chains = under_way(self._store.active(), self._store.get)
+        return len(self._chains) < self._voluntary or any(planned.id in chain for chain in self._chains)
 
     def _status(self, operation: OperationId) -> Status | None:
         """None while it waits: it wasn't begun. One that nobody knows counts as superseded."""
@@ -277,6 +285,7 @@ class Scheduler:
     def _begin(self, waiting: Waiting) -> None:
         """Make it durable that it is begun, the rest of its chain with it, and let it run."""
         planned = waiting.planned
+        self._chains = None
         try:
             if waiting.record is not None:
                 record = self._executor.begin(waiting.record)

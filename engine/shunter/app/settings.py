@@ -12,6 +12,8 @@ known_hosts = "known_hosts"          # for ssh: the forge's host keys
 [policies.trust]                     # optional: whose signatures a commit needs (docs/how-to/trust-your-policies.md)
 mode = "first-parent"
 signers = "allowed_signers"
+[limits]                             # optional: operations under way at a time
+voluntary = 16
 [health]                             # optional: ages from which the engine is not ready
 policies = "10m"
 [prometheus]
@@ -120,6 +122,14 @@ class HealthSettings(_Section, frozen=True, kw_only=True):
     """Since a worker had a fresh value of any metric."""
 
 
+class LimitsSettings(_Section, frozen=True, kw_only=True):
+    """What may be under way at a time. What is involuntary has no limit: its node goes."""
+
+    voluntary: int = 16
+    """Voluntary operations, in the whole fleet; those of a chain count as one. Further ones wait for their turn. Budgets, shares of pools
+    and one dump at a time on each node apply besides, whatever this is."""
+
+
 class PrometheusSettings(_Section, frozen=True, kw_only=True):
     """Where metrics come from. `deadline` is for a query as a whole; `label` names the worker on every series, `graph` the Dynamo graph on
     the planner's.
@@ -196,6 +206,7 @@ class Settings(_Section, frozen=True, kw_only=True):
     """Where the engine serves /metrics, /healthz and /readyz; empty: nowhere."""
     profile: ProfileSettings = ProfileSettings()
     health: HealthSettings = HealthSettings()
+    limits: LimitsSettings = LimitsSettings()
     audit: AuditSettings = AuditSettings()
 
     def spans(self) -> dict[str, Duration]:
@@ -272,6 +283,8 @@ def load(path: Path) -> Settings:
     for key, span in settings.spans().items():
         if span <= 0:
             raise refuse(f"{key} must be more than 0")
+    if settings.limits.voluntary < 1:
+        raise refuse("limits.voluntary must be at least 1")
     nodes = [agent.node for agent in settings.agents]
     if not nodes or len(set(nodes)) != len(nodes):
         raise refuse("agents must name each node once, and at least one")

@@ -14,6 +14,7 @@ from shunter.act.store import Remembered, Store
 from shunter.app.audits import read as read_audit
 from shunter.app.degraded import Condition, condition
 from shunter.app.settings import load
+from shunter.app.turns import Queue, queue
 from shunter.model.canon import plain
 from shunter.model.errors import Problem, Rejected, ShunterError
 from shunter.model.ids import Commit, Epoch
@@ -28,7 +29,7 @@ RECENT = 3600.0
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """What `--json` prints, as one object. Ages in seconds, None: never. `commit` is the newest in the audit, None: none yet. `degraded` is
-    what is wrong with the engine's disk, None: nothing.
+    what is wrong with the engine's disk, None: nothing. `waiting` is planned and waits for its turn, the first of it by name.
     """
 
     at: float
@@ -39,6 +40,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     active: tuple[OperationRecord, ...]
     ended: tuple[OperationRecord, ...]
     degraded: Condition | None = None
+    waiting: Queue
 
 
 def status(
@@ -69,6 +71,8 @@ def status(
         commit=found.commit,
         notices=known.notices,
         degraded=found.degraded.problem if found.degraded else None,
+        waiting=found.waiting.first,
+        waiting_more=found.waiting.number - len(found.waiting.first),
     )
 
 
@@ -101,7 +105,17 @@ def read(state: Path, now: float, database: str | None = None) -> Standing:
     }
     if ages["operations"] is not None:
         ages["operations"] = now - ages["operations"]
-    return Standing(at=now, epoch=epoch, commit=commit, ages=ages, fleet=fleet, active=active, ended=ended, degraded=condition(state, now))
+    return Standing(
+        at=now,
+        epoch=epoch,
+        commit=commit,
+        ages=ages,
+        fleet=fleet,
+        active=active,
+        ended=ended,
+        degraded=condition(state, now),
+        waiting=queue(state, epoch),
+    )
 
 
 def _audit(state: Path, database: str | None) -> tuple[Commit | None, float | None]:

@@ -7,9 +7,11 @@ from rich.console import Console
 from shunter.model.errors import Problem
 from shunter.model.ids import NodeId, WorkerId
 from shunter.model.operation import OperationRecord
+from shunter.model.plan import PlannedOperation
 from shunter.model.snapshot import Fleet, Image, Node, Notice, Slot, Worker, WorkerState
-from shunter.report.marks import Marks
+from shunter.report.marks import Marks, mark
 from shunter.report.operation import operation_line
+from shunter.report.plan import headline
 from shunter.report.words import Page, count, moment, short, size, span
 
 
@@ -24,11 +26,13 @@ def status_text(
     commit: str | None = None,
     notices: Sequence[Notice] = (),
     degraded: Problem | None = None,
+    waiting: Sequence[PlannedOperation] = (),
+    waiting_more: int = 0,
 ) -> None:
     """Write it. `operations` are active and ended ones; `ages` says how many seconds ago each source was heard of, None: never.
 
-    `commit` is that of the policies in force (None: unknown), `degraded` what is wrong with the engine's disk (None: nothing). Lines on
-    nodes that only pretend are marked.
+    `commit` is that of the policies in force (None: unknown), `degraded` what is wrong with the engine's disk (None: nothing),
+    `waiting` what is planned and waits for its turn, `waiting_more` how many further ones do. Lines on nodes that only pretend are marked.
     """
     page, marks = Page(console), Marks(fleet)
     page.title(f"At {moment(now)}: epoch {epoch}, policies at {short(commit)}")
@@ -43,6 +47,7 @@ def status_text(
         _node(page, marks, node, [n for n in notices if n.node == node.id], workers, fleet.images, now)
     _elsewhere(page, fleet, now)
     _operations(page, marks, list(operations))
+    _waiting(page, marks, waiting, waiting_more)
 
 
 def _node(
@@ -87,6 +92,17 @@ def _elsewhere(page: Page, fleet: Fleet, now: float) -> None:
         if worker.slot is None:
             style = "red" if worker.state is WorkerState.LOST else ""
             page.line(f"{worker.id}, {worker.role}: {worker.state.value}{_image(worker.id, fleet.images, now)}", indent=2, style=style)
+
+
+def _waiting(page: Page, marks: Marks, operations: Sequence[PlannedOperation], more: int) -> None:
+    if not operations:
+        return
+    page.blank()
+    page.title("Planned, and waiting for their turn")
+    for operation in operations:
+        page.line(f"{mark(preview=False, pretend=marks.pretends(operation))}{headline(operation)}", indent=2, hang=4)
+    if more:
+        page.line(f"and {more} more", indent=2)
 
 
 def _operations(page: Page, marks: Marks, records: list[OperationRecord]) -> None:

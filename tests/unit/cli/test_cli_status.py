@@ -5,6 +5,7 @@ import msgspec
 import pytest
 from shunter.act.store import Store
 from shunter.app.degraded import Condition, condition_path
+from shunter.app.turns import Turns
 from shunter.audit.journal import Journal
 from shunter.cli import status as verb
 from shunter.cli.main import execute
@@ -63,6 +64,20 @@ def test_how_things_stand(state: Path, capsys: pytest.CaptureFixture[str]):
     assert "move decode-0 from node-a/0 to node-b/0: intended" in under_way
     assert "move decode-1 from node-a/0 to node-b/0: done" in ended
     assert "decode-2" not in out, "it ended hours ago"
+
+
+def test_what_waits_for_its_turn_is_shown(state: Path, capsys: pytest.CaptureFixture[str]):
+    def out(*arguments: str) -> str:
+        assert execute(["status", "--state", str(state), *arguments]) == 0
+        return capsys.readouterr().out
+
+    assert "waiting for their turn" not in out()
+    Turns(state, Epoch(1)).note([operation(f"decode-{n}").planned for n in range(7, 60)])
+    _, _, waiting = out().partition("Planned, and waiting for their turn")
+    assert "[pretend] move decode-7 from node-a/0 to node-b/0" in waiting
+    assert ("decode-56" in waiting, "decode-57" in waiting, "and 3 more" in waiting) == (True, False, True)
+    found = json.loads(out("--json"))["waiting"]
+    assert (found["number"], len(found["first"])) == (53, 50)
 
 
 def test_as_json(state: Path, capsys: pytest.CaptureFixture[str]):
