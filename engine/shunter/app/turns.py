@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 
 from shunter.act.chain import linked, under_way
-from shunter.app.private import write_private
 from shunter.model.canon import decode, encode
 from shunter.model.ids import Epoch, OperationId
 from shunter.model.operation import OperationRecord
@@ -42,8 +41,11 @@ class Turns:
         ids = tuple(o.id for o in waiting)
         if ids == self._written:
             return
+        partial = self._path.with_name(f".{self._path.name}")
         with contextlib.suppress(OSError):
-            write_private(self._path, encode(Queue(epoch=self._epoch, number=len(ids), first=tuple(waiting[:_FIRST]))))
+            partial.touch(mode=0o600)
+            partial.write_bytes(encode(Queue(epoch=self._epoch, number=len(ids), first=tuple(waiting[:_FIRST]))))
+            partial.replace(self._path)  # whole or not at all, but not waited for: a power cut takes the queue itself along
             self._written = ids
 
 
