@@ -54,11 +54,14 @@ class Unfencing:
         """
         if self._crash is not None:
             raise self._crash
-        going = {notice.node for notice in notices if notice.deadline is not None and notice.deadline > now}
-        stray = {w.id: w for w in fleet.workers if w.state is WorkerState.FENCED and not self._in_operation(w.id)}
+        fenced = [worker for worker in fleet.workers if worker.state is WorkerState.FENCED]
+        busy = self._in_operation() if fenced or self._tries else frozenset[WorkerId]()
+        stray = {worker.id: worker for worker in fenced if worker.id not in busy}
         self._forget(stray)
+        going = {notice.node for notice in notices if notice.deadline is not None and notice.deadline > now}
+        answering = {node.id for node in fleet.nodes if node.reachable} & self._parts.agents.keys() - going
         for worker in stray.values():
-            if worker.node is None or worker.node in going or worker.node not in self._parts.agents or worker.id in self._tasks:
+            if worker.node is None or worker.node not in answering or worker.id in self._tasks:
                 continue
             if worker.id not in self._tries:
                 self._number += 1  # an agent answers an order that it had before from its journal
@@ -79,8 +82,9 @@ class Unfencing:
             await asyncio.wait(self._tasks.values())
             await asyncio.sleep(0)
 
-    def _in_operation(self, worker: WorkerId) -> bool:
-        return any(record.planned.worker == worker and not record.waits for record in self._parts.store.active())
+    def _in_operation(self) -> frozenset[WorkerId]:
+        """One that waits for its turn doesn't count: nothing was asked for yet."""
+        return frozenset(record.planned.worker for record in self._parts.store.active() if not record.waits)
 
     def _forget(self, stray: Collection[WorkerId]) -> None:
         for worker in [w for w in self._tries if w not in stray and w not in self._tasks]:
@@ -118,7 +122,7 @@ class Unfencing:
             operation = OperationId(row.operation)
             steps = (await agent.journal(operation, quick)).steps
             incarnation = Incarnation(row.incarnation - 1) if "resume" in steps else incarnation
-        if self._in_operation(worker):
+        if worker in self._in_operation():
             return
         about = {"node": node, "operation": operation, "incarnation": row.incarnation}
         self._record(worker, f"puts {worker} on {node} back into the router's sight: no operation under way keeps it out", about)

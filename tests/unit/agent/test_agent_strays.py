@@ -185,6 +185,30 @@ async def test_it_is_put_back_each_time_and_not_answered_from_the_journal(stage:
         await stage.tick()
 
 
+async def test_of_a_silent_node_nothing_is_said(stage: Stage) -> None:
+    await stage.bench.source.fence(stage.bench.step(epoch=1))
+    view = view_of(await inventory.report(stage.bench.node))
+    silent = Fleet(nodes=(msgspec.structs.replace(view.node, reachable=False),), workers=view.workers)
+    stage.unfencing.look(silent, (), 1000.0)
+    await stage.unfencing.idle()
+    assert (stage.told, stage.recorded, stage.bench.state()) == ([], [], "fenced")
+
+
+async def test_what_ended_or_began_since_it_was_seen_is_left_alone(stage: Stage) -> None:
+    await stage.bench.source.fence(stage.bench.step(epoch=2))
+    view = view_of(await inventory.report(stage.bench.node))
+    fleet = Fleet(nodes=(view.node,), workers=view.workers)
+    stage.unfencing.look(fleet, (), 1000.0)
+    record = stage.insert(over=False)
+    await stage.unfencing.idle()
+    assert (stage.recorded, stage.bench.state()) == ([], "fenced")
+    stage.store.finish(record.id, Outcome(status=Status.ROLLED_BACK, at=2.0))
+    await stage.bench.source.unfence(stage.bench.step(epoch=2))
+    stage.unfencing.look(fleet, (), 1001.0)
+    await stage.unfencing.idle()
+    assert (stage.told, stage.recorded) == ([], [])
+
+
 async def test_an_overtaken_engine_puts_nobody_back(stage: Stage) -> None:
     await stage.bench.source.fence(stage.bench.step(epoch=3))
     assert await stage.tick() == "fenced"
