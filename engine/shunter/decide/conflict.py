@@ -6,8 +6,10 @@ from typing import Final
 
 from shunter.model.ids import ImageId, NodeId, PolicyName, SlotId, WorkerId, node_of
 from shunter.model.operation import OperationRecord
-from shunter.model.plan import PlannedOperation
+from shunter.model.plan import OperationKind, PlannedOperation
 from shunter.model.snapshot import Slot
+
+_EMPTYING: Final = frozenset({OperationKind.MOVE, OperationKind.PARK, OperationKind.DRAIN})
 
 
 class Ledger:
@@ -82,6 +84,11 @@ class Ledger:
     def vacancies(self, node: NodeId) -> int:
         """How many slots of the node are free now."""
         return len(self._vacant.get(node, ()))
+
+    def vacancies_after(self, node: NodeId) -> int:
+        """How many slots of the node will be free once what is planned so far is done."""
+        leaving = (s for s, o in self._leaving.items() if node_of(s) == node and o.kind in _EMPTYING)
+        return self.vacancies(node) + sum(s not in self._arriving and s not in self._failing for s in leaving)
 
     def claimed(self, slot: SlotId) -> str | None:
         """Why a slot that is occupied now can't be given to another worker in this plan, in words, or None."""

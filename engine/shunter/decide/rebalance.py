@@ -13,7 +13,7 @@ from shunter.decide.history import FAILURES, HOUR, failed_nodes, said
 from shunter.decide.hold import Held, held
 from shunter.decide.place import Job, place
 from shunter.decide.said import Part, Said
-from shunter.decide.stay import Leaving, places, spec_of
+from shunter.decide.stay import FREE_SLOTS, Leaving, as_planned, places, spec_of
 from shunter.decide.words import clock
 from shunter.decide.worth import Worth, weigh_move
 from shunter.model.expression import Scope, Undecided
@@ -191,6 +191,8 @@ def _here(d: Deciding, policy: Policy, one: Leaver) -> tuple[Refusal | None, flo
 def _go(d: Deciding, policy: Policy, one: Leaver, free: Mapping[NodeId, Sequence[Slot]]) -> Refusal | None:
     """Plan its move to the best place that it would stay at, or say why not."""
     worker, spec = one.worker, spec_of(policy)
+    if (refused := _relieved(d, policy, one)) is not None:
+        return refused
     allowed = d.budgets.ask(policy, OperationKind.MOVE, worker)
     one.gates.extend(allowed.evidence)
     if allowed.refusal is not None:
@@ -201,6 +203,7 @@ def _go(d: Deciding, policy: Policy, one: Leaver, free: Mapping[NodeId, Sequence
         return worth.verdict, worth.refusal, "cost"
     avoid = failed_nodes(r for r in d.history.of_worker(worker.id) if r.planned.kind is OperationKind.MOVE and r.status in FAILURES)
     found = d.finder.find(d.needs(worker), free, scope=one.scope, to=spec.to, avoid=avoid, leaving=worker.node)
+    one = msgspec.structs.replace(one, here=_worth_here(d, spec, one))
     options, against = places(d, policy, Leaving(worker=worker, scope=one.scope, here=one.here), found)
     slot = place([Job(worker=worker.id)], {worker.id: options}, {}, d.now).slots.get(worker.id)
     if slot is None:
@@ -210,10 +213,31 @@ def _go(d: Deciding, policy: Policy, one: Leaver, free: Mapping[NodeId, Sequence
     return None
 
 
+def _relieved(d: Deciding, policy: Policy, one: Leaver) -> Refusal | None:
+    """Whether those of this plan that go before it leave it reason to go, where that is about free slots."""
+    when, node = spec_of(policy).when, d.scopes.node_of(one.worker)
+    if node is None or not d.ranked or FREE_SLOTS not in d.rules.inputs(when):
+        return None
+    answer, evidence = ask(d.rules, "when", when, as_planned(d, one.scope, node))
+    if answer is True:
+        return None
+    one.gates.append(evidence)
+    return Verdict.HOLD, "once those that go before it have gone, `when` isn't true for it any more", "when"
+
+
+def _worth_here(d: Deciding, spec: RebalanceSpec, one: Leaver) -> float | None:
+    """What its own place is worth once those that go before it have gone."""
+    node = d.scopes.node_of(one.worker)
+    if one.here is None or spec.to.prefer is None or node is None or FREE_SLOTS not in d.rules.inputs(spec.to.prefer):
+        return one.here
+    here = d.rules.measure(spec.to.prefer, as_planned(d, one.scope, node))
+    return one.here if isinstance(here, Undecided) else here
+
+
 def _plan(d: Deciding, policy: Policy, one: Leaver, slot: SlotId, worth: Worth) -> None:
     worker, spec, node = one.worker, spec_of(policy), d.world.node_of_slot(slot)
     assert node is not None, "the slot is one of its"
-    there = d.scopes.at(one.scope, node)
+    there = as_planned(d, one.scope, node)
     if spec.to.where is not None:
         one.gates.append(ask(d.rules, "to.where", spec.to.where, there)[1])
     better = ""

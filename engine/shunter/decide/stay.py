@@ -1,19 +1,29 @@
 """Places at which a worker would be better off, and would stay: the state after the move must not call for the next one."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
 from shunter.decide.deciding import Deciding
 from shunter.decide.fit import Found
+from shunter.decide.history import HOUR
 from shunter.decide.place import Option
+from shunter.decide.scope import Bound
+from shunter.decide.words import clock
 from shunter.model.expression import Scope, Undecided, Value
-from shunter.model.ids import SlotId, node_of
+from shunter.model.ids import NodeId, SlotId, node_of
+from shunter.model.operation import Status
+from shunter.model.plan import OperationKind
 from shunter.model.policy import Policy, RebalancePolicy, RebalanceSpec
 from shunter.model.snapshot import Node, Worker
 
 Against = tuple[str, str]
 """Why a place won't do, and the gate that says so."""
+
+FREE_SLOTS: Final = "node.freeSlots"
+_CHANGED: Final = ("node.", "worker.node", "worker.slot", "worker.incarnation")
+"""What is different of a worker after a move."""
 
 
 class Leaving(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,17 +48,38 @@ def places(d: Deciding, policy: Policy, one: Leaving, found: Found) -> tuple[dic
     spec = spec_of(policy)
     # slots of one node differ only for a policy that reads which one the worker is in
     by_slot = any("worker.slot" in d.rules.inputs(e) for e in (spec.when, spec.to.prefer) if e is not None)
-    judged: dict[str, Against | None] = {}
+    crowding = any(FREE_SLOTS in d.rules.inputs(e) for e in (spec.to.where, spec.to.prefer) if e is not None)
+    others = _others(d, policy, one.worker)
+    judged: dict[str, tuple[Option, Against | None]] = {}
     for slot, option in sorted(found.options.items()):
         key = slot if by_slot else node_of(slot)
         if key not in judged:
-            judged[key] = _unwanted(d, policy, one, slot, option)
-        why = judged[key]
+            fresh = _as_planned(d, spec, one, node_of(slot), option) if crowding else option
+            judged[key] = fresh, _unwanted(d, policy, one, slot, fresh) or _undone(d, others, one, slot)
+        fresh, why = judged[key]
         if why is None:
-            good[slot] = option
+            good[slot] = msgspec.structs.replace(fresh, load=option.load) if crowding else option
         else:
             against = why
     return good, against
+
+
+def as_planned(d: Deciding, scope: Scope, node: Node, by: int = 0) -> Bound:
+    """The scope at the node with the slots that it will have free once what is planned so far is done, and `by` more."""
+    parts: dict[str, Value] = {**d.scopes.of_node(node), FREE_SLOTS: d.ledger.vacancies_after(node.id) + by}
+    return d.scopes.at(scope, node).having("node", parts)
+
+
+def _as_planned(d: Deciding, spec: RebalanceSpec, one: Leaving, at: NodeId, option: Option) -> Option:
+    """The option as what is planned so far leaves it."""
+    scope = as_planned(d, one.scope, d.world.nodes[at])
+    doubtful, prefer = option.doubtful, option.prefer
+    if spec.to.where is not None and d.rules.test(spec.to.where, scope) is not True:
+        doubtful = max(doubtful, 1)
+    if spec.to.prefer is not None:
+        measured = d.rules.measure(spec.to.prefer, scope)
+        prefer = None if isinstance(measured, Undecided) else measured
+    return msgspec.structs.replace(option, doubtful=doubtful, prefer=prefer)
 
 
 def _unwanted(d: Deciding, policy: Policy, one: Leaving, slot: SlotId, option: Option) -> Against | None:
@@ -56,6 +87,8 @@ def _unwanted(d: Deciding, policy: Policy, one: Leaving, slot: SlotId, option: O
     gain, node = spec_of(policy).gain, d.world.nodes[node_of(slot)]
     if option.doubtful:
         return f"whether {node.id} will do isn't known, or a move to it failed within the hour", "to"
+    if (left := _left(d, one.worker, node)) is not None:
+        return left, "undo"
     if gain is not None and one.here is not None:
         if option.prefer is None:
             return f"what {node.id} is worth isn't known", "gain"
@@ -64,26 +97,63 @@ def _unwanted(d: Deciding, policy: Policy, one: Leaving, slot: SlotId, option: O
     return None if _stays(d, policy, one, slot, node) else (f"once on {node.id}, it would be moved again", "after")
 
 
+def _left(d: Deciding, worker: Worker, node: Node) -> str | None:
+    """Whether going to the node would take back a move that somebody chose to make of late."""
+    for record in reversed(d.history.of_worker(worker.id)):
+        planned = record.planned
+        chosen = planned.kind is OperationKind.MOVE and planned.lane == "voluntary" and record.status is Status.SUCCEEDED
+        if chosen and planned.from_slot is not None and node_of(planned.from_slot) == node.id and record.created_at > d.now - HOUR:
+            return f"{planned.policy} moved it away from {node.id} at {clock(record.created_at)}: it doesn't go back within the hour"
+    return None
+
+
 def _stays(d: Deciding, policy: Policy, one: Leaving, slot: SlotId, node: Node) -> bool:
     """Whether the policy would leave it where it was put: `when` is false there, or its old place isn't better by the gain.
 
-    Only what the move itself changes is different afterwards: where the worker is, and the free slots of the two nodes.
+    Only what the plan itself changes is different afterwards: where the worker is, and the free slots of the two nodes.
     """
     spec = spec_of(policy)
-    moved: dict[str, Value] = {"worker.node": node.id, "worker.slot": slot, "worker.incarnation": one.worker.incarnation + 1}
-    after: Scope = {**d.scopes.at(one.scope, node), **moved, **_freed(d, node, -1)}
-    if d.rules.test(spec.when, after) is False:
-        return True
-    old = d.world.nodes.get(one.worker.node) if one.worker.node else None
+    after = _after(d, one.scope, one.worker, slot, node)
+    return d.rules.test(spec.when, after) is False or _returns(d, spec, one.worker, after) is False
+
+
+def _returns(d: Deciding, spec: RebalanceSpec, worker: Worker, after: Scope) -> bool | None:
+    """Whether, once it is elsewhere, its old place is better by the gain; None where none is asked for, or that can't be said."""
+    old = d.world.nodes.get(worker.node) if worker.node else None
     if spec.gain is None or spec.to.prefer is None or old is None:
-        return False
+        return None
     there = d.rules.measure(spec.to.prefer, after)
-    back = d.rules.measure(spec.to.prefer, {**d.scopes.at(after, old), **_freed(d, old, 1)})
+    back = d.rules.measure(spec.to.prefer, {**after, **as_planned(d, {}, old, 1)})
     if isinstance(there, Undecided) or isinstance(back, Undecided):
-        return False
-    return back - there < spec.gain.at_least
+        return None
+    return back - there >= spec.gain.at_least
 
 
-def _freed(d: Deciding, node: Node, by: int) -> Mapping[str, Value]:
-    """The node's free slots, changed by so many."""
-    return {"node.freeSlots": sum(s.worker is None and s.reserved_by is None for s in node.slots) + by}
+def _after(d: Deciding, scope: Scope, worker: Worker, slot: SlotId, node: Node) -> Scope:
+    moved: dict[str, Value] = {"worker.node": node.id, "worker.slot": slot, "worker.incarnation": worker.incarnation + 1}
+    return {**as_planned(d, scope, node, -1), **moved}
+
+
+def _others(d: Deciding, policy: Policy, worker: Worker) -> list[tuple[Policy, RebalanceSpec]]:
+    """The other policies in force that could move the worker again because it was moved."""
+    found = [(p, p.document.spec) for p in d.concerning(worker) if p.mode == "enforce" and isinstance(p.document, RebalancePolicy)]
+    return [
+        (other, spec)
+        for other, spec in found
+        if other.name != policy.name and (spec.gain is not None or any(n.startswith(_CHANGED) for n in d.rules.inputs(spec.when)))
+    ]
+
+
+def _undone(d: Deciding, others: Sequence[tuple[Policy, RebalanceSpec]], one: Leaving, slot: SlotId) -> Against | None:
+    """Which of the other policies would move it on from this slot, and didn't want to move it from where it is."""
+    node = d.world.nodes[node_of(slot)]
+    for other, spec in others:
+        here = d.scopes.worker(other, one.worker)
+        after = _after(d, here, one.worker, slot, node)
+        if spec.workers.where is not None and d.rules.test(spec.workers.where, after) is not True:
+            continue
+        if d.rules.test(spec.when, after) is not True:
+            continue
+        if _returns(d, spec, one.worker, after) if spec.gain is not None else d.rules.test(spec.when, here) is not True:
+            return f"once on {node.id}, {other.name} would move it again", "after"
+    return None

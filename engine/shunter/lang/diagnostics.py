@@ -60,6 +60,7 @@ CODES: Final[dict[str, str]] = {
     "SH152": "a rebalancing policy that never moves anything",
     "SH153": "a preview that shows or limits nothing",
     "SH154": "a native start without what context costs",
+    "SH155": "two policies that move workers to and fro",
     "SH199": "the checker itself failed on a file",
 }
 """Code to title. A code is never given another meaning."""

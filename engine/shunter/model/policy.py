@@ -258,7 +258,8 @@ class RebalanceSpec(_Spec, frozen=True, kw_only=True):
     goes only to where it would stay: where `when` is false, or from where going back would be no such gain."""
     cooldown: Duration = Duration(1800)
     """A worker that was moved, by whatever policy, isn't moved by this one again for this long; each further move of it that fails in a row
-    doubles the time. After three voluntary moves within an hour a person is asked."""
+    doubles the time. After three voluntary moves within an hour a person is asked. Within the hour it doesn't go back to a node that such a
+    move took it from; and it never goes to where another policy in force would move it again."""
     step: int = 1
     """Workers that move in one plan, at most."""
 

@@ -289,3 +289,96 @@ def test_samples_are_evidence():
     world = emptied(node("b"), samples={"decode-0": {"sessions": Known(value=3, unit="1", at=NOW, query="q")}})
     found = finding(decide([rebalancing(when=ex('v("worker.sessions") > 5'))], world), "decode-0")
     assert (found.verdict, found.evidence[0].inputs[0].sample.value) == (Verdict.PASS, 3)
+
+
+def crowd(at="a", incarnation=0):
+    """Eight workers on one of two nodes of eight slots."""
+    names = tuple(f"decode-{i}" for i in range(8))
+    nodes = [node(n, names if n == at else (None,) * 8) for n in ("a", "c")]
+    return snap(nodes, [worker(name, f"{at}/{i}", incarnation=incarnation) for i, name in enumerate(names)])
+
+
+EVEN = rebalancing(when=ex("True"), to=Destination(prefer=FREE), gain=Gain(at_least=2), step=8)
+LOOSE = budget(max_concurrent=8)
+
+
+def test_a_plan_of_several_moves_stops_where_the_next_would_be_no_gain():
+    result = decide([EVEN, LOOSE], crowd())
+    moved = ops(result)
+    assert sorted(o.to_slot for o in moved.values()) == [f"c/{i}" for i in range(4)], "four here and four there"
+    reasons = [finding(result, name).reason for name in moved]
+    assert reasons[0] == "it moves to c/0, better by 8"
+    assert reasons[3].endswith("better by 2")
+    held = finding(result, "decode-7")
+    assert (held.verdict, held.gate) == (Verdict.HOLD, "gain")
+
+
+def test_a_node_that_is_full_gives_up_no_more_than_it_takes():
+    full = rebalancing(when=ex('v("node.freeSlots") < 2'), step=8)
+    result = decide([full, LOOSE], crowd())
+    assert len(ops(result)) == 2
+    held = finding(result, "decode-7")
+    assert (held.verdict, held.gate) == (Verdict.HOLD, "when")
+    assert "`when` isn't true for it any more" in held.reason
+
+
+def test_what_was_moved_by_choice_does_not_go_back_within_the_hour():
+    away = rebalancing(when=ex('v("node.id") == "c"'))
+    state = EngineState(recent=(moved_by("other", "decode-0", "a/0", "c/0", began=NOW - 3000),))
+    back = decide([away], crowd("c", incarnation=1), state)
+    assert finding(back, "decode-0").gate == "undo"
+    assert "other moved it away from a at " in finding(back, "decode-0").reason
+    assert kinds(back) == [("move", "decode-1")]
+    for spared in (
+        moved_by("other", "decode-0", "a/0", "c/0", began=NOW - 3000, lane="involuntary"),
+        moved_by("other", "decode-0", "a/0", "c/0", began=NOW - 3601),
+        moved_by("other", "decode-0", "b/0", "c/0", began=NOW - 3000),
+    ):
+        assert kinds(decide([away], crowd("c", incarnation=1), EngineState(recent=(spared,)))) == [("move", "decode-0")]
+
+
+def moved_by(policy, of, source, target, *, began, lane="voluntary"):
+    return ended(
+        operation(OperationKind.MOVE, of, policy=policy, from_slot=source, to_slot=target, lane=lane), Status.SUCCEEDED, began=began
+    )
+
+
+RANKED = Destination(prefer=ex('{"spot": 1.0, "reserved": 2.0}[v("node.labels")["t"]]'))
+ON_SPOT, RESERVED = ex('v("node.labels")["t"] == "spot"'), ex('v("node.labels")["t"] == "reserved"')
+TWO = [node("a", ("decode-0",), labels={"t": "spot"}), node("b", labels={"t": "reserved"})]
+
+
+def test_it_does_not_go_where_another_policy_would_move_it_again():
+    leave, back = rebalancing("leave", when=ON_SPOT), rebalancing("back", when=RESERVED)
+    assert kinds(decide([leave], snap(TWO, [D0]))) == [("move", "decode-0")]
+    result = decide([leave, back], snap(TWO, [D0]))
+    assert kinds(result) == []
+    held = finding(result, "decode-0", "leave")
+    assert (held.verdict, held.gate, held.reason) == (Verdict.HOLD, "after", "once on b, back would move it again")
+    third = decide([leave, back], snap([*TWO, node("c", labels={"t": "other"})], [D0]))
+    assert ops(third)["decode-0"].to_slot == "c/0"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        rebalancing("back", when=RESERVED, mode="preview"),
+        rebalancing("back", when=RESERVED, workers=WorkerSelector(role="prefill")),
+        rebalancing("back", when=RESERVED, workers=WorkerSelector(where=ex('v("node.id") != "b"'))),
+        rebalancing("back", when=ex('v("worker.kvUsage") > 0')),
+        rebalancing("back", when=ex('v("worker.sessions") > 0')),
+        rebalancing("back", when=ex('v("node.labels")["t"] in ("spot", "reserved")')),
+        rebalancing("back", when=ex("True"), to=RANKED, gain=Gain(at_least=1)),
+    ],
+)  # fmt: skip
+def test_policies_that_would_not_undo_it_keep_no_worker_from_moving(other):
+    result = decide([rebalancing("leave", when=ON_SPOT), other], snap(TWO, [D0], samples={"decode-0": {"sessions": 1}}))
+    assert ops(result)["decode-0"].to_slot == "b/0"
+
+
+def test_another_policys_gain_is_what_going_back_would_bring():
+    prefer = ex('{"spot": 2.0, "reserved": 1.0}[v("node.labels")["t"]]')
+    for at_least, moves in ((1, False), (1.5, True)):
+        other = rebalancing("back", when=ex("True"), to=Destination(prefer=prefer), gain=Gain(at_least=at_least))
+        result = decide([rebalancing("leave", when=ON_SPOT), other], snap(TWO, [D0]))
+        assert bool(kinds(result)) is moves

@@ -287,3 +287,33 @@ def test_a_native_start_without_what_context_costs():
     assert codes(half, general) == [], "the profile for all workers tells it"
     assert codes(half, swap(another(PROFILE), "NVIDIA B200", "H200").decode()) == ["SH154"], "another model's doesn't"
     assert codes(mode(half, "preview")) == []
+
+
+def moving(name: str, when: str, where: str = "", workers: str = "{all: true}", more: str = "") -> str:
+    head = f"apiVersion: shunter.dev/v1alpha1\nkind: RebalancePolicy\nmetadata: {{name: {name}}}\n"
+    to = f"  to: {{where: '{where}'}}\n" if where else ""
+    return f"{head}spec:\n  workers: {workers}\n  when: '{when}'\n{to}{more}"
+
+
+SPOT, RESERVED = 'node.labels["t"] == "spot"', 'node.labels["t"] == "reserved"'
+
+
+def test_two_that_move_workers_to_and_fro():
+    (problem,) = problems(moving("back", RESERVED, SPOT), moving("leave", SPOT))
+    assert (problem.code, problem.excerpt) == ("SH155", f"  when: '{SPOT}'")
+    assert 'to where "back" at a.yaml:3:18 moves them away' in problem.what
+    assert "to.where" in problem.remedy
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        moving("back", RESERVED, 'node.labels["t"] == "other"'),
+        moving("back", RESERVED, SPOT, more="  mode: preview\n"),
+        moving("back", RESERVED, SPOT, workers="{role: prefill}"),
+        moving("back", f"{RESERVED} && worker.kvUsage > 0.9", SPOT),
+    ],
+)
+def test_two_that_may_leave_each_others_workers_alone(other):
+    leave = moving("leave", SPOT, RESERVED, workers="{role: decode}")
+    assert [c for c in codes(other, leave) if c == "SH155"] == []

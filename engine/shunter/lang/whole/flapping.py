@@ -43,6 +43,38 @@ def opposites(policies: list[Policy], texts: Texts) -> Iterator[Problem]:
         yield texts.warning(second, ("spec", "when"), "SH142", what, remedy)
 
 
+def swings(policies: list[Policy], texts: Texts) -> Iterator[Problem]:
+    """SH155: two policies each of which moves workers to where the other moves them away. The engine then moves them to neither place."""
+    moves = [p for p in policies if isinstance(p.document.spec, RebalanceSpec) and p.mode == "enforce"]
+    for first, second in pairs(moves):
+        a, b = first.document.spec, second.document.spec
+        assert isinstance(a, RebalanceSpec)
+        assert isinstance(b, RebalanceSpec)
+        if None not in (a.workers.role, b.workers.role) and a.workers.role != b.workers.role:
+            continue
+        # what goes along with a worker is the same at both places: only conditions on the place alone are sure to be met in turn
+        if not all(_of_places_alone(e) for spec in (a, b) for e in (spec.when, spec.to.where) if e is not None):
+            continue
+        there, back = ranges.meeting(_goal(a), ranges.boxes(b.when.text)), ranges.meeting(_goal(b), ranges.boxes(a.when.text))
+        if there is None or back is None:
+            continue
+        what = f'it moves workers to where "{first.name}" at {first.place} moves them away{for_instance(back)}, and the other way round'
+        remedy = (
+            f"Neither would move them there{for_instance(there)}: say in to.where which places both leave alone, or keep one of the two"
+        )
+        yield texts.warning(second, ("spec", "when"), "SH155", what, remedy)
+
+
+def _of_places_alone(expression: Expression) -> bool:
+    return all(name.startswith(_OF_A_PLACE) for name in named(expression.text))
+
+
+def _goal(spec: RebalanceSpec) -> tuple[ranges.Box, ...]:
+    """Places where the policy surely may bring a worker and would leave it."""
+    calm = ranges.boxes(f"!({spec.when.text})")
+    return calm if spec.to.where is None else tuple(ranges.both(calm, ranges.boxes(spec.to.where.text)))
+
+
 def motionless(policy: Policy, texts: Texts) -> Iterator[Problem]:
     """SH152: no place is better by the gain, or one at which `when` would end. The engine moves no worker that it would move again."""
     spec = policy.document.spec
