@@ -21,13 +21,14 @@ from shunter.model.sample import Known, Missing, Sample
 from shunter.model.snapshot import Role, WorkerState
 
 ROLES: Final[tuple[Role, ...]] = ("prefill", "decode")
+_STAYING: Final = frozenset({OperationKind.CHECKPOINT, OperationKind.MOVE})
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """What the planner wants of each pool, and what there is, in workers.
 
-    What is in motion counts neither as missing nor as too many: `most` has the workers that stand still for an operation or are on their
-    way, `least` hasn't, nor those that are about to leave.
+    What is in motion counts neither as missing nor as too many: `most` has the workers that stand still or are on their way, `least`
+    hasn't, nor those that are about to leave. One that stands still for its own checkpoint or move is there.
     """
 
     desired: Mapping[Role, int]
@@ -117,10 +118,11 @@ def _other(role: Role) -> Role:
 
 
 def _turned(policy: Policy, giver: Role, taker: Role, number: int) -> Policy:
-    """The policy with the direction that the planner wants, and no more steps than it wants."""
+    """The policy with the direction that the planner wants, and no more steps than it wants. Its ceiling is that of the pool it names."""
     document, spec = policy.document, spec_of(policy)
     assert isinstance(document, ReassignmentPolicy), "its spec was read"
-    limits = msgspec.structs.replace(spec.limits, step=max(1, min(spec.limits.step, number)))
+    ceiling = spec.limits.to if taker == spec.to else None
+    limits = msgspec.structs.replace(spec.limits, step=max(1, min(spec.limits.step, number)), to=ceiling)
     spec = msgspec.structs.replace(spec, from_=giver, to=taker, limits=limits)
     return msgspec.structs.replace(policy, document=msgspec.structs.replace(document, spec=spec))
 
@@ -143,9 +145,11 @@ def _wanted(d: Deciding, world: World, graph: str, *, moving: bool) -> Wanted | 
     least: dict[Role, int] = {}
     most: dict[Role, int] = {}
     coming, leaving = _in_motion(d) if moving else (frozenset[str](), frozenset[str]())
+    still = _standing_still(d, world.at)
     for role in ROLES:
         pool = world.pools.get(pool_id(graph, role), ())
-        least[role] = sum(w.state in STANDING and w.id not in leaving for w in pool)
+        there = [w for w in pool if w.state in STANDING or (w.state is WorkerState.FROZEN and w.id in still)]
+        least[role] = sum(w.id not in leaving for w in there)
         most[role] = sum(w.state in STANDING or w.state is WorkerState.FROZEN or w.id in coming for w in pool)
     desired: dict[Role, int] = {r: int(s.value) for r, s in samples.items() if isinstance(s, Known)}
     return Wanted(desired=desired, least=least, most=most)
@@ -156,6 +160,15 @@ def _in_motion(d: Deciding) -> tuple[frozenset[str], frozenset[str]]:
     operations = [r.planned for r in d.history.active] + [one.operation for one in d.ranked]
     coming = frozenset(o.worker for o in operations if o.kind is OperationKind.RESTORE)
     return coming, frozenset(o.worker for o in operations if o.kind in (OperationKind.PARK, OperationKind.DRAIN))
+
+
+def _standing_still(d: Deciding, at: float) -> frozenset[str]:
+    """Workers that stood still at that time only until their checkpoint or their move was done: they are of their pool all the while."""
+    return frozenset(
+        r.planned.worker
+        for r in (*d.history.active, *d.history.ended)
+        if r.planned.kind in _STAYING and r.created_at <= at and (r.outcome is None or r.outcome.at >= at)
+    )
 
 
 def _desired(world: World, graph: str, role: Role) -> Sample:

@@ -6,16 +6,17 @@ import msgspec
 
 from shunter.decide.deciding import Deciding
 from shunter.decide.gates import ask
-from shunter.decide.history import HOUR
+from shunter.decide.history import FAILURES, HOUR
 from shunter.decide.hold import Held, held
 from shunter.decide.words import clock
 from shunter.model.expression import Expression, Undecided
 from shunter.model.finding import Evidence, Verdict
 from shunter.model.operation import OperationRecord
+from shunter.model.plan import OperationKind
 from shunter.model.policy import Policy, ReassignmentPolicy, ReassignmentSpec
 
 MOST_PER_HOUR = 3
-"""Shifts of a graph by one policy within an hour; after that a person is asked whether the policy does any good."""
+"""Shifts of a graph by one policy within an hour. Where they went back and forth, or failed, a person is asked whether it does any good."""
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,10 +96,22 @@ def _cooling(d: Deciding, policy: Policy, own: Sequence[OperationRecord]) -> str
 
 
 def _repeats(own: Sequence[OperationRecord]) -> str | None:
-    shifts = {(r.planned.cause, r.planned.attempt) for r in own}
-    if len(shifts) < MOST_PER_HOUR:
+    """Whether there were as many changes within the hour as are made, and what became of them."""
+    began: dict[tuple[str, int], float] = {}
+    for record in own:
+        began[record.planned.cause, record.planned.attempt] = record.created_at
+    if len(began) < MOST_PER_HOUR:
         return None
-    return f"{len(shifts)} changes within the hour, back and forth or in vain: it needs a person"
+    failed = len({(r.planned.cause, r.planned.attempt) for r in own if r.status in FAILURES})
+    brought = {r.planned.pool for r in own if r.planned.kind is OperationKind.RESTORE and r.planned.pool}
+    to_and_fro = len(brought) > 1 or any(cause.startswith("revert:") for cause, _ in began)
+    told = (
+        f"{len(began)} changes within the hour{', back and forth' if to_and_fro else ''}{f', {failed} of them in vain' if failed else ''}"
+    )
+    if failed or to_and_fro:
+        return f"{told}: it needs a person"
+    over = sorted(began.values())[len(began) - MOST_PER_HOUR] + HOUR
+    return f"{told}, as many as are made: the next may begin at {clock(over)}"
 
 
 def flipping(policy: Policy) -> Stop | None:

@@ -164,15 +164,17 @@ class ReassignmentSpec(_Spec, frozen=True, kw_only=True):
     """What happens to the sessions of the worker that gives up its slot: it moves to a free slot, is parked, or is drained."""
     follow: Literal["thresholds", "planner"] = "thresholds"
     """`planner`: carry out what the Dynamo planner wants (`pools.<role>.desired`), whichever way it goes between the two pools, instead of
-    own thresholds. Never below `limits.from.min` of either pool. Where only one pool lacks workers, parked ones are restored into free
-    slots; workers that are too many stay while nobody needs their slots; and more than there are slots for is said, and not tried."""
+    own thresholds. Never below `limits.from.min` of either pool, nor above `limits.to.max` of the one that is named in `to`. Where only one
+    pool lacks workers, parked ones are restored into free slots; workers that are too many stay while nobody needs their slots; and more
+    than there are slots for is said, and not tried."""
     method: Literal["auto", "checkpoint", "in-place"] = "auto"
     """How hardware changes its role. `checkpoint`: one worker leaves the slot and another is restored into it. `in-place`: the engine flips
     its role where it stands; held where the worker's engine can't, which today is everywhere, as no agent reports an engine that can.
     `auto`: in place where the engine can and nobody has to leave, else by checkpoint; so today always by checkpoint."""
     limits: Limits = Limits()
     cooldown: Duration = Duration(300)
-    """No further reassignment by this policy for this long after one began."""
+    """No further reassignment by this policy for this long after one began. Nor are there more than three of a graph within an hour, giving
+    back included; if those went back and forth, or failed, a person is asked."""
 
 
 class Keep(_Yaml, frozen=True, kw_only=True):

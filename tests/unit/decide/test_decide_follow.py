@@ -201,3 +201,27 @@ def test_ids_stay_while_the_snapshots_roll_on():
     second = decide([follower()], [*series, world(2, 2, at=NOW + 2)], now=NOW + 2).plan.operations
     assert [o.id for o in first] == [o.id for o in second] != []
     assert isinstance(want(1, 2)["tiny/prefill"]["desired"], Known)
+
+
+@pytest.mark.parametrize("kind", [OperationKind.CHECKPOINT, OperationKind.MOVE])
+def test_a_worker_that_stands_still_for_its_own_checkpoint_breaks_no_time(kind):
+    frozen = (D[0], D[1], worker("decode-2", "c/0", state=WorkerState.FROZEN), P0, P1, P2, D9)
+    series = [world(1, 3, at=NOW - 6), world(2, 2, at=NOW - 4), world(2, 2, workers=frozen, at=NOW - 2), world(2, 2)]
+    taken = ended(operation(kind, "decode-2"), Status.SUCCEEDED, at=NOW - 1, began=NOW - 3)
+    policy = follower(for_=Duration(4))
+    assert kinds(decide([policy], series, EngineState(recent=(taken,)))) == [("park", "decode-0"), ("restore", "prefill-1")]
+    for other in (ended(operation(kind, "decode-2"), Status.SUCCEEDED, at=NOW - 3, began=NOW - 5), None):
+        held = decide([policy], series, EngineState(recent=(other,) if other else ()))
+        assert (kinds(held), finding(held, "tiny").gate) == ([], "for"), "nothing is known of what it stands still for"
+    now = EngineState(active=(begun(operation(kind, "decode-2"), at=NOW - 1),))
+    still = [*series[:2], world(2, 2, at=NOW - 2), world(2, 2, workers=frozen)]
+    assert kinds(decide([policy, FREE], still, now)) == [("park", "decode-0"), ("restore", "prefill-1")]
+
+
+def test_the_ceiling_is_that_of_the_pool_that_the_policy_names():
+    prefills = [worker(f"prefill-{i}", f"{n}/0") for i, n in enumerate("ab")]
+    decodes = [worker(f"decode-{i}", f"{n}/0") for i, n in enumerate("cd")]
+    nodes = [node(n, (w.id,)) for n, w in zip("abcd", (*prefills, *decodes), strict=True)]
+    back = snap(nodes, [*prefills, *decodes, D9], IMAGES[2:], pools=want(1, 3))
+    result = decide([follower(limits=Limits(to=Ceiling(max=2)))], back)
+    assert kinds(result) == [("park", "prefill-0"), ("restore", "decode-9")]

@@ -171,17 +171,33 @@ def test_cooldown_and_a_change_under_way():
     assert (kinds(under_way), finding(under_way, "tiny").gate) == ([], "active")
 
 
-def test_after_three_changes_within_the_hour_a_person_is_asked():
-    def shift(n):
-        return ended(
-            operation(OperationKind.RESTORE, "prefill-0", policy="relieve", cause=f"shift:relieve:{n}"), Status.SUCCEEDED, at=NOW - 1000 + n
-        )
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ([("prefill", "shift")] * 3, "3 changes within the hour, as many as are made: the next may begin at "),
+        (
+            [("prefill", "shift"), ("decode", "revert"), ("prefill", "shift")],
+            "3 changes within the hour, back and forth: it needs a person",
+        ),
+        ([("prefill", "shift"), ("decode", "shift"), ("prefill", "shift")], "3 changes within the hour, back and forth: it needs a person"),
+        (
+            [("prefill", "shift"), ("prefill", "shift"), ("prefill", "failed")],
+            "3 changes within the hour, 1 of them in vain: it needs a person",
+        ),
+    ],
+)
+def test_there_are_three_changes_within_the_hour_and_why_is_told_as_it_is(changes, told):
+    def change(n, role, how):
+        cause = f"{'revert' if how == 'revert' else 'shift'}:relieve:{n}"
+        one = operation(OperationKind.RESTORE, f"{role}-0", policy="relieve", cause=cause, pool=f"tiny/{role}")
+        return ended(one, Status.FAILED if how == "failed" else Status.SUCCEEDED, at=NOW - 1000 + n)
 
-    two = decide([reassignment(cooldown=Duration(1))], world(), EngineState(recent=(shift(1), shift(2))))
-    assert kinds(two) != []
-    three = decide([reassignment(cooldown=Duration(1))], world(), EngineState(recent=(shift(1), shift(2), shift(3))))
+    recent = tuple(change(n, *one) for n, one in enumerate(changes))
+    assert kinds(decide([reassignment(cooldown=Duration(1))], world(), EngineState(recent=recent[:2]))) != []
+    three = decide([reassignment(cooldown=Duration(1))], world(), EngineState(recent=recent))
     assert (kinds(three), finding(three, "tiny").gate) == ([], "repeats")
-    assert "needs a person" in finding(three, "tiny").reason
+    assert finding(three, "tiny").reason.startswith(told)
+    assert ("needs a person" in finding(three, "tiny").reason) is ("needs a person" in told)
 
 
 def test_it_does_not_act_where_the_opposite_is_wanted():
