@@ -18,7 +18,7 @@ from shunter.app.policies import PolicyFeed
 from shunter.cluster.api import Api
 from shunter.cluster.kinds import PLURALS
 from shunter.cluster.policies import ClusterSource
-from shunter.cluster.reflector import Times
+from shunter.cluster.reflector import Reflector, Times
 from shunter.lang.load import load
 from shunter.model.errors import Rejected, Retry
 from shunter.model.finding import Finding, Verdict
@@ -254,6 +254,28 @@ def _problem(source: ClusterSource) -> str:
     except Retry as error:
         return error.problem.code
     return ""
+
+
+def test_a_thread_that_failed_begins_anew(
+    git: Git, source: ClusterSource, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing that we know of makes it fail; should it, the engine must not go on with an old copy for good."""
+    told = threading.Event()
+    git.sync("images")
+    holds(source, lambda found: found.policies)
+    source.watch(told.set)
+
+    def broken(*_: object) -> None:
+        raise AssertionError("what nobody thought of")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Reflector, "_take", broken)
+        git.sync("images", every="9m")
+        until(lambda: "what nobody thought of" in caplog.text, 5.0)
+    told.clear()
+    git.sync("budget")
+    assert names(holds(source, lambda found: len(found.policies) == 2)) == {"images", "budget"}
+    assert told.wait(5.0), "and whoever watches is still told"
 
 
 def test_only_the_present_can_be_read(source: ClusterSource) -> None:

@@ -4,6 +4,7 @@ All of Kubernetes happens in a thread of its own with an event loop; what others
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 import threading
@@ -168,7 +169,7 @@ class ClusterSource:
 
     def _started(self) -> "_Running":
         with self._lock:
-            if self._running is None:
+            if self._running is None or self._running.ended:
                 self._running = _Running(self._make_api, self._namespace, self._times, self._changed)
             running = self._running
         try:
@@ -182,7 +183,13 @@ class ClusterSource:
 
     def _do(self, work: Callable[["_Running"], Coroutine[Any, Any, T]]) -> T:
         running = self._started()
-        return asyncio.run_coroutine_threadsafe(work(running), running.loop).result()
+        coroutine = work(running)
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, running.loop).result()
+        except (RuntimeError, concurrent.futures.CancelledError) as error:
+            coroutine.close()
+            what = "what follows the cluster has ended"
+            raise Retry(Problem(code="SH258", what=what, remedy="Nothing yet: it begins anew", subject=self._namespace)) from error
 
 
 class _Running:
@@ -190,7 +197,7 @@ class _Running:
 
     def __init__(self, make_api: Callable[[], Api], namespace: str, times: Times | None, changed: Callable[["_Running"], None]) -> None:
         self._make_api, self._namespace, self._times, self._changed = make_api, namespace, times, changed
-        self.loop = asyncio.new_event_loop()
+        self.loop: asyncio.AbstractEventLoop
         self.reflectors: dict[str, Reflector] = {}
         self.writer: StatusWriter
         self._timer: asyncio.TimerHandle | None = None
@@ -212,23 +219,30 @@ class _Running:
             self._timer.cancel()
         self._timer = self.loop.call_later(seconds, tell, self)
 
+    @property
+    def ended(self) -> bool:
+        """Nothing is followed any more."""
+        return not self._thread.is_alive()
+
     def close(self) -> None:
-        if self._thread.is_alive():
+        with contextlib.suppress(RuntimeError):  # it has ended by itself
             self.loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join()
+        self._thread.join()
 
     def _run(self) -> None:
-        with contextlib.closing(self.loop):
-            try:
-                self.loop.run_until_complete(self._main())
-            except BaseException as error:
-                self._failed = error
-                if self._begun.is_set():
-                    _LOG.exception("the thread that follows the cluster ended")
-            finally:
-                self._begun.set()
+        try:
+            with asyncio.Runner() as runner:
+                self.loop = runner.get_loop()
+                runner.run(self._main())
+        except BaseException as error:
+            self._failed = error
+            if self._begun.is_set():
+                _LOG.exception("the thread that follows the cluster ended")
+        finally:
+            self._begun.set()
 
     async def _main(self) -> None:
+        """Until it is stopped, or one of the works fails as none should: then all of it is to begin anew."""
         api = self._make_api()
         try:
             for kind in PLURALS:
@@ -237,10 +251,13 @@ class _Running:
             self.writer = StatusWriter(api, self.reflectors)
             works = [asyncio.create_task(reflector.run()) for reflector in self.reflectors.values()]
             works.append(asyncio.create_task(self.writer.run()))
+            stopping = asyncio.create_task(self._stop.wait())
             self._begun.set()
-            await self._stop.wait()
-            for task in works:
+            done, _ = await asyncio.wait([stopping, *works], return_when=asyncio.FIRST_COMPLETED)
+            for task in (stopping, *works):
                 task.cancel()
-            await asyncio.gather(*works, return_exceptions=True)
+            await asyncio.gather(stopping, *works, return_exceptions=True)
+            for task in done:
+                task.result()
         finally:
             await api.aclose()
