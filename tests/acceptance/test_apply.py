@@ -169,6 +169,20 @@ def test_ac41_ac43_one_that_is_killed_in_between_is_finished_by_the_next_leader_
     assert [step for step, _ in record.history].count(Step.PREPARED) == 1
 
 
+def test_an_engine_that_starts_meanwhile_is_made_way_for_and_goes_on_with_the_plan(fleet: Fleet) -> None:
+    file = planned(fleet)
+    process = start(fleet, file)
+    assert process.stdout is not None
+    while "intended" not in (line := process.stdout.readline()):
+        assert line, process.communicate()
+    engine = fleet.start_engine()
+    said = process.communicate(timeout=90)
+    assert process.returncode == 0, said
+    assert [r.status for r in operations(fleet)] == [Status.SUCCEEDED]
+    wait_for("the engine to lead", lambda: audited(fleet, "engine")[-1]["what"].startswith("leads at epoch"), 60)
+    assert engine.poll() is None, (fleet.folder / "engine.log").read_text()
+
+
 def test_an_interrupt_before_anybody_looked_takes_it_back(fleet: Fleet) -> None:
     """A lock that somebody holds who doesn't look: the plan stays in the inbox until it is withdrawn."""
     file = planned(fleet)

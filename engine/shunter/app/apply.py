@@ -1,6 +1,7 @@
 """Who applies an exact plan: hand it to the engine that leads, or lead oneself until it is carried out, and follow its operations.
 
 There is one way in either case: the plan goes into the inbox, whoever leads looks at it once, and what becomes of it is read in the store.
+Who leads is there for the nodes that go, too: what is involuntary is decided meanwhile. An engine that starts is made way for.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ import msgspec
 from shunter.act.store import Store
 from shunter.app.engine import Engine
 from shunter.app.exact import ExactPlan
+from shunter.app.handover import OTHER_LEADS, applying, wanted
 from shunter.app.inbox import Answer, Request, Ticket
 from shunter.app.policies import PolicyFeed
 from shunter.app.settings import Settings
@@ -30,7 +32,8 @@ ANSWER_S: Final = 30.0
 """How long an engine that leads may take to look at a plan: it does each tick."""
 _AGAIN_S: Final = 2.0
 """Between two tries to lead, while somebody else does."""
-_OTHER_LEADS: Final = "SH507"
+_PASSED_S: Final = 10.0
+"""How long an engine for which we made way may take to lead, before we do again."""
 
 
 class Applied(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +65,7 @@ async def apply(
         answer = await _answered(ticket, leading, stop)
         if answer is None or answer.problems:
             return Applied(answer=answer)
+        leading.hurry()
         return Applied(answer=answer, records=await _followed(settings.state, exact, leading, stop, on_step))
     finally:
         await leading.end()
@@ -129,7 +133,7 @@ def _news(records: Sequence[OperationRecord], told: dict[OperationId, int]) -> I
 
 
 class _Leading:
-    """An engine of our own that decides nothing, as long as no other leads."""
+    """An engine of our own, as long as no other leads. It decides nothing but, once it is told to hurry, what is involuntary."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float], on_problem: Callable[[Problem], None]) -> None:
         self._settings = msgspec.structs.replace(settings, listen="")
@@ -138,6 +142,15 @@ class _Leading:
         self._task: asyncio.Task[None] | None = None
         self._next = 0.0
         self._refused = False
+        self._engine: Engine | None = None
+        self._hurries = False
+        self._said = contextlib.ExitStack()
+
+    def hurry(self) -> None:
+        """The plan was accepted: from now on decide what is involuntary. Before, an `apply` that is refused does nothing at all."""
+        self._hurries = True
+        if self._engine is not None:
+            self._engine.hurries = True
 
     @property
     def leads(self) -> bool:
@@ -145,14 +158,18 @@ class _Leading:
         return self._task is not None and not self._task.done() and not self._refused
 
     def keep(self) -> None:
-        """Try to lead if nobody seems to. Raises what keeps an engine from starting, but for another that leads."""
+        """Try to lead if nobody seems to, and make way for an engine that waits. Raises what keeps an engine from starting, but for another
+        that leads.
+        """
         if self._task is not None and self._task.done():
-            self._refused = self._other_leads(self._task)
-            self._task = None
-            self._next = asyncio.get_running_loop().time() + _AGAIN_S
+            self._ended(self._task)
+        if self._task is not None and not self._stop.is_set() and wanted(self._settings.state):
+            self._stop.set()
         if self._task is None and asyncio.get_running_loop().time() >= self._next:
+            self._said.enter_context(applying(self._settings.state))
             feed = PolicyFeed(source_of(self._settings.policies, self._settings.state / "policies.git"), self._clock)
             engine = Engine(self._settings, feed, clock=self._clock, on_problem=self._on_problem, decides=False)
+            engine.hurries, self._engine = self._hurries, engine
             self._task = asyncio.create_task(engine.run(self._stop), name="engine")
 
     async def end(self) -> None:
@@ -160,11 +177,30 @@ class _Leading:
         self._stop.set()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
+        self._said.close()
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        """It made way, or another leads: look again later."""
+        self._task = self._engine = None
+        self._said.close()
+        passed = self._stop.is_set()
+        self._refused = self._other_leads(task) or passed
+        self._next = asyncio.get_running_loop().time() + (_PASSED_S if passed else _AGAIN_S)
+        if passed:
+            self._stop = asyncio.Event()
+            self._on_problem(
+                Problem(
+                    code="SH965",
+                    what="an engine has started and goes on with the plan",
+                    remedy="Nothing to do: this command follows it",
+                    subject=str(self._settings.state),
+                )
+            )
 
     @staticmethod
     def _other_leads(task: "asyncio.Task[None]") -> bool:
         error = task.exception()
-        if isinstance(error, Rejected) and error.problem.code == _OTHER_LEADS:
+        if isinstance(error, Rejected) and error.problem.code == OTHER_LEADS:
             return True
         if error is not None:
             raise error

@@ -86,8 +86,10 @@ class Engine:
         on_problem: Callable[[Problem], None] = lambda _problem: None,
         decides: bool = True,
     ) -> None:
-        """Without `decides` it carries out what was begun or is handed to it, and plans nothing of its own."""
-        self.decides = decides
+        """Without `decides` it carries out what was begun or is handed to it, and plans nothing of its own; but what is involuntary, while
+        `hurries` is set.
+        """
+        self.decides, self.hurries = decides, False
         self.settings, self.feed, self.clock = settings, feed, clock
         self.on_tick, self.on_step, self.on_problem = on_tick, on_step, on_problem
         self.metrics = Metrics()
@@ -285,7 +287,7 @@ class _Leading:
         self._make_way(now)
         self.unfencing.look(e._fleet, e._notices, now)
         self._apply(now, policies)
-        if policies is None or not e.decides:
+        if policies is None or not (e.decides or e.hurries):
             self.scheduler.pump()
             return
         e._snapshots.append(snapshot)
@@ -296,6 +298,10 @@ class _Leading:
         state = self.store.state(now)
         with e.metrics.decide_seconds.time():
             evaluation = evaluate(policies, list(e._snapshots), state, now, e.rules, e.profile)
+        plan = evaluation.plan if e.decides and self.store.healthy else urgent(evaluation.plan)
+        if not e.decides and not plan.operations:
+            self.scheduler.pump()
+            return
         told = self._account(evaluation, now, snapshot.fleet)
         if self.keeping and self.watch.now is None:
             self.keeping.keeper.offer(told, evaluation, policies, e._snapshots, state, e.profile)
@@ -304,7 +310,7 @@ class _Leading:
         for verdict in ("act", "hold", "inconclusive", "pass"):
             e.metrics.findings.labels(verdict).set(sum(f.verdict.value == verdict for f in evaluation.findings))
         e.on_tick(Told(snapshot=snapshot, evaluation=evaluation, policies=policies, plan_changed=_has_plan(told)))
-        self.scheduler.offer(evaluation.plan if self.store.healthy else urgent(evaluation.plan))
+        self.scheduler.offer(plan)
         self.turns.note(self.scheduler.waiting)
 
     def _apply(self, now: float, policies: PolicySet | None) -> None:
@@ -360,7 +366,7 @@ class _Leading:
         urgent = bool(self.fresh)
         self.fresh.clear()
         await self._look(now)
-        if policies is None or not e.decides:
+        if policies is None or not (e.decides or e.hurries):
             return Snapshot(at=now, fleet=e._fleet, notices=e._notices), policies
         within = URGENT_METRICS_S if urgent else float(e.settings.prometheus.deadline)
         samples: Samples = await self.world.measure(e._fleet, policies, now, within_s=within)

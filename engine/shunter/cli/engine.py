@@ -4,6 +4,7 @@ import asyncio
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 from rich.console import Console
 
 from shunter.app.engine import Engine, Told
+from shunter.app.handover import lead
 from shunter.app.policies import PolicyFeed
 from shunter.app.settings import load
 from shunter.app.sources import source_of
@@ -26,7 +28,8 @@ def engine(
 ) -> None:
     """Follow the policies: decide, act, and keep the audit.
 
-    Prints each new plan and each step of each operation. Ends on SIGTERM or Ctrl-C: what is under way is taken up by the next engine.
+    Prints each new plan and each step of each operation. Where `shunter apply` leads, it waits for that to make way. Ends on SIGTERM or
+    Ctrl-C: what is under way is taken up by the next engine.
     """
     settings = load(config)
     console = Console(width=None if sys.stdout.isatty() else 140)
@@ -52,12 +55,12 @@ def engine(
     running = Engine(settings, feed, on_tick=on_tick, on_step=on_step, on_problem=on_problem)
     running.health.limit(settings.health)
     running.health.explain("policies", lambda: feed.problem)
-    asyncio.run(_until_stopped(running))
+    asyncio.run(_until_stopped(running, on_problem))
 
 
-async def _until_stopped(running: Engine) -> None:
+async def _until_stopped(running: Engine, tell: Callable[[Problem], None]) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await running.run(stop)
+    await lead(running.settings.state, running.run, stop, tell)

@@ -337,3 +337,39 @@ async def test_what_fleet_is_decided_on_is_kept_for_previews(stage: Callable[[in
     assert series(tmp_path, 100.0, 101.0, 1.0).during(100.0, 101.0) == (0,)
     assert series(tmp_path, 0.0, 101.0, 1.0).during(80.0, 101.0) is None
     s.leading.sightings.close()
+
+
+class Going(Serving):
+    """The node goes; another has room."""
+
+    async def look(self, memory: object, now: float) -> Inventory:
+        found = await super().look(memory, now)
+        node = Node(id=NodeId("node-b"), slots=(Slot(id=SlotId("node-b/0")),), seen_at=now)
+        notice = Notice(id=NoticeId("n"), kind=NoticeKind.PREEMPTION, node=NodeId("node-a"), seen_at=now, deadline=now + 600)
+        fleet = msgspec.structs.replace(found.fleet, nodes=(*found.fleet.nodes, node))
+        return Inventory(fleet=fleet, notices=(notice,), problems=())
+
+
+SAVING = """apiVersion: shunter.dev/v1alpha1
+kind: PreemptionPolicy
+metadata: {name: save}
+spec: {workers: {all: true}, notices: [preemption], reserve: 5s}
+"""
+
+
+@pytest.mark.parametrize(("hurries", "kinds"), [(False, []), (True, [OperationKind.MOVE])])
+async def test_one_that_carries_out_a_plan_answers_a_notice_that_comes_meanwhile_and_plans_nothing_else(
+    stage: Callable[[int], Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hurries: bool, kinds: list[OperationKind]
+) -> None:
+    s = stage(0)
+    (tmp_path / "policies" / "save.yaml").write_text(SAVING)
+    s.engine.decides, s.engine.hurries = False, hurries
+    offered: list[Plan] = []
+    monkeypatch.setattr(s.leading.scheduler, "offer", offered.append)
+    await s.leading._follow_policies_once()
+    for at, world in ((100.0, Serving()), (101.0, Going())):
+        s.leading.world = world  # type: ignore[assignment]
+        await s.leading._tick(at)
+    assert [o.kind for plan in offered for o in plan.operations] == kinds, "no checkpoint, and the move if it is to hurry"
+    assert len(s.recorded(RecordKind.PLAN)) == len(kinds), "what isn't done isn't recorded as planned"
+    s.leading.sightings.close()
