@@ -29,7 +29,8 @@ from shunter_agent.images.talk import Talk
 _BATCH: Final = 16
 _AHEAD: Final = 3
 """Offers that may be unanswered: what is offered is kept in memory meanwhile."""
-_HASHERS: Final = 2
+_HASHERS: Final = max(1, min(4, (os.cpu_count() or 1) - 1))
+"""Threads that read and hash: CRIU writes meanwhile, and needs a core of its own."""
 _LISTED: Final = 1 << 14
 """Chunks behind one Listed header."""
 _SMALL: Final = 1 << 16
