@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fleet_in_memory import HOLD, CrashingStore, World
+from fleet_in_memory import FAULTS, HOLD, CrashingStore, World
 from gated_executor import plan
 from shunter.act.execute import Executor
 from shunter.act.run import Parts
@@ -135,3 +135,30 @@ async def test_what_is_under_way_comes_to_a_safe_end_on_a_dead_disk(tmp_path: Pa
     assert world.store.get(planned.id) == ended
     settled(stage, kind)
     await stage.scheduler.stop()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("at", ["freeze", "release"])
+async def test_another_fault_on_the_way_back_or_on_leaves_nothing_in_between(tmp_path: Path, at: str, fault: str) -> None:
+    """One more at each order. Only a worker whose unfence is refused itself stays out of the router's sight, until `act.unfence` mends that."""
+    tried = 0
+    for number in range(1, 14):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        stage = Stage(folder, at)
+        world = stage.world
+        world.faults = {number: fault}
+        stage.scheduler.offer(plan(world.plan(MOVE)))
+        await stage.scheduler.idle()
+        await stage.tick(150)
+        await stage.scheduler.stop()
+        assert world.store.active() == (), number
+        if not world.faults:
+            tried += 1
+            (record,) = world.store.recent(0)
+            assert record.outcome is not None
+            assert not world.fenced() or record.outcome.code == "SH519" or "doesn't see it" in record.outcome.reason, number
+            running = [agent.copy.state for agent in world.agents.values() if agent.copy]
+            assert running == ["running"] or (not running and (record.outcome.image or world.died_bare)), number
+        world.store.close()
+    assert tried >= 7
