@@ -317,3 +317,10 @@ def test_two_that_move_workers_to_and_fro():
 def test_two_that_may_leave_each_others_workers_alone(other):
     leave = moving("leave", SPOT, RESERVED, workers="{role: decode}")
     assert [c for c in codes(other, leave) if c == "SH155"] == []
+
+
+def test_a_budget_that_counts_only_what_is_never_done():
+    (problem,) = problems(budget(operations="[reassign]"))
+    assert (problem.code, problem.excerpt) == ("SH156", "  operations: [reassign]")
+    assert "moves, parks and drains" in problem.remedy
+    assert codes(budget(operations="[reassign, move]")) == codes(budget()) == codes(budget(operations="[reassign]", mode="off")) == []

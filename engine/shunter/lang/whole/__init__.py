@@ -5,7 +5,7 @@ These checks are for whoever writes policies (`shunter validate`). Loading a set
 
 from collections.abc import Sequence
 
-from shunter.lang.whole.budgets import never_met
+from shunter.lang.whole.budgets import idle, never_met
 from shunter.lang.whole.flapping import motionless, opposites, swings, undone
 from shunter.lang.whole.fleet import Engine, fits
 from shunter.lang.whole.rivals import followers, profiles, rivals, unbound, unpriced, unseen
@@ -22,11 +22,12 @@ def check_set(policies: Sequence[Policy], texts: Texts) -> tuple[Problem, ...]:
 
     SH140 equal rank, SH141 `revert`, SH142 opposites, SH146 budgets under which nothing begins, SH148 two profiles for one GPU model,
     SH149 two that decide one graph's split, SH152 moves that never come about, SH153 previews that can't show or limit anything,
-    SH154 moves that are weighed by half, SH155 moves that another takes back.
+    SH154 moves that are weighed by half, SH155 moves that another takes back, SH156
+    budgets that count nothing.
     """
     ordered = sorted(policies, key=lambda p: p.name)
     found: list[Problem] = []
-    for check in (rivals, opposites, never_met, profiles, followers, unseen, unbound, unpriced, swings):
+    for check in (rivals, opposites, never_met, profiles, followers, unseen, unbound, unpriced, swings, idle):
         found += check(ordered, texts)
     for policy in ordered:
         found += [*undone(policy, texts), *motionless(policy, texts)]

@@ -21,6 +21,16 @@ def never_met(policies: list[Policy], texts: Texts) -> Iterator[Problem]:
                 yield texts.warning(policy, ("spec", "windows"), "SH146", what, remedy)
 
 
+def idle(policies: list[Policy], texts: Texts) -> Iterator[Problem]:
+    """SH156: a budget that counts only what is never done."""
+    for policy in policies:
+        spec = policy.document.spec
+        if isinstance(spec, BudgetSpec) and policy.mode != "off" and set(spec.operations) == {"reassign"}:
+            what = "no engine flips a worker's role in place yet, so the budget neither counts nor holds anything"
+            remedy = "A reassignment is made of moves, parks and drains: name those of them that it should limit"
+            yield texts.warning(policy, ("spec", "operations"), "SH156", what, remedy)
+
+
 def _nothing(policy: Policy, spec: BudgetSpec, texts: Texts) -> Iterator[Problem]:
     limits = {"maxConcurrent": spec.max_concurrent, "maxPerWindow.max": spec.max_per_window.max if spec.max_per_window else None}
     for name, limit in limits.items():
