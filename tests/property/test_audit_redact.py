@@ -142,6 +142,10 @@ def test_only_listed_labels_are_kept(labels: dict[str, str], listed: set[str]) -
         "evidence": [
             {"inputs": [{"name": "worker.kvUsage", "sample": {"is": "known", "labels": labels}}]},
             {"inputs": [{"name": "worker.labels", "value": str(labels)}]},
+            {
+                "inputs": [{"name": f'node.labels["{name}"]', "value": value} for name, value in labels.items()],
+                "detail": ", ".join(f'node.labels["{name}"] = {value}' for name, value in labels.items()),
+            },
         ]
     }
     kept = Redaction(labels=frozenset(listed)).clean(record(body=body))
@@ -149,6 +153,13 @@ def test_only_listed_labels_are_kept(labels: dict[str, str], listed: set[str]) -
     for name, value in labels.items():
         assert (value.encode() in text) == (name in listed or any(value in v and n in listed for n, v in labels.items())), (name, value)
     assert Redaction().clean(record(body=body)).body == body, "without a list all are"
+
+
+def test_a_label_that_is_named_like_a_credential_is_masked_where_it_was_read() -> None:
+    read = {"inputs": [{"name": 'worker.labels["api-key"]', "value": "open sesame"}], "detail": 'worker.labels["api-key"] = open sesame'}
+    assert Redaction().clean(record(body={"evidence": [read]})).body == {
+        "evidence": [{"inputs": [{"name": 'worker.labels["api-key"]', "value": MASKED}], "detail": f'worker.labels["api-key"] = {MASKED}'}]
+    }
 
 
 @MANY

@@ -8,7 +8,7 @@ A secret that looks like an ordinary word, under an ordinary name, isn't found: 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import pairwise
 from typing import Final
@@ -65,6 +65,8 @@ _SECRET_WORDS: Final = frozenset(
 _SECRET_PAIRS: Final = frozenset({("api", "key"), ("access", "key"), ("private", "key"), ("signing", "key"), ("secret", "key")})
 _SPOKEN: Final = frozenset({"prompt", "prompts", "completion", "completions"})
 _LABELS: Final = "labels"
+_LABEL: Final = re.compile(r"\.labels(?:\[\"(?P<key>.*)\"\])?$", re.DOTALL)
+"""How an input is named that is a label's value, `node.labels["tier"]`, or all labels."""
 
 
 class Redaction(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,9 +113,20 @@ class Redaction(msgspec.Struct, frozen=True, kw_only=True):
 
     def _mapping(self, value: Mapping[str, object]) -> dict[str, object]:
         cleaned = {_text(key): self._entry(key, part) for key, part in value.items()}
-        if self.labels is not None and _names_labels(cleaned.get("name")) and isinstance(cleaned.get("value"), str):
-            cleaned["value"] = LEFT_OUT  # an input that is a label's value, or all of them
+        found, given = _LABEL.search(str(cleaned.get("name"))), value.get("value")
+        if found is not None and isinstance(given, str):  # an input that is a label's value, or all of them
+            cleaned["value"] = self._label(found["key"] or "", given)
+        if isinstance(inputs := value.get("inputs"), list | tuple) and isinstance(detail := value.get("detail"), str):
+            cleaned["detail"] = _text(self._without(detail, inputs))
         return cleaned
+
+    def _without(self, detail: str, inputs: Iterable[object]) -> str:
+        """The words of evidence without the labels' values that its inputs are kept without."""
+        for one in inputs:
+            name, given = (one.get("name"), one.get("value")) if isinstance(one, Mapping) else (None, None)
+            if isinstance(given, str) and given and (found := _LABEL.search(str(name))) is not None:
+                detail = detail.replace(f"{name} = {given}", f"{name} = {self._label(found['key'] or '', given)}")
+        return detail
 
     def _entry(self, key: str, value: object) -> object:
         if isinstance(value, str) and key != "name":
@@ -141,10 +154,6 @@ def _is_secret(key: str) -> bool:
 @lru_cache(maxsize=4096)
 def _is_spoken(key: str) -> bool:
     return not _SPOKEN.isdisjoint(word.lower() for word in _WORD.findall(key))
-
-
-def _names_labels(name: object) -> bool:
-    return isinstance(name, str) and name.endswith(f".{_LABELS}")
 
 
 def _text(text: str) -> str:

@@ -1,5 +1,7 @@
 """Asking an expression, with the evidence of what it read."""
 
+import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -41,10 +43,11 @@ class Teller:
         values = [scope.get(name) for name in names]
         key = None
         if _UNSHARED.isdisjoint(map(type, values)):
-            key = (gate, expression.text, answer, *[repr(scalar(value)) for value in values if value is not None])
+            known = zip(names, values, strict=True)
+            key = (gate, expression.text, answer, *[_alike(name, value, expression) for name, value in known if value is not None])
             if (found := self._told.get(key)) is not None:
                 return found
-        inputs = tuple(_input(name, value) for name, value in zip(names, values, strict=True))
+        inputs = tuple(i for name, value in zip(names, values, strict=True) for i in _read(name, value, expression))
         told = _told(gate, expression, answer, inputs)
         if key is not None:
             self._told[key] = told
@@ -82,7 +85,31 @@ def missing(answer: Undecided) -> str:
 
 
 def _inputs(rules: Rules, expression: Expression, scope: Scope) -> tuple[Input, ...]:
-    return tuple(_input(name, scope.get(name)) for name in sorted(rules.inputs(expression)))
+    return tuple(i for name in sorted(rules.inputs(expression)) for i in _read(name, scope.get(name), expression))
+
+
+def _read(name: str, value: Value | None, expression: Expression) -> list[Input]:
+    """What of a variable was read: of labels those that the expression names, as `node.labels["tier"]`."""
+    if not isinstance(value, Mapping):
+        return [_input(name, value)]
+    keys = _labels(expression.text, name)
+    return [Input(name=f'{name}["{key}"]', value=value.get(key)) for key in keys] or [Input(name=name, value=f"{len(value)} labels")]
+
+
+def _alike(name: str, value: Value, expression: Expression) -> object:
+    """What is the same for two values of a variable of which the same is told."""
+    if not isinstance(value, Mapping):
+        return repr(scalar(value))
+    return tuple(value.get(key) for key in _labels(expression.text, name))
+
+
+@lru_cache(maxsize=4096)
+def _labels(text: str, name: str) -> tuple[str, ...]:
+    """The labels that an expression names, sorted."""
+    whole = re.escape(name)
+    indexed = re.findall(rf"""\b{whole}\s*\[\s*(["'])(.*?)\1\s*\]""", text)
+    looked_up = re.findall(rf"""(["'])([^"']*)\1\s+in\s+{whole}\b""", text)
+    return tuple(sorted({key for _, key in (*indexed, *looked_up)} | set(re.findall(rf"\b{whole}\.(\w+)\b(?!\s*\()", text))))
 
 
 def _input(name: str, value: Value | None) -> Input:
@@ -95,4 +122,6 @@ def _input(name: str, value: Value | None) -> Input:
 def _said(given: Input) -> str:
     if given.sample is not None:
         return f"{given.name} = {say(given.sample)}"
-    return f"{given.name} = {'unknown' if given.value is None else given.value}"
+    if given.value is None:
+        return f"{given.name} = {'absent' if given.name.endswith(']') else 'unknown'}"
+    return f"{given.name} = {given.value}"
