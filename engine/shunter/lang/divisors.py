@@ -3,14 +3,19 @@
 CEL follows IEEE 754: 0.0 / 0.0 is NaN, and a comparison with NaN is an answer, true for `!=`. A rate of nothing by nothing would decide. So
 each divisor is wrapped before an expression is compiled for evaluation: `a / b` becomes `a / [b].filter(d, d != 0.0)[0]`, which is the same
 number with the same type, and an error where there is none. `b != 0.0 && a / b > 1.0` keeps its answer, since the guard decides first.
+
+What overflows isn't guarded: `1e308 * 10.0` is infinite, and the difference of two such is NaN. No quantity in a fleet comes near that, and
+both evaluators answer alike.
 """
 
+import re
 from typing import Final
 
 from shunter.lang.tokens import Token, tokens
 
 _OPENING: Final = {"(": ")", "[": "]", "{": "}"}
 _NAME: Final = "_divisor"
+_PLAIN: Final = re.compile(r"(?=[0.]*[1-9])[0-9.]{1,100}u?", re.IGNORECASE)
 SAID: Final = "it divides by zero"
 
 
@@ -69,5 +74,5 @@ def _bracket(parts: tuple[Token, ...], position: int, last: int) -> int:
 
 
 def _is_literal(parts: tuple[Token, ...]) -> bool:
-    """A number that isn't zero: nothing to guard against."""
-    return len(parts) == 1 and parts[0].kind == "number" and any(digit in "123456789" for digit in parts[0].text)
+    """A number that isn't zero: nothing to guard against. `0e5` is zero, and so is `1e-999`: an exponent doesn't tell, and is guarded."""
+    return len(parts) == 1 and parts[0].kind == "number" and parts[0].text.isascii() and _PLAIN.fullmatch(parts[0].text) is not None

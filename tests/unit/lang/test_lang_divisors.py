@@ -25,6 +25,11 @@ def asked(text: str, **values: float | int) -> bool | Undecided:
         ("a.b > 1.0", "a.b > 1.0"),
         ("a / 2.0", "a / 2.0"),
         ("a / 0.0", "a / [0.0].filter(_divisor, _divisor != 0.0)[0]"),
+        ("a / 0e5", "a / [0e5].filter(_divisor, _divisor != 0.0)[0]"),
+        ("a / 0.0E12", "a / [0.0E12].filter(_divisor, _divisor != 0.0)[0]"),
+        ("a / 1e-999", "a / [1e-999].filter(_divisor, _divisor != 0.0)[0]"),
+        ("a / 0.25", "a / 0.25"),
+        ("a / 20", "a / 20"),
         ("a / b", "a / [b].filter(_divisor, _divisor != 0.0)[0]"),
         ("a / -b.c * d", "a / [-b.c].filter(_divisor, _divisor != 0.0)[0] * d"),
         ("a / f(b / c)[0].d", "a / [f(b / [c].filter(_divisor, _divisor != 0.0)[0])[0].d].filter(_divisor, _divisor != 0.0)[0]"),
@@ -68,3 +73,9 @@ def test_other_divisions_are_what_they_are(a: float, b: float, c: int, d: int, s
     python = shape.replace("worker.", "").replace("double", "float").replace("images / incarnation", "images // incarnation")
     expected = eval(python, {"sessions": a, "running": b, "images": c, "incarnation": d, "float": float})
     assert asked(shape, sessions=a, running=b, images=c, incarnation=d) == expected
+
+
+@pytest.mark.parametrize("zero", ["0e5", "0.0e-3", "1e-400"])
+def test_a_zero_with_an_exponent_is_a_zero(zero):
+    answer = asked(f"worker.sessions / {zero} > 1.0", sessions=1.0, running=1.0)
+    assert isinstance(answer, Undecided)
