@@ -140,7 +140,7 @@ async def test_what_is_under_way_comes_to_a_safe_end_on_a_dead_disk(tmp_path: Pa
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("at", ["freeze", "release"])
 async def test_another_fault_on_the_way_back_or_on_leaves_nothing_in_between(tmp_path: Path, at: str, fault: str) -> None:
-    """One more at each order. Only a worker whose unfence is refused itself stays out of the router's sight, until `act.unfence` mends that."""
+    """One more at each order. Only a worker whose unfence is refused stays out of the router's sight, until `act.unfence` mends that."""
     tried = 0
     for number in range(1, 14):
         folder = tmp_path / str(number)
