@@ -38,10 +38,10 @@ async def thaw_back(run: Run, source: SlotId, destination: SlotId | None) -> Non
 
 
 async def bring(run: Run, slot: SlotId) -> pb.ResumeReply:
-    """Restore the operation's image in `slot` and let it run. The worker's other copies must be known dead, as far as this operation goes;
-    one that a later operation brought to life, of which nobody knows who forgot what was in memory only, is looked for.
+    """Restore the operation's image in `slot` and let it run. The copies that the operation itself made must be known dead.
 
-    Raises Rejected SH510 for that; else Rejected, Retry or Unknown as the agent does.
+    Raises Rejected SH510 if the worker lives on another node: an engine that died with later operations in memory only left that behind.
+    Else raises Rejected, Retry or Unknown as the agent does.
     """
     await nowhere_alive(run, but=node_of(slot))
     agent = run.at(slot)
