@@ -1,6 +1,6 @@
 """What was expected at a step against what was found: the differences, and what the expectations that were met have shown."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -12,12 +12,13 @@ from shunter.model.errors import Place
 from shunter.model.finding import Evidence, Finding, Verdict
 from shunter.model.ids import OperationId, SlotId, node_of
 from shunter.model.plan import PlannedOperation
+from shunter.model.policy import Policy
 from shunter.model.snapshot import Worker
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """An expectation that wasn't met. `at` is in seconds since the test's beginning; `expected` or `found` is empty where there should be
-    nothing, or was.
+    nothing, or was. `policy` is the one that it is about, empty where that can't be told.
     """
 
     at: float
@@ -25,6 +26,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     expected: str
     found: str
     evidence: tuple[Evidence, ...] = ()
+    policy: str = ""
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,22 +41,23 @@ Outcome: TypeAlias = Failure | Shown | None
 """None: met, and it says nothing of a policy."""
 
 
-def compare(due: Due, moment: Moment, begins: float) -> list[Outcome]:
+def compare(due: Due, moment: Moment, begins: float, policies: Sequence[Policy]) -> list[Outcome]:
     """One outcome for each expectation of the step, and one for each operation that should not be there. `begins`: of the test, in
-    seconds since the epoch.
+    seconds since the epoch. `policies` are those in force.
     """
-    comparison = _Comparison(due, moment, moment.snapshot.at - begins)
+    comparison = _Comparison(due, moment, moment.snapshot.at - begins, policies)
     return [*comparison.findings(), *comparison.operations(), *comparison.workers()]
 
 
 class _Comparison:
-    def __init__(self, due: Due, moment: Moment, at: float) -> None:
-        self.wanted, self.place, self.at = due.wanted, due.place, at
+    def __init__(self, due: Due, moment: Moment, at: float, policies: Sequence[Policy]) -> None:
+        self.wanted, self.place, self.at, self.policies = due.wanted, due.place, at, policies
+        self.only = str(policies[0].name) if len(policies) == 1 else ""
         self.evaluation = moment.evaluation
         self.fleet = {str(w.id): w for w in moment.snapshot.fleet.workers}
 
-    def failure(self, expected: str, found: str, evidence: tuple[Evidence, ...] = ()) -> Failure:
-        return Failure(at=self.at, place=self.place, expected=expected, found=found, evidence=evidence)
+    def failure(self, expected: str, found: str, evidence: tuple[Evidence, ...] = (), policy: str | None = None) -> Failure:
+        return Failure(at=self.at, place=self.place, expected=expected, found=found, evidence=evidence, policy=policy or self.only)
 
     def findings(self) -> Iterator[Outcome]:
         for wanted in self.wanted.findings:
@@ -62,9 +65,27 @@ class _Comparison:
             if any(_is(wanted, f) for f in own):
                 yield from (Shown(policy=f.policy, verdict=f.verdict, gate=f.gate) for f in own if _is(wanted, f))
             elif own:
-                yield self.failure(wanted_finding(wanted), found_finding(own[0]), own[0].evidence)
+                yield self.failure(wanted_finding(wanted), found_finding(own[0]), own[0].evidence, own[0].policy)
             else:
-                yield self.failure(wanted_finding(wanted), f"finding  {wanted.subject}: nothing is said of it")
+                told = f"finding  {wanted.subject}: nothing is said of it{self._unsaid(wanted)}"
+                yield self.failure(wanted_finding(wanted), told, policy=wanted.policy)
+
+    def _unsaid(self, wanted: WantedFinding) -> str:
+        """Why the policy has nothing to say of the subject, where its selector alone tells that."""
+        worker = self.fleet.get(wanted.subject)
+        graphs = {w.graph for w in self.fleet.values()}
+        for policy in self.policies:
+            select = policy.selector
+            if wanted.policy not in (None, policy.name) or select is None:
+                continue
+            graph = worker.graph if worker is not None else wanted.subject
+            if select.graph is not None and select.graph != graph and graph in graphs:
+                there = f"the worker serves {graph}" if worker is not None else f"this fleet has {' and '.join(sorted(graphs))}"
+                remedy = f"write `graph: {select.graph}` under `fleet`"
+                return f", as {policy.name} covers the graph {select.graph}, and {there}: {remedy}, unless another graph is meant"
+            if worker is not None and select.role not in (None, worker.role):
+                return f", as {policy.name} covers {select.role} workers"
+        return ""
 
     def operations(self) -> Iterator[Outcome]:
         if self.wanted.operations is None:
@@ -80,9 +101,10 @@ class _Comparison:
                 yield Shown(policy=found.policy, verdict=Verdict.ACT)
             else:
                 told = f"operation  {wanted.worker}: nothing is planned for it" if found is None else found_operation(found, whose)
-                yield self.failure(wanted_operation(wanted), told, self._evidence(wanted.worker, found))
+                about = wanted.policy or (found.policy if found is not None else None)
+                yield self.failure(wanted_operation(wanted), told, self._evidence(wanted.worker, found), about)
         if self.wanted.exactly:
-            yield from (self.failure("", found_operation(o, whose), self._evidence(o.worker, o)) for o in left)
+            yield from (self.failure("", found_operation(o, whose), self._evidence(o.worker, o), o.policy) for o in left)
 
     def _evidence(self, worker: str, planned: PlannedOperation | None) -> tuple[Evidence, ...]:
         """What the policy that planned it says of the worker; where nothing was planned, what any says that doesn't act."""

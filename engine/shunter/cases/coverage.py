@@ -12,7 +12,8 @@ from shunter.model.policy import BudgetSpec, FleetProfile, Policy, RebalanceSpec
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One policy. `tests` are those that expect something of it; `verdicts` says for each verdict how many of them show it.
+    """One policy. `tests` are those that show something of it; `verdicts` says for each verdict how many of them do. `failing` are those that
+    expect something of it, and show none of that, since it isn't so.
 
     `gates` are those that tests show. `unshown` are those that decided at some step of a test, but that no expectation names or depends on,
     and the limits that a budget has and the bounds of a rebalancing policy, whether or not they ever decided.
@@ -21,6 +22,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     policy: str
     file: str
     tests: int
+    failing: int
     verdicts: dict[str, int]
     gates: tuple[str, ...]
     unshown: tuple[str, ...]
@@ -47,10 +49,16 @@ def _of(policy: Policy, results: Sequence[TestResult]) -> Coverage:
         policy=policy.name,
         file=policy.place.file,
         tests=len(about),
+        failing=sum(not shown and _fails(policy, r) for shown, r in zip(own, results, strict=True)),
         verdicts={v.value: _showing(about, v) for v in Verdict},
         gates=tuple(sorted(gates)),
         unshown=tuple(sorted((seen | _own(policy)) - gates)),
     )
+
+
+def _fails(policy: Policy, result: TestResult) -> bool:
+    """The test expects something of the policy, as far as can be told, that isn't so."""
+    return any(policy.name in (f.policy, *(() if f.policy else result.policies)) for f in result.failures)
 
 
 def _own(policy: Policy) -> set[str]:

@@ -65,7 +65,7 @@ def run(scenario: Scenario, rules: Rules) -> TestResult:
         for finding in moment.evaluation.findings:
             seen[Shown(policy=finding.policy, verdict=finding.verdict, gate=finding.gate)] = None
         for due in (one for one in scenario.expect if one.step == moment.step):
-            outcomes = compare(due, moment, scenario.begins)
+            outcomes = compare(due, moment, scenario.begins, scenario.policies.policies)
             checks += len(outcomes) or 1
             failures += [one for one in outcomes if isinstance(one, Failure)]
             shown |= dict.fromkeys(one for one in outcomes if isinstance(one, Shown))

@@ -90,7 +90,11 @@ def _coverage(paint: Paint, covered: Sequence[Coverage]) -> Iterator[str]:
         cells = "  ".join(f"{number or '-':>{len(head)}}" for number, head in zip(numbers, heads, strict=True))
         unshown = f" ({', '.join(one.unshown)})" if one.unshown else ""
         row = f"{one.policy:<{width}}  {cells}  {', '.join(one.gates)}{paint(_FAINT, unshown)}".rstrip()
-        yield row if one.tests else paint(_YELLOW, f"{one.policy:<{width}}  {cells}  no test says anything of it ({one.file})")
+        failing = (
+            f"{one.failing} {'test' if one.failing == 1 else 'tests'} of it, and what {'it expects' if one.failing == 1 else 'they expect'}"
+        )
+        untold = f"{failing} isn't so" if one.failing else f"no test says anything of it ({one.file})"
+        yield row if one.tests else paint(_YELLOW, f"{one.policy:<{width}}  {cells}  {untold}")
 
 
 def _counts(paint: Paint, files: Sequence[FileResult]) -> str:

@@ -142,9 +142,25 @@ def test_coverage_counts_what_expectations_show_and_names_what_they_do_not():
     longer = {c.policy: c for c in coverage([ran(GOOD + "\n      - {at: 10s, workers: {decode-0: {node: a}}}")], policies)}
     assert longer["leave"].unshown == ("move.to", "otherwise", "worker")
     failed = {c.policy: c for c in coverage([ran(FAILING)], policies)}
-    assert failed["leave"].tests == 0
+    assert (failed["leave"].tests, failed["leave"].failing, failed["shift"].failing) == (0, 1, 0)
+    said = report_text([ran(FAILING)], [failed["leave"]]).splitlines()[-3]
+    assert said.endswith("1 test of it, and what it expects isn't so")
     text = report_text([ran(GOOD)], list(covered.values()))
     assert "no test says anything of it (repo/shift.yaml)" in text
+
+
+def test_what_a_policy_is_not_about_is_said_with_the_reason():
+    here = BASE.replace("policies: [leave.yaml]", "policies: [elsewhere.yaml]")
+    files = {"elsewhere.yaml": FILES["leave.yaml"].replace(b"workers: {all: true}", b"workers: {graph: tiny, role: decode}")}
+    assert files["elsewhere.yaml"] != FILES["leave.yaml"]
+    for subject, there in (("demo", "this fleet has demo"), ("decode-0", "the worker serves demo")):
+        ((_, found),) = differences(here + "{findings: [{subject: " + subject + ", verdict: pass}]}", files)
+        why = f"leave covers the graph tiny, and {there}: write `graph: tiny` under `fleet`, unless another graph is meant"
+        assert found == f"finding  {subject}: nothing is said of it, as {why}"
+    ours = here.replace("fleet: {", "fleet: {graph: tiny, ")
+    ((_, found),) = differences(ours + "{findings: [{subject: prefill-0, verdict: pass}]}", files)
+    assert found == "finding  prefill-0: nothing is said of it, as leave covers decode workers"
+    assert differences(ours + "{findings: [{subject: decode-0, verdict: pass}]}", files) == []
 
 
 def test_a_planned_operation_that_was_expected_shows_that_its_policy_acts():
