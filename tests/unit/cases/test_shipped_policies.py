@@ -109,8 +109,10 @@ def test_a_broken_policy_would_be_noticed(tmp_path: Path):
 
 def test_the_example_of_the_how_to_passes(tmp_path: Path):
     page = (ROOT / "docs" / "how-to" / "test-a-policy.md").read_text()
-    (tmp_path / "relief_test.yaml").write_text(page.partition("```yaml\n")[2].partition("```")[0])
-    (tmp_path / "relief.yaml").write_bytes((ROOT / "policies" / "prefill-relief.yaml").read_bytes())
+    policy, test = (block.partition("```")[0] for block in page.split("```yaml\n")[1:3])
+    (tmp_path / "relief.yaml").write_text(policy)
+    (tmp_path / "relief_test.yaml").write_text(test)
+    assert check_text("relief.yaml", policy.encode())[1] == ()
     report = run_all([tmp_path])
     assert [(r.failures, f.problems) for f in report.files for r in f.results] == [((), ())]
     assert report.passed
