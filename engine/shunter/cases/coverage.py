@@ -12,8 +12,8 @@ from shunter.model.policy import BudgetSpec, FleetProfile, Policy, RebalanceSpec
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One policy. `tests` are those that show something of it; `verdicts` says for each verdict how many of them do. `failing` are those that
-    expect something of it, and show none of that, since it isn't so.
+    """One policy. `tests` are those that show something of it; `verdicts` says for each verdict how many of them do. `failing` are those
+    that expect something of it, and show none of that, since it isn't so.
 
     `gates` are those that tests show. `unshown` are those that decided at some step of a test, but that no expectation names or depends on,
     and the limits that a budget has and the bounds of a rebalancing policy, whether or not they ever decided.
