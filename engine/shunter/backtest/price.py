@@ -1,11 +1,17 @@
-"""What acts cost and what the same would have cost by four other ways. Formulas and figures are named, so that they can be disputed.
+"""What acts cost and what would have been instead. Formulas and figures are named, so that they can be disputed.
 
-For an act that carries a worker with G GPUs and n tokens of context elsewhere, standing still for t seconds:
+Where a node was going, its workers would have been lost and started anew; where roles changed, one would have been torn down and another
+started. That has a price by four other ways. Whatever else is voluntary, a flap of such changes included, has been done instead of nothing:
+it costs what it costs and saves nothing.
+
+For an act that carries a worker with G GPUs and n tokens of context elsewhere, standing still for t seconds (a parked one until it is
+brought back, or to the end of the time looked at):
 
 - spent: G * t
 - cold: G * (S + n / P), with S the time of a native start and P the tokens of context that a worker computes again in a second
 - peer: G * (S' + n / P), a start with weights and compiled artifacts from a peer
 - store: G * (S + (1 - d) * n / P), a cold start beside a KV store that has the share d of the context
+- nothing: 0
 - flip: G * (F + n / P), the role flipped in place; only where hardware and node stay the same, which is never so when a node is going
 
 S and P are a FleetProfile's if it gives them. The others, and those where none does, are public figures for 8xB200 nodes: a native start of
@@ -75,31 +81,41 @@ _WAYS: Final[tuple[tuple[str, str, Way], ...]] = (
 
 
 class Prices:
-    """Prices acts with the figures of these policies' fleet profiles."""
+    """Prices acts with the figures of these policies' fleet profiles. The acts must be settled: see `outcome`."""
 
     def __init__(self, policies: Iterable[Policy], profile: Profile, defaults: Defaults | None = None) -> None:
         self._figures = AllFigures(tuple(policies), profile)
         self._defaults = defaults or Defaults()
 
     def of(self, acts: Iterable[Act]) -> tuple[Price, ...]:
-        """One price for each of the four ways, over all acts that carry a decode worker elsewhere and are carried out."""
+        """One price for each of the four ways, over all acts that carry a worker elsewhere which would have been lost or torn down, and one
+        for those without which nothing would have happened.
+        """
         carried = [a for a in acts if a.operation.kind in _CARRIES and not a.operation.preview]
-        return tuple(self._price(name, formula, way, carried) for name, formula, way in _WAYS)
+        needed = [a for a in carried if a.instead != "nothing"]
+        chosen = [a for a in carried if a.instead == "nothing"]
+        four = (self._price(name, formula, way, needed) for name, formula, way in _WAYS)
+        return (*four, self._price("doing nothing", "0: the worker would have gone on where it was", lambda _c, _d: 0.0, chosen))
 
-    def assumed(self) -> str:
-        """The figures in words, and whose they are."""
+    def assumed(self) -> tuple[str, ...]:
+        """What is compared with what, and the figures in words and whose they are."""
         d = self._defaults
         return (
+            "Sessions count as kept, and the four other ways are priced, only where a node was going, or where roles changed and stayed so"
+            " for an hour: a worker would have been lost there, or torn down so that another is started. Any other voluntary move is"
+            " compared with doing nothing, which costs nothing",
+            "A parked worker stands still until it is brought back, or to the end; so long it counts as spent, also where its slot serves"
+            " another by then",
             f"Where no FleetProfile says otherwise: native start {d.native_start:g} s, from a peer {d.peer_start:g} s, flip {d.flip:g} s,"
             f" {d.prefill_rate_per_gpu:,.0f} tokens a second and GPU computed again, {d.stored:.0%} of the context in a KV store; public"
-            " figures for 8xB200 nodes, not measured on this fleet"
+            " figures for 8xB200 nodes, not measured on this fleet",
         )
 
     def _price(self, name: str, formula: str, way: Way, acts: list[Act]) -> Price:
         spent = instead = 0.0
         priced = 0
         for act in acts:
-            case, stopped = self._case(act), act.operation.estimate.stopped
+            case, stopped = self._case(act), act.still
             other = way(case, self._defaults)
             if other is None or stopped is None:
                 continue

@@ -6,6 +6,7 @@ from functools import cached_property
 
 import msgspec
 
+from shunter.backtest.outcome import UNDONE_S, opposite, settled
 from shunter.backtest.price import Prices
 from shunter.backtest.tally import Tallies
 from shunter.backtest.world import Simulated
@@ -15,10 +16,10 @@ from shunter.decide.profile import Profile
 from shunter.model.backtest import Act, Backtest, Lost, Point
 from shunter.model.expression import Rules
 from shunter.model.finding import Verdict
-from shunter.model.ids import Digest, NodeId, OperationId, PolicyName, PoolId, SlotId, WorkerId
+from shunter.model.ids import Digest, NodeId, OperationId, PolicyName, PoolId, WorkerId
 from shunter.model.operation import EngineState
 from shunter.model.plan import OperationKind, Plan, PlannedOperation
-from shunter.model.policy import PolicySet
+from shunter.model.policy import PolicySet, ReassignmentPolicy
 from shunter.model.sample import Known
 from shunter.model.snapshot import Fleet, Notice, NoticeKind, Samples, Snapshot, Worker, WorkerState
 
@@ -28,7 +29,6 @@ POINTS = 300
 """Steps at which it is looked what policies say, and that are kept for the picture: working out every finding of every step would take
 several times as long as deciding. What is done is counted at every step.
 """
-_UNDONE_S = 3600.0
 _REMEMBERED = 32
 """So many of a worker's changes of place are compared with what undoes them."""
 _MOVING = (OperationKind.MOVE, OperationKind.PARK, OperationKind.RESTORE)
@@ -102,6 +102,8 @@ class Run:
     def result(self, remarks: Sequence[str] = ()) -> Backtest:
         """What came of it. `remarks` are put before the run's own."""
         prices = Prices(self._policies.policies, self._profile)
+        shifts = {p.name for p in self._policies.policies if isinstance(p.document, ReassignmentPolicy)}
+        acts = settled(self._acts, self._end, shifts)
         has_gpus = any(s.gpus for n in self.world.fleet.nodes for s in n.slots)
         return Backtest(
             begin=self._begin,
@@ -111,14 +113,14 @@ class Run:
             looked=len(self._points),
             commit=self._policies.commit,
             policy_set=self._policies.digest,
-            acts=tuple(self._acts),
-            prices=prices.of(self._acts),
+            acts=acts,
+            prices=prices.of(acts),
             tallies=self._tallies.result(),
             budgets=self._tallies.budgets(),
             lost=tuple(self._lost),
             points=tuple(self._points),
             unit="GPU-seconds" if has_gpus else "worker-seconds",
-            remarks=(*remarks, *self._sampled(), prices.assumed()),
+            remarks=(*remarks, *self._sampled(), *prices.assumed()),
         )
 
     def _sampled(self) -> list[str]:
@@ -170,15 +172,7 @@ class Run:
         """It takes a worker back to a slot that it left less than an hour ago, or changes its mind on whether the worker runs at all."""
         if operation.lane == "involuntary" or operation.preview:
             return False
-        return any(at - before <= _UNDONE_S and _opposite(other, operation) for before, other in self._of_worker[operation.worker])
-
-
-def _opposite(before: PlannedOperation, after: PlannedOperation) -> bool:
-    kinds = (before.kind, after.kind)
-    if kinds in ((OperationKind.PARK, OperationKind.RESTORE), (OperationKind.RESTORE, OperationKind.PARK)):
-        return before.lane == "voluntary"
-    left: SlotId | None = before.from_slot
-    return before.kind is OperationKind.MOVE and left is not None and after.to_slot == left
+        return any(at - before <= UNDONE_S and opposite(other, operation) for before, other in self._of_worker[operation.worker])
 
 
 def _ends(notice: Notice) -> float:

@@ -1,12 +1,17 @@
 """What policies would have done over a stretch of the past, as figures for people and programs."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
 from shunter.model.finding import Verdict
 from shunter.model.ids import Commit, Digest, NodeId, PolicyName, PoolId, WorkerId
 from shunter.model.plan import PlannedOperation
+
+Instead = Literal["loss", "teardown", "nothing"]
+"""What would have been without an act: its worker lost with its node (`loss`: whatever is involuntary), torn down so that another could
+have its place (`teardown`: a change of roles that wasn't taken back within the hour), or nothing at all."""
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +28,9 @@ class Act(msgspec.Struct, frozen=True, kw_only=True):
     gpu_model: str = ""
     undoes: bool = False
     """It takes back what another did less than an hour before: a flap."""
+    instead: Instead = "nothing"
+    still: float | None = None
+    """Seconds for which its worker stood still for it: one that was parked until it was brought back, or to the end. None: not known."""
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,9 +116,16 @@ class Backtest(msgspec.Struct, frozen=True, kw_only=True):
     remarks: tuple[str, ...] = ()
 
     @property
+    def carried(self) -> tuple[Act, ...]:
+        """Acts that took a worker elsewhere."""
+        return tuple(a for a in self.acts if a.operation.kind.value in ("move", "park") and not a.operation.preview)
+
+    @property
     def kept(self) -> tuple[float, float, int]:
-        """Sessions and tokens on workers that were carried elsewhere, and how many of those acts can't be told."""
-        carried = [a for a in self.acts if a.operation.kind.value in ("move", "park") and not a.operation.preview]
+        """Sessions and tokens that would have been lost without an act that carried their worker elsewhere, and how many of those acts
+        can't be told. What nobody would have touched isn't kept by carrying it about.
+        """
+        carried = [a for a in self.carried if a.instead != "nothing"]
         known = [a for a in carried if a.sessions is not None]
         tokens = sum(a.tokens for a in carried if a.tokens is not None)
         return sum(a.sessions for a in known if a.sessions is not None), tokens, len(carried) - len(known)

@@ -49,7 +49,7 @@ def _one(out: Page, console: Console, one: Backtest) -> None:
     for title, head, rows in (
         ("Policies (act, hold, inconclusive: share of the steps looked at)", _POLICIES, _policies(one)),
         ("Budgets", ("budget", "group", "held something", "when used the most"), _budgets(one.budgets)),
-        (f"{one.unit} against four other ways", _PRICES, _prices(one)),
+        (f"{one.unit}, and what would have been instead", _PRICES, _prices(one)),
     ):
         if rows:
             out.blank()
@@ -119,11 +119,13 @@ def _kept(one: Backtest) -> str:
     said = f"{sessions:,.0f} sessions with {tokens:,.0f} tokens of context kept"
     told = f", as far as is known: {count(unknown, 'operation')} can't be told" if unknown else ""
     lost = f"; {count(len(one.lost), 'worker')} lost with their node" if one.lost else ""
-    return f"{said}{told}{lost}; workers stood still for {span(_still(one))} in all."
+    chosen = sum(a.instead == "nothing" for a in one.carried)
+    own = f"; {count(chosen, 'worker')} carried elsewhere by choice would have lost nothing" if chosen else ""
+    return f"{said}{told}{own}{lost}; workers stood still for {span(_still(one))} in all."
 
 
 def _still(one: Backtest) -> float:
-    return sum(a.operation.estimate.stopped or 0.0 for a in one.acts if not a.operation.preview)
+    return sum(a.still or 0.0 for a in one.acts if not a.operation.preview)
 
 
 def _policies(one: Backtest) -> Rows:

@@ -8,13 +8,14 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 from rich.console import Console
+from shunter.backtest.outcome import settled
 from shunter.backtest.price import Defaults, Prices
 from shunter.backtest.run import Run
 from shunter.backtest.world import Simulated
 from shunter.decide.profile import Profile
 from shunter.lang.cel import CelRules
 from shunter.lang.load import load
-from shunter.model.backtest import Act, Backtest
+from shunter.model.backtest import Act, Backtest, Instead
 from shunter.model.finding import Verdict
 from shunter.model.ids import Commit, Digest, Incarnation, NodeId, NoticeId, OperationId, PolicyName, SlotId, WorkerId
 from shunter.model.operation import EngineState, Status
@@ -231,10 +232,14 @@ def test_undoing_is_counted() -> None:
 
 
 def priced(
-    tokens: float | None = 100_000.0, kind: OperationKind = OperationKind.MOVE, stopped: float | None = 10.0, **more
+    tokens: float | None = 100_000.0,
+    kind: OperationKind = OperationKind.MOVE,
+    stopped: float | None = 10.0,
+    instead: Instead = "teardown",
+    **more,
 ) -> dict[str, tuple]:
     planned = msgspec.structs.replace(operation(kind, **more), estimate=Estimate(stopped=stopped))
-    act = Act(at=NOW, operation=planned, sessions=1.0, tokens=tokens, gpus=8, gpu_model="B200")
+    act = Act(at=NOW, operation=planned, sessions=1.0, tokens=tokens, gpus=8, gpu_model="B200", instead=instead, still=stopped)
     figures = Defaults(native_start=400.0, peer_start=100.0, flip=1.0, prefill_rate_per_gpu=1000.0, stored=0.9)
     return {p.baseline: (p.spent, p.instead, p.acts, p.unpriced) for p in Prices((), PROFILE, figures).of([act])}
 
@@ -246,6 +251,7 @@ def test_prices_against_the_four_ways() -> None:
         "weights and artifacts from a peer": (80.0, pytest.approx(8 * (100 + again)), 1, 0),
         "KV store and cold start": (80.0, pytest.approx(8 * (400 + 0.1 * again)), 1, 0),
         "flip in place": (0.0, 0.0, 0, 1),
+        "doing nothing": (0.0, 0.0, 0, 0),
     }
     assert priced(kind=OperationKind.PARK)["flip in place"] == (80.0, pytest.approx(8 * (1 + again)), 1, 0)
     assert priced(kind=OperationKind.PARK, lane="involuntary")["flip in place"][2:] == (0, 1)
@@ -253,13 +259,65 @@ def test_prices_against_the_four_ways() -> None:
 
 @pytest.mark.parametrize("lacking", [{"tokens": None}, {"stopped": None}])
 def test_what_is_not_known_is_not_priced(lacking: dict) -> None:
-    assert {p[2:] for p in priced(**lacking).values()} == {(0, 1)}
+    assert {p[2:] for way, p in priced(**lacking).items() if way != "doing nothing"} == {(0, 1)}
     assert {p[:2] for p in priced(**lacking).values()} == {(0.0, 0.0)}
+
+
+def test_what_nobody_would_have_touched_is_not_saved_by_moving_it() -> None:
+    _, found = run(policies(EMPTY), 20)
+    moves = [a for a in found.acts if a.operation.kind is OperationKind.MOVE]
+    assert len(moves) == 2
+    assert {a.instead for a in moves} == {"nothing"}
+    assert found.kept == (0.0, 0.0, 0)
+    *four, nothing = found.prices
+    assert [(p.acts, p.spent, p.saved) for p in four] == [(0, 0.0, 0.0)] * 4
+    spent = sum(8 * (a.operation.estimate.stopped or 0.0) for a in moves)
+    assert spent > 0
+    assert (nothing.acts, nothing.saved) == (2, pytest.approx(-spent))
+    out = io.StringIO()
+    backtest_text([found], Console(file=out, width=140))
+    assert "0 sessions with 0 tokens of context kept; 2 workers carried elsewhere by choice would have lost nothing" in out.getvalue()
+
+
+def test_a_worker_that_is_carried_to_and_fro_costs_more_each_time() -> None:
+    """Also by policies that change roles, whose single steps would have replaced teardowns."""
+    there, back = {"from_slot": "a/0", "to_slot": "b/0"}, {"from_slot": "b/0", "to_slot": "a/0"}
+    found = outcomes(*((600 * n, OperationKind.MOVE, back if n % 2 else there) for n in range(8)))
+    assert found == [("nothing", 10.0)] * 8
+
+
+def outcomes(*given: tuple[float, OperationKind, dict], shifts: tuple[str, ...] = ("p",)) -> list[tuple[str, float | None]]:
+    """What became of acts on one worker within two hours; `undoes` as `run` would have found it."""
+    made = Run(policies(SAVE), BEGUN, (), CelRules(), PROFILE, begin=NOW, end=NOW + 7200, step=STEP)
+    for after, kind, more in given:
+        planned = operation(kind, **more)
+        made._note([Act(at=NOW + after, operation=planned, sessions=1.0, tokens=1.0, undoes=made._undoes(planned, NOW + after))])
+    return [(a.instead, a.still) for a in settled(made._acts, NOW + 7200, {PolicyName(s) for s in shifts})]
+
+
+def test_a_change_of_roles_replaces_a_teardown_unless_it_is_taken_back() -> None:
+    park, restore = (OperationKind.PARK, {"from_slot": "a/0"}), (OperationKind.RESTORE, {"to_slot": "a/0"})
+    assert outcomes((0, *park)) == [("teardown", 7200.0)], "parked to the end: it stands still to the end"
+    assert outcomes((0, *park), (4000, *restore)) == [("teardown", 4020.0), ("teardown", 0.0)]
+    assert outcomes((0, *park), (600, *restore)) == [("nothing", 620.0), ("nothing", 0.0)], "a flap"
+    assert outcomes((0, *park), shifts=()) == [("nothing", 7200.0)]
+    going = {"from_slot": "a/0", "lane": "involuntary"}
+    assert outcomes((0, OperationKind.PARK, going), (60, *restore)) == [("loss", 80.0), ("teardown", 0.0)]
+    assert outcomes((0, OperationKind.MOVE, {**going, "to_slot": "b/0"}), shifts=()) == [("loss", 10.0)]
 
 
 def test_a_fleet_profile_gives_its_own_figures() -> None:
     profile = HEAD + "FleetProfile\nmetadata: {name: mine}\nspec: {gpuModel: B200, nativeStart: 100s, prefillRate: 50000}\n"
-    act = Act(at=NOW, operation=operation(OperationKind.MOVE), sessions=1.0, tokens=100_000.0, gpus=8, gpu_model="B200")
+    act = Act(
+        at=NOW,
+        operation=operation(OperationKind.MOVE),
+        sessions=1.0,
+        tokens=100_000.0,
+        gpus=8,
+        gpu_model="B200",
+        instead="loss",
+        still=10.0,
+    )
     cold, peer, *_ = Prices(policies(profile).policies, PROFILE).of([act])
     assert cold.instead == pytest.approx(8 * (100 + 2))
     assert peer.instead == cold.instead, "nothing is slower from a peer"
