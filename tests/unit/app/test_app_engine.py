@@ -25,7 +25,7 @@ from shunter.model.errors import Problem, Stalled
 from shunter.model.finding import Finding, Verdict
 from shunter.model.ids import Commit, Digest, Incarnation, NodeId, NoticeId, OperationId, PolicyName, SlotId, WorkerId
 from shunter.model.operation import OperationRecord
-from shunter.model.plan import Evaluation, OperationKind, Plan, PlannedOperation, Preconditions
+from shunter.model.plan import Estimate, Evaluation, OperationKind, Plan, PlannedOperation, Preconditions
 from shunter.model.record import Record, RecordKind
 from shunter.model.snapshot import Fleet, Node, Notice, NoticeKind, Samples, Slot, Worker, WorkerState
 from shunter.model.units import Duration
@@ -372,4 +372,40 @@ async def test_one_that_carries_out_a_plan_answers_a_notice_that_comes_meanwhile
         await s.leading._tick(at)
     assert [o.kind for plan in offered for o in plan.operations] == kinds, "no checkpoint, and the move if it is to hurry"
     assert len(s.recorded(RecordKind.PLAN)) == len(kinds), "what isn't done isn't recorded as planned"
+    s.leading.sightings.close()
+
+
+async def test_a_notice_gives_up_what_it_has_overtaken_and_a_full_disk_keeps_nothing_from_being_decided(
+    stage: Callable[[int], Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s = stage(0)
+    (tmp_path / "policies" / "save.yaml").write_text(SAVING)
+    await s.leading._follow_policies_once()
+    planned = PlannedOperation(
+        id=OperationId("move-w"),
+        kind=OperationKind.MOVE,
+        worker=WorkerId("w"),
+        lane="voluntary",
+        policy=PolicyName("images"),
+        reason="",
+        expect=Preconditions(incarnation=Incarnation(0)),
+        from_slot=SlotId("node-a/0"),
+        to_slot=SlotId("node-b/0"),
+        estimate=Estimate(stopped=700.0),
+    )
+    s.leading.store.insert([OperationRecord(planned=planned, plan=Digest("p"), epoch=s.leading.epoch, created_at=99.0)])
+    asked: list[str] = []
+    offered: list[Plan] = []
+
+    def cancel(operation: OperationId, because: str) -> bool:
+        asked.append(f"{operation}: {because}")
+        raise Stalled(FULL)
+
+    monkeypatch.setattr(s.leading.scheduler, "cancel", cancel)
+    monkeypatch.setattr(s.leading.scheduler, "offer", offered.append)
+    for at, world in ((100.0, Serving()), (101.0, Going())):
+        s.leading.world = world  # type: ignore[assignment]
+        await s.leading._tick(at)
+    assert asked == ["move-w: it would end 100 s after the deadline of preemption of node-a"]
+    assert len(offered) == 2
     s.leading.sightings.close()
