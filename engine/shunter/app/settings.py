@@ -272,7 +272,14 @@ def load(path: Path) -> Settings:
         raw = tomllib.loads(path.read_text())
         settings = msgspec.convert(raw, Settings, dec_hook=_decode)
     except OSError as error:
-        raise refuse(f"the settings can't be read: {error.strerror}") from error
+        raise Rejected(
+            Problem(
+                code="SH910",
+                what=f"the settings can't be read: {error.strerror}",
+                remedy="Name the engine's settings with --config, or run this where its engine.toml is",
+                subject=str(path),
+            )
+        ) from error
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise refuse(f"the settings are not valid: {error}") from error
     places = (settings.policies.git, settings.policies.directory, settings.policies.cluster)

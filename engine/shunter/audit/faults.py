@@ -105,6 +105,9 @@ def of_system(error: OSError, path: Path | str) -> Stalled:
     """The system's error as a Stalled."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return full(path)
+    if error.errno == errno.ENOENT:
+        remedy = "Name the engine's state folder with --state: the one that `state` in its settings names"
+        return stalled(CLOSED, f"the audit can't be used: {error.strerror}", remedy, path)
     return unusable(path, error.strerror or str(error))
 
 

@@ -99,7 +99,9 @@ def test_verify(state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     )
     assert json.loads(shown(capsys, "verify", "--state", str(state), "--json", status=1))["how"] == "gap"
     assert execute(["audit", "verify", "--state", str(tmp_path / "nowhere")]) == 2
-    assert "SH905" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "SH905" in said
+    assert "--state" in said
 
 
 def test_no_database_is_a_broken_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -194,7 +194,9 @@ def test_no_such_worker(look, capsys: pytest.CaptureFixture[str]):
 
 def test_settings_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert execute(["why", "decode-0", "--config", str(tmp_path / "nothing.toml")]) == 1
-    assert "SH910" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "SH910" in said
+    assert "--config" in said
 
 
 def test_a_recorded_snapshot_is_the_one_that_was_decided_on(look, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]):
