@@ -314,6 +314,34 @@ def test_live_previews_ask_the_agents_and_say_what_is_not_known(fleet: Fleet) ->
     assert "Notices aren't known" in said
 
 
+GATHER = """\
+apiVersion: shunter.dev/v1alpha1
+kind: RebalancePolicy
+metadata: {name: gather}
+spec:
+  workers: {graph: tiny}
+  when: worker.incarnation >= 0 && node.freeSlots >= 0
+  for: 5s
+  to: {prefer: node.freeSlots}
+"""
+
+
+def test_a_place_has_been_the_same_for_as_long_as_an_engine_saw_it(fleet: Fleet) -> None:
+    """What `for` asks of the fleet's past, previews read from what an engine kept; from before it ran, nothing is known."""
+    (fleet.folder / "gather").mkdir()
+    (fleet.folder / "gather" / "gather.yaml").write_text(GATHER)
+    command = ["plan", "--config", str(fleet.engine_config), "--policies", str(fleet.folder / "gather"), "--format", "json"]
+
+    def said() -> tuple[bool, bool]:
+        done = fleet.shunter(*command)
+        (found,) = [f for f in json.loads(done.stdout)["findings"] if f["subject"] == "decode-0"]
+        return found["gate"] == "for", "no engine on this state folder looked at the fleet then" in done.stderr
+
+    assert said() == (True, True)
+    fleet.start_engine()
+    wait_for("the fleet to have been seen for long enough", lambda: said() == (False, False), 60)
+
+
 def test_ac58_the_comment_stays_within_its_limit_and_counts_what_it_leaves_out(fleet: Fleet) -> None:
     """Eight hundred policies, all of which lack a metric."""
     texts = [
