@@ -1,6 +1,7 @@
 """What fleet the engine saw, and when: a bounded series beside its store, so that a preview knows where workers were.
 
-Only fleets that differ in what conditions can read are kept, each with the time from which to which it was seen. Losing the series costs
+Only fleets that differ in what conditions can read are kept, each with the time from which to which it was seen. Images of workers that run
+don't count: there are new ones all the time, and how old they were then isn't said by previews (see `app.unseen`). Losing the series costs
 nothing but previews that hold back longer than the engine would, so it is kept without waiting for the disk.
 """
 
@@ -15,6 +16,7 @@ from typing import Final
 import msgspec
 
 from shunter.app.degraded import places
+from shunter.decide.hold import MIN_TOLERANCE, STEPS
 from shunter.model.canon import decode, encode
 from shunter.model.errors import Problem
 from shunter.model.snapshot import Fleet, Notice, Snapshot
@@ -23,8 +25,8 @@ KEPT_S: Final = 3600.0
 """Seconds that are kept at least, whatever the policies look back; so that a policy that isn't in force yet can be previewed too."""
 MOST: Final = 500
 """Fleets that are kept at most."""
-BEAT_S: Final = 5.0
-"""Between two notes that the fleet is still the same."""
+BEAT_S: Final = 1.0
+"""At least, between two notes that the fleet is still the same."""
 _TABLE: Final = """
 CREATE TABLE IF NOT EXISTS seen (id INTEGER PRIMARY KEY, begin REAL NOT NULL, till REAL NOT NULL, body BLOB NOT NULL) STRICT
 """
@@ -44,8 +46,10 @@ def sightings_path(folder: Path) -> Path:
 
 
 def slack(tick: float) -> float:
-    """Seconds for which a fleet counts as unchanged after it was last seen, by an engine that looks every `tick` seconds."""
-    return max(2 * BEAT_S, 3 * tick)
+    """Seconds for which a fleet counts as unchanged after an engine that looks every `tick` seconds saw it last. A longer gap breaks `for`
+    in the engine, too.
+    """
+    return max(MIN_TOLERANCE, STEPS * tick)
 
 
 class Sightings:
@@ -155,7 +159,9 @@ def series(folder: Path, begin: float, end: float, tick: float) -> Series:
 
 
 def _read(snapshot: Snapshot) -> object:
-    """What conditions can read of a fleet: all but ages and measurements."""
+    """What conditions can read of a fleet: all but ages and measurements, and the images of those that run."""
     fleet = snapshot.fleet
+    away = {w.id for w in fleet.workers if w.slot is None}
+    fleet = msgspec.structs.replace(fleet, images=tuple(i for i in fleet.images if i.worker in away))
     labels = [(n.id, n.labels) for n in fleet.nodes], [(w.id, w.labels) for w in fleet.workers]
     return places(fleet), labels, snapshot.notices

@@ -16,6 +16,8 @@ from shunter.model.vocabulary import VARIABLES
 from shunter.report.words import moment
 
 _LASTING: Final = frozenset({"worker.id", "worker.role", "worker.graph", "worker.engine", "now"})
+_IMAGES: Final = frozenset({"worker.imageAge", "worker.images"})
+"""What is known of now alone: images come and go too often to be kept track of."""
 _WHY: Final = "no engine on this state folder looked at the fleet then"
 
 
@@ -25,11 +27,11 @@ def reads_fleet(names: Sequence[str]) -> list[str]:
 
 
 class Unseen:
-    """Rules that don't answer what nobody saw. `times` are those of the snapshots whose fleet isn't known."""
+    """Rules that don't answer what nobody saw. `unknown` are the times at which the fleet isn't known, `past` all but now."""
 
-    def __init__(self, rules: Rules, times: frozenset[float]) -> None:
+    def __init__(self, rules: Rules, unknown: frozenset[float], past: frozenset[float]) -> None:
         self._rules: BulkRules = in_bulk(rules)
-        self._times = times
+        self._unknown, self._past = unknown, past
         self.inputs = rules.inputs
 
     def test(self, expression: Expression, scope: Scope) -> bool | Undecided:
@@ -49,23 +51,32 @@ class Unseen:
         return self._rules.measure_all(expression, sheet)
 
     def _unseen(self, expression: Expression, scope: Scope) -> Undecided | None:
-        if scope.get("now") not in self._times:
+        at = scope.get("now")
+        if at not in self._past:
             return None
-        names = reads_fleet(self.inputs(expression))
-        return Undecided(inputs=tuple((name, _WHY) for name in names)) if names else None
+        names = [n for n in reads_fleet(self.inputs(expression)) if at in self._unknown or n in _IMAGES]
+        return (
+            Undecided(inputs=tuple((name, _WHY if at in self._unknown else "images of then aren't known") for name in names))
+            if names
+            else None
+        )
 
 
 def veiled(recording: Recording, policies: PolicySet, rules: Rules) -> tuple[list[Snapshot], Rules, tuple[str, ...]]:
     """The recording's snapshots, rules that don't answer what isn't known of them, and what a reader must know, in sentences."""
     snapshots = recording.snapshots()
-    unknown = frozenset(past.at for past in recording.history if past.seen is None)
-    if not unknown:
+    past = frozenset(one.at for one in recording.history if one.at < recording.at)
+    if not past:
         return snapshots, rules, ()
+    unknown = frozenset(one.at for one in recording.history if one.seen is None)
+    careful = Unseen(rules, unknown, past)
+    if not unknown:
+        return snapshots, careful, ()
     told = tuple(p.name for p in policies.policies if p.mode != "off" and _looks_back(p, rules, recording.at - max(unknown)))
     if any(_follows(p) for p in policies.policies):
         # what the planner wants is compared with the workers that there were
         snapshots = [_without_pools(s) if s.at in unknown else s for s in snapshots]
-    return snapshots, Unseen(rules, unknown), (_remark(max(unknown), told),) if told else ()
+    return snapshots, careful, (_remark(max(unknown), told),) if told else ()
 
 
 def _remark(at: float, policies: Sequence[str]) -> str:
