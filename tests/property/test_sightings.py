@@ -81,9 +81,9 @@ def seen_by_engine(changes: list, always: bool) -> list[Snapshot]:
     by_tick = sorted(changes, key=lambda c: c[0])
     found = []
     for tick in range(LENGTH + 1):
-        state = next((c for c in reversed(by_tick) if c[0] <= tick), (0, ("a", "a"), False, "x", True))
-        if always or state[4] or tick == LENGTH:
-            found.append(snapshot(BEGIN + tick * TICK, *state[1:4]))
+        _, where, noticed, zone, looks = next((c for c in reversed(by_tick) if c[0] <= tick), (0, ("a", "a"), False, "x", True))
+        if always or looks or tick == LENGTH:
+            found.append(snapshot(BEGIN + tick * TICK, where, noticed, zone))
     return found
 
 
