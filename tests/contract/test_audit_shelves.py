@@ -10,6 +10,7 @@ import pwd
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -435,7 +436,7 @@ def test_a_url_that_is_none(postgres: Place, tmp_path: Path, url: str) -> None:
         PostgresShelf(url, tmp_path / "audit.db", read_only=True)
 
 
-@pytest.mark.skipif(not LACKING, reason="they are installed")
-def test_without_its_packages_it_says_what_to_install(tmp_path: Path) -> None:
+def test_without_its_packages_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)  # as if it weren't there
     with pytest.raises(Rejected, match=r"SH978 .*shunter\[postgres\]"):
         PostgresShelf("postgresql://x/y", tmp_path / "audit.db", read_only=True)
