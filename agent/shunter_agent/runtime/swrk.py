@@ -129,6 +129,8 @@ class Session:
             self._socket.send(request.SerializeToString(), socket.MSG_NOSIGNAL)
         except TimeoutError as error:
             raise self._given_up() from error
+        except ConnectionError:
+            pass  # it died: what it said before is still to be read, and then its end
 
     def _given_up(self) -> ConnectionError:
         silent_s = self._socket.gettimeout() or 0.0
