@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("atheris", reason="atheris has no build for this machine")
 sys.path.insert(0, str(Path(__file__).parent))
 import fuzz_policies  # pyright: ignore[reportMissingImports]  (found by the line above)
 
