@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from shunter.app.engine import Engine, Told
+from shunter.app.duty import Told
+from shunter.app.engine import Engine
 from shunter.app.handover import lead
 from shunter.app.policies import PolicyFeed
 from shunter.app.settings import load

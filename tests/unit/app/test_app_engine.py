@@ -11,7 +11,8 @@ import pytest
 from shunter.act.lease import Lease
 from shunter.act.store import Store
 from shunter.app.degraded import Watch, condition
-from shunter.app.engine import Engine, _Leading
+from shunter.app.engine import Engine
+from shunter.app.leading import Leading
 from shunter.app.policies import PolicyFeed
 from shunter.app.room import Room, suiting
 from shunter.app.settings import AgentSettings, PoliciesSettings, PrometheusSettings, Settings, TlsSettings
@@ -83,7 +84,7 @@ class Stage:
         trail = Trail(self.filling, lambda: 100.0)
         room = Room(folder, (), suiting(folder))
         watch = Watch(store, trail, room, folder, lambda: 100.0)
-        self.leading = _Leading(self.engine, store, lease, trail, watch, {}, None)  # type: ignore[arg-type]
+        self.leading = Leading(self.engine, store, lease, trail, watch, {}, None)  # type: ignore[arg-type]
 
     def recorded(self, kind: RecordKind) -> list[Record]:
         return [sealed.record for sealed in self.journal.list(kind=kind, limit=None)]
@@ -104,18 +105,18 @@ async def test_policies_are_followed_and_recorded_once_when_the_audit_takes_writ
     stage: Callable[[int], Stage], refused: int
 ) -> None:
     s = stage(refused)
-    following = asyncio.create_task(s.leading._follow_policies())
+    following = asyncio.create_task(s.leading.following.run())
 
     async def until_recorded() -> None:
         while not s.recorded(RecordKind.POLICIES):
             await asyncio.wait([following], timeout=0.01)
             assert not following.done(), following.exception()
-            s.leading._check_disk()
+            s.leading.check_disk()
 
     try:
         await asyncio.wait_for(until_recorded(), 10)
         for _ in range(3):  # further polls add nothing
-            await s.leading._follow_policies_once()
+            await s.leading.following.once()
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
@@ -139,14 +140,14 @@ async def test_a_notice_and_a_source_that_went_away_are_recorded_once_however_of
 ) -> None:
     s = stage(2)
     away = Problem(code="SH203", what="the remote didn't answer", remedy="Check it")
-    s.leading.world = Noticed()  # type: ignore[assignment]
-    await s.leading._look(100.0)
-    s.leading._tell_or_clear("policies", away)
+    s.leading.sight.world = Noticed()  # type: ignore[assignment]
+    await s.leading.sight.look(100.0)
+    s.leading.voice.tell_or_clear("policies", away)
     assert s.recorded(RecordKind.NOTICE) == []
     for _ in range(3):
-        s.leading._check_disk()
-        await s.leading._look(101.0)
-        s.leading._tell_or_clear("policies", away)
+        s.leading.check_disk()
+        await s.leading.sight.look(101.0)
+        s.leading.voice.tell_or_clear("policies", away)
     assert [r.body["notice"]["id"] for r in s.recorded(RecordKind.NOTICE)] == ["n1"]  # type: ignore[index]
     assert [r.what for r in s.recorded(RecordKind.SOURCE) if r.subject == "policies"] == ["the remote didn't answer"]
     assert all("spooled" in s.recorded(kind)[0].body for kind in (RecordKind.NOTICE, RecordKind.SOURCE))
@@ -155,8 +156,8 @@ async def test_a_notice_and_a_source_that_went_away_are_recorded_once_however_of
 
 async def test_a_disk_that_takes_no_writes_is_told_shown_and_closes_the_gate(stage: Callable[[int], Stage]) -> None:
     s = stage(10**6)
-    s.leading._record(RecordKind.ENGINE, "engine", "leads")
-    s.leading._check_disk()
+    s.leading.voice.record(RecordKind.ENGINE, "engine", "leads")
+    s.leading.check_disk()
     assert [problem.code for problem in s.told] == ["SH532"]
     assert not s.leading.store.probe()
     shown = condition(s.engine.settings.state, 100.0)
@@ -168,7 +169,7 @@ async def test_a_disk_that_takes_no_writes_is_told_shown_and_closes_the_gate(sta
     assert metric("shunter_degraded", {"on": "memory"}) == 1.0
     assert metric("shunter_unwritten", {"what": "records"}) == 1.0
     s.filling.refused = 0
-    s.leading._check_disk()
+    s.leading.check_disk()
     assert s.leading.store.probe()
     assert condition(s.engine.settings.state, 100.0) is None
     assert metric("shunter_degraded", {"on": "memory"}) == 0.0
@@ -183,12 +184,12 @@ async def test_findings_are_not_observed_while_too_many_records_wait(
     finding = Finding(policy=PolicyName("p"), subject="w", lane="voluntary", verdict=Verdict.HOLD, gate="window", reason="closed")
     plan = Plan(at=100.0, commit=Commit("c"), policy_set=Digest("s"), snapshot=Digest("t"))
     evaluation = Evaluation(findings=(finding,), plan=plan)
-    s.leading._record(RecordKind.ENGINE, "engine", "leads")
-    assert not s.leading._account(evaluation, 100.0, Fleet())
+    s.leading.voice.record(RecordKind.ENGINE, "engine", "leads")
+    assert not s.leading.account(evaluation, 100.0, Fleet())
     assert s.leading.trail.waiting == 1
     s.filling.refused = 0
     assert s.leading.trail.retry()
-    s.leading._account(evaluation, 101.0, Fleet())
+    s.leading.account(evaluation, 101.0, Fleet())
     assert [r.subject for r in s.recorded(RecordKind.FINDING)] == ["w"], "it isn't left out, only later"
 
 
@@ -226,35 +227,35 @@ async def test_while_the_disk_is_full_no_plan_that_could_wait_is_offered_and_the
 ) -> None:
     s = stage(0)
     world = Serving()
-    s.leading.world = world  # type: ignore[assignment]
-    await s.leading._follow_policies_once()
+    s.leading.sight.world = world  # type: ignore[assignment]
+    await s.leading.following.once()
     offered: list[Plan] = []
     saved: list[float] = []
     monkeypatch.setattr(s.leading.scheduler, "offer", offered.append)
     monkeypatch.setattr(s.leading.store, "save_fleet", lambda _fleet, _notices, at: saved.append(at))
-    await s.leading._tick(100.0)
+    await s.leading.tick(100.0)
     assert [o.kind for o in offered[-1].operations] == [OperationKind.CHECKPOINT]
     with monkeypatch.context() as full:
         full.setattr(Room, "missing", lambda _self: "No space left on device")
-        await s.leading._tick(101.0)
+        await s.leading.tick(101.0)
         assert offered[-1].operations == ()
         world.incarnation = 1
-        await s.leading._tick(102.0)
-        await s.leading._tick(103.0)
+        await s.leading.tick(102.0)
+        await s.leading.tick(103.0)
     assert saved == [100.0, 102.0]
-    await s.leading._tick(104.0)
+    await s.leading.tick(104.0)
     assert saved == [100.0, 102.0, 104.0]
     assert [o.kind for o in offered[-1].operations] == [OperationKind.CHECKPOINT]
 
 
 async def test_a_newer_commit_gives_up_what_it_doesnt_want_once(stage: Callable[[int], Stage], monkeypatch: pytest.MonkeyPatch) -> None:
     s = stage(0)
-    await s.leading._follow_policies_once()
+    await s.leading.following.once()
     first = s.engine.feed.current
     assert first is not None
     given_up: list[tuple[str, str]] = []
     monkeypatch.setattr(s.leading.scheduler, "cancel", lambda operation, because: given_up.append((operation, because)))
-    s.leading._take_back(first)
+    s.leading.take_back(first)
     planned = PlannedOperation(
         id=OperationId("checkpoint-1"),
         kind=OperationKind.CHECKPOINT,
@@ -265,11 +266,11 @@ async def test_a_newer_commit_gives_up_what_it_doesnt_want_once(stage: Callable[
         expect=Preconditions(incarnation=Incarnation(0)),
     )
     s.leading.store.insert([OperationRecord(planned=planned, plan=Digest("p"), epoch=s.leading.epoch, created_at=100.0)])
-    s.leading._take_back(first)
+    s.leading.take_back(first)
     assert given_up == []
     newer = msgspec.structs.replace(first, commit=Commit("b" * 40), policies=())
-    s.leading._take_back(newer)
-    s.leading._take_back(newer)
+    s.leading.take_back(newer)
+    s.leading.take_back(newer)
     assert given_up == [("checkpoint-1", "commit bbbbbbbbbbbb has no policy images")]
 
 
@@ -277,11 +278,11 @@ async def test_what_cant_be_given_up_keeps_nothing_from_being_decided_and_is_tri
     stage: Callable[[int], Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s = stage(0)
-    s.leading.world = Serving()  # type: ignore[assignment]
-    await s.leading._follow_policies_once()
+    s.leading.sight.world = Serving()  # type: ignore[assignment]
+    await s.leading.following.once()
     first = s.engine.feed.current
     assert first is not None
-    s.leading._take_back(first)
+    s.leading.take_back(first)
     planned = PlannedOperation(
         id=OperationId("move-1"),
         kind=OperationKind.MOVE,
@@ -306,12 +307,12 @@ async def test_what_cant_be_given_up_keeps_nothing_from_being_decided_and_is_tri
     monkeypatch.setattr(s.leading.scheduler, "cancel", cancel)
     monkeypatch.setattr(s.leading.scheduler, "offer", offered.append)
     for now in (100.0, 101.0, 102.0):
-        await s.leading._tick(now)
+        await s.leading.tick(now)
     assert len(offered) == 3
     assert [p.code for p in s.told if p == FULL] == ["SH901"], "told once"
     refuse = False
     for now in (103.0, 104.0):
-        await s.leading._tick(now)
+        await s.leading.tick(now)
     assert asked == ["commit bbbbbbbbbbbb has no policy gone"] * 4
 
 
@@ -319,21 +320,21 @@ async def test_each_tick_looks_for_workers_that_are_fenced_for_no_reason(
     stage: Callable[[int], Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s = stage(0)
-    s.leading.world = Serving()  # type: ignore[assignment]
+    s.leading.sight.world = Serving()  # type: ignore[assignment]
     looked: list[tuple[list[str], int, float]] = []
     monkeypatch.setattr(
         s.leading.unfencing, "look", lambda fleet, notices, now: looked.append(([w.id for w in fleet.workers], len(notices), now))
     )
     for now in (100.0, 101.0):
-        await s.leading._tick(now)
+        await s.leading.tick(now)
     assert looked == [(["w"], 0, 100.0), (["w"], 0, 101.0)]
 
 
 async def test_what_fleet_is_decided_on_is_kept_for_previews(stage: Callable[[int], Stage], tmp_path: Path) -> None:
     s = stage(0)
-    await s.leading._follow_policies_once()
+    await s.leading.following.once()
     for at in (100.0, 101.0):
-        await s.leading._tick(at)
+        await s.leading.tick(at)
     assert series(tmp_path, 100.0, 101.0, 1.0).during(100.0, 101.0) == (0,)
     assert series(tmp_path, 0.0, 101.0, 1.0).during(80.0, 101.0) is None
     s.leading.sightings.close()
@@ -366,10 +367,10 @@ async def test_one_that_carries_out_a_plan_answers_a_notice_that_comes_meanwhile
     s.engine.decides, s.engine.hurries = False, hurries
     offered: list[Plan] = []
     monkeypatch.setattr(s.leading.scheduler, "offer", offered.append)
-    await s.leading._follow_policies_once()
+    await s.leading.following.once()
     for at, world in ((100.0, Serving()), (101.0, Going())):
-        s.leading.world = world  # type: ignore[assignment]
-        await s.leading._tick(at)
+        s.leading.sight.world = world  # type: ignore[assignment]
+        await s.leading.tick(at)
     assert [o.kind for plan in offered for o in plan.operations] == kinds, "no checkpoint, and the move if it is to hurry"
     assert len(s.recorded(RecordKind.PLAN)) == len(kinds), "what isn't done isn't recorded as planned"
     s.leading.sightings.close()
@@ -380,7 +381,7 @@ async def test_a_notice_gives_up_what_it_has_overtaken_and_a_full_disk_keeps_not
 ) -> None:
     s = stage(0)
     (tmp_path / "policies" / "save.yaml").write_text(SAVING)
-    await s.leading._follow_policies_once()
+    await s.leading.following.once()
     planned = PlannedOperation(
         id=OperationId("move-w"),
         kind=OperationKind.MOVE,
@@ -404,8 +405,8 @@ async def test_a_notice_gives_up_what_it_has_overtaken_and_a_full_disk_keeps_not
     monkeypatch.setattr(s.leading.scheduler, "cancel", cancel)
     monkeypatch.setattr(s.leading.scheduler, "offer", offered.append)
     for at, world in ((100.0, Serving()), (101.0, Going())):
-        s.leading.world = world  # type: ignore[assignment]
-        await s.leading._tick(at)
+        s.leading.sight.world = world  # type: ignore[assignment]
+        await s.leading.tick(at)
     assert asked == ["move-w: it would end 100 s after the deadline of preemption of node-a"]
     assert len(offered) == 2
     s.leading.sightings.close()

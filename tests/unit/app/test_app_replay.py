@@ -13,8 +13,9 @@ import pytest
 from shunter.act.lease import Lease
 from shunter.act.store import Store
 from shunter.app.degraded import Watch
-from shunter.app.engine import Engine, _Leading
+from shunter.app.engine import Engine
 from shunter.app.keeping import Keeper, Keeping
+from shunter.app.leading import Leading
 from shunter.app.policies import PolicyFeed
 from shunter.app.replay import Replay
 from shunter.app.replay import replay as again_from
@@ -81,14 +82,14 @@ class Story:
         return Samples(workers={"w": {"kvUsage": sample}})
 
 
-Stage = Callable[..., tuple[_Leading, Story, Keeper]]
+Stage = Callable[..., tuple[Leading, Story, Keeper]]
 
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
     with ExitStack() as stack:
 
-        def make(audit: AuditSettings | None = None, secret: str = "") -> tuple[_Leading, Story, Keeper]:
+        def make(audit: AuditSettings | None = None, secret: str = "") -> tuple[Leading, Story, Keeper]:
             (tmp_path / "policies").mkdir()
             (tmp_path / "policies" / "all.yaml").write_text(POLICIES)
             given = Settings(
@@ -110,21 +111,21 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
             watch = Watch(store, trail, Room(tmp_path, (), suiting(tmp_path)), tmp_path, lambda: START)
             keeper = Keeper(inputs_path(tmp_path / "audit.db"), given.audit, redaction, feed.read, lambda: START)
             stack.callback(keeper.close)
-            leading = _Leading(engine, store, lease, trail, watch, {}, None, Keeping(given.audit, journal, keeper))  # type: ignore[arg-type]
+            leading = Leading(engine, store, lease, trail, watch, {}, None, Keeping(given.audit, journal, keeper))  # type: ignore[arg-type]
             leading.scheduler.offer = lambda _plan: None  # type: ignore[method-assign,assignment]
-            leading.world = story = Story(secret)  # type: ignore[assignment]
+            leading.sight.world = story = Story(secret)  # type: ignore[assignment]
             return leading, story, keeper
 
         yield make
 
 
-async def played(leading: _Leading, story: Story) -> None:
+async def played(leading: Leading, story: Story) -> None:
     """Twelve ticks: idle, long enough for `for`, full, then preempted."""
-    await leading._follow_policies_once()
+    await leading.following.once()
     for tick in range(12):
         story.usage = 0.2 + 0.001 * tick if tick < 6 else 0.9
         story.going = tick >= 9
-        await leading._tick(START + tick)
+        await leading.tick(START + tick)
 
 
 def replay(state: Path, what: str) -> Replay:
@@ -156,9 +157,9 @@ async def test_every_plan_comes_out_the_same_byte_for_byte(stage: Stage, tmp_pat
 
 async def test_what_did_not_change_costs_nothing(stage: Stage, tmp_path: Path) -> None:
     leading, _, keeper = stage()
-    await leading._follow_policies_once()
+    await leading.following.once()
     for tick in range(40):
-        await leading._tick(START + tick)
+        await leading.tick(START + tick)
     keeper.close()
     with Inputs(inputs_path(tmp_path / "audit.db"), read_only=True) as inputs:
         count = inputs._db.execute("SELECT count(*) FROM decisions").fetchone()[0]
@@ -263,15 +264,15 @@ async def test_a_label_that_is_not_listed_is_left_out_and_a_plan_that_hangs_on_i
 
 async def test_policies_that_stayed_in_force_because_a_newer_version_was_refused_are_kept_too(stage: Stage, tmp_path: Path) -> None:
     leading, story, keeper = stage()
-    await leading._follow_policies_once()
+    await leading.following.once()
     await until(lambda: bool(keeper._files))  # it reads them while they are there
-    first = leading.e.feed.current
+    first = leading.duty.feed.current
     (tmp_path / "policies" / "all.yaml").write_text("kind: nonsense\n")
     await played(leading, story)
     assert first is not None
-    assert leading.e.feed.current is not None
-    assert leading.e.feed.current.commit != first.commit
-    assert len(leading.e.feed.current.policies) == 3
+    assert leading.duty.feed.current is not None
+    assert leading.duty.feed.current.commit != first.commit
+    assert len(leading.duty.feed.current.policies) == 3
     keeper.close()
     for sealed in decisions(tmp_path):
         assert replay(tmp_path, str(sealed.seq)).same
@@ -316,7 +317,7 @@ async def test_a_disk_with_little_room_has_none_for_inputs_and_they_never_take_m
     await played(leading, story)
     await until(keeper._queue.empty)
     left[0] = 10
-    keeper.learn(leading.e.feed.current)  # type: ignore[arg-type]
+    keeper.learn(leading.duty.feed.current)  # type: ignore[arg-type]
     await until(lambda: keeper.problem is not None)
     with Inputs(inputs_path(tmp_path / "audit.db"), read_only=True) as inputs:
         assert 0 < inputs.size() <= 25_000

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from shunter.app.engine import _Leading
+from shunter.app.leading import Leading
 from shunter.app.silence import Silence
 from shunter.app.world import World
 from shunter.model.errors import Problem, Retry
@@ -104,16 +104,16 @@ class Watched:
 
     def __init__(self, stage: Stage, behind: float) -> None:
         self.stage, self.node, self.steady = stage, Living(behind), Ticking()
-        self.leading: _Leading = stage.leading
-        self.leading.world = World({A: self.node}, None, Catalog())  # type: ignore[arg-type]
-        self.leading.agents = {A: None}  # type: ignore[dict-item]
-        self.leading.silence = Silence(self.steady)
+        self.leading: Leading = stage.leading
+        self.leading.sight.world = World({A: self.node}, None, Catalog())  # type: ignore[arg-type]
+        self.leading.sight.nodes = (A,)
+        self.leading.sight.silence = Silence(self.steady)
 
     async def look(self, now: float, *, answers: bool, after: float = 1.0) -> WorkerState:
         self.node.now, self.node.answers = now, answers
         self.steady.at += after
-        await self.leading._look(now)
-        (worker,) = self.stage.engine._fleet.workers
+        await self.leading.sight.look(now)
+        (worker,) = self.stage.engine.scene.fleet.workers
         return worker.state
 
 
@@ -136,4 +136,4 @@ async def test_a_clock_that_is_set_forward_makes_nobody_lost_and_real_silence_do
     for n in range(70):  # 65 s beyond the deadline that was 6 s away
         assert await w.look(5001.0 + n, answers=False) is WorkerState.RUNNING, n
     assert await w.look(5080.0, answers=False) is WorkerState.LOST
-    assert w.leading.gone == {A}
+    assert w.leading.sight.gone == {A}

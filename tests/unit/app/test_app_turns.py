@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from shunter.act import scheduler
 from shunter.app import preview as previews
-from shunter.app.engine import _Leading
+from shunter.app.leading import Leading
 from shunter.app.looking import Seen
 from shunter.app.preview import Preview, preview
 from shunter.app.settings import LimitsSettings, load
@@ -109,7 +109,7 @@ async def test_a_leading_engine_keeps_to_its_limit_and_says_what_waits(
 ) -> None:
     s = stage(0)
     s.engine.settings = msgspec.structs.replace(s.engine.settings, limits=LimitsSettings(voluntary=3))
-    leading = _Leading(s.engine, s.leading.store, s.leading.lease, s.leading.trail, s.leading.watch, {}, None)  # type: ignore[arg-type]
+    leading = Leading(s.engine, s.leading.store, s.leading.lease, s.leading.trail, s.leading.watch, {}, None)  # type: ignore[arg-type]
 
     async def carry(record: OperationRecord) -> OperationRecord:
         await asyncio.Event().wait()
@@ -125,10 +125,10 @@ async def test_a_leading_engine_keeps_to_its_limit_and_says_what_waits(
 
 async def test_each_tick_says_what_waits(stage: Callable[[int], Stage], monkeypatch: pytest.MonkeyPatch) -> None:
     s = stage(0)
-    s.leading.world = Serving()  # type: ignore[assignment]
-    await s.leading._follow_policies_once()
+    s.leading.sight.world = Serving()  # type: ignore[assignment]
+    await s.leading.following.once()
     monkeypatch.setattr(s.leading.scheduler, "_voluntary", 0)
-    await s.leading._tick(100.0)
+    await s.leading.tick(100.0)
     (one,) = queue(s.engine.settings.state, s.leading.epoch).first
     assert one.worker == "w"
     assert [o.id for o in s.leading.scheduler.waiting] == [one.id]

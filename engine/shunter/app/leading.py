@@ -1,0 +1,301 @@
+"""The engine while it leads: look, decide, record, act; every tick, and at once when an agent says that its node is going.
+
+All state that matters is in the store, the audit and the agents: killed at any moment, the next engine goes on from there. What happens
+while their disk takes no writes is in `app.degraded`.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Final
+
+from shunter.act.agents import AgentClient
+from shunter.act.execute import Executor
+from shunter.act.lease import Lease
+from shunter.act.run import Parts, Times
+from shunter.act.scheduler import Scheduler
+from shunter.act.store import Store
+from shunter.act.unfence import Unfencing
+from shunter.app import gone
+from shunter.app.applications import Applications
+from shunter.app.astray import astray
+from shunter.app.degraded import Watch, urgent
+from shunter.app.duty import Duty, Told
+from shunter.app.following import Following
+from shunter.app.keeping import Keeping
+from shunter.app.overtaken import overtaken
+from shunter.app.recheck import Now
+from shunter.app.sight import Sight
+from shunter.app.sightings import Sightings
+from shunter.app.turns import Turns
+from shunter.app.voice import Voice
+from shunter.app.withdrawn import withdrawn
+from shunter.app.world import World
+from shunter.audit.decisions import Tracker
+from shunter.audit.trail import Trail
+from shunter.decide.evaluate import evaluate
+from shunter.decide.hold import horizon
+from shunter.model.errors import Problem, ShunterError, Stalled
+from shunter.model.ids import Epoch, NodeId, NoticeId, OperationId
+from shunter.model.operation import OperationRecord
+from shunter.model.plan import Evaluation
+from shunter.model.policy import PolicySet
+from shunter.model.record import Record, RecordKind
+from shunter.model.snapshot import Fleet, Snapshot
+from shunter.observe.prometheus import Prometheus
+
+HISTORY_MARGIN_S = 15.0
+"""Snapshots are kept for the longest `for` of the policies and this much more."""
+
+_LOST: Final = Problem(
+    code="SH508", what="the lock file isn't ours any more", remedy="Start one engine on a state directory", subject="engine.lock"
+)
+
+
+class Leading:
+    """The engine while it leads: what `Engine.run` opened, and the loops over it."""
+
+    def __init__(
+        self,
+        duty: Duty,
+        store: Store,
+        lease: Lease,
+        trail: Trail,
+        watch: Watch,
+        agents: Mapping[NodeId, AgentClient],
+        prometheus: Prometheus,
+        keeping: Keeping | None = None,
+    ) -> None:
+        self.duty, self.store, self.lease, self.trail, self.watch, self.agents = duty, store, lease, trail, watch, agents
+        self.keeping = keeping
+        self.epoch: Epoch = lease.epoch
+        self.voice = Voice.of(duty, trail, self.epoch)
+        world = World(agents, prometheus, duty.settings.prometheus.catalog())
+        self.sight = Sight(duty, store, watch, world, tuple(agents), self.voice)
+        self.following = Following(duty, self.voice, lambda policies: keeping.keeper.learn(policies) if keeping else None)
+        self.fresh: set[NoticeId] = set()
+        """Notices that came since the last tick."""
+        self.sightings = Sightings(duty.settings.state, float(duty.settings.tick))
+        self.snapshots: deque[Snapshot] = deque()
+        """Those behind the policies' `for`, oldest first."""
+        self.tracker = Tracker()
+        self.in_force: PolicySet | None = None
+        """The policies of the last tick."""
+        parts = Parts(
+            store=store,
+            agents=agents,
+            fleet=lambda: self.duty.scene.fleet,
+            audit=watch.audit,
+            clock=duty.clock,
+            sleep=asyncio.sleep,
+            gone=lambda node: node in self.sight.gone,
+            astray=lambda planned: astray(planned, self.duty.scene.notices),
+            progress=self._progress,
+            times=Times(hold=float(duty.settings.hold)),
+        )
+        self.executor = Executor(parts, self.epoch)
+        self.scheduler = Scheduler(self.executor, voluntary=duty.settings.limits.voluntary, on_error=self._unsettled)
+        self.turns = Turns(duty.settings.state, self.epoch)
+        self.unfencing = Unfencing(
+            parts,
+            self.epoch,
+            record=lambda worker, what, body: self.voice.record(RecordKind.ENGINE, worker, what, body),
+            tell=lambda worker, problem: self.voice.tell_or_clear(f"fenced {worker}", problem),
+        )
+        self.applications = Applications(
+            duty.settings.state, store, self.scheduler.accept, lambda plan, what, body: self.voice.record(RecordKind.PLAN, plan, what, body)
+        )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Recover what was under way, then tick until told to stop."""
+        duty = self.duty
+        duty.metrics.epoch.set(self.epoch)
+        self.sight.recall()
+        self.check_disk()
+        self.voice.record(RecordKind.ENGINE, "engine", f"leads at epoch {self.epoch}")
+        await self.following.once()
+        await self.sight.look(duty.clock())
+        # taken up by the first tick's pump, beside looking and deciding: a drain may take until its deadline
+        for record in self.store.adopt(self.epoch):
+            self.voice.record(
+                RecordKind.ENGINE, record.id, f"takes over {record.planned.kind.value} of {record.planned.worker} at {record.step.value}"
+            )
+        helpers = [asyncio.create_task(self.following.run(), name="policies")]
+        helpers += [asyncio.create_task(self._watch(node), name=f"watch {node}") for node in self.agents]
+        try:
+            await self._loop(stop, helpers)
+        finally:
+            for task in helpers:
+                task.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
+            await self.scheduler.stop()
+            await self.unfencing.stop()
+            self.turns.note(())
+            self.sightings.close()
+            self.voice.record(RecordKind.ENGINE, "engine", "stopped")
+            lost = self.watch.farewell()
+            if lost is not None:
+                duty.on_problem(lost)
+
+    async def _loop(self, stop: asyncio.Event, helpers: list[asyncio.Task[None]]) -> None:
+        duty = self.duty
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            while not stop.is_set():
+                began = time.monotonic()
+                duty.wake.clear()
+                if not self.lease.held():
+                    raise Stalled(_LOST)
+                try:
+                    await self.tick(duty.clock())
+                except Stalled as error:
+                    # The store can't even be read, or something voluntary met a disk that takes no writes: it must be visible.
+                    self.voice.tell(error.problem)
+                duty.metrics.tick_seconds.observe(time.monotonic() - began)
+                for task in helpers:
+                    if task.done() and task.exception():
+                        task.result()
+                left = max(0.0, float(duty.settings.tick) - (time.monotonic() - began))
+                waking = asyncio.create_task(duty.wake.wait())
+                await asyncio.wait([stopping, waking], timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                waking.cancel()
+        finally:
+            stopping.cancel()
+
+    # -- one tick
+
+    async def tick(self, now: float) -> None:
+        """Look, decide, record, act, once."""
+        duty = self.duty
+        self.check_disk()
+        policies = duty.feed.current
+        hurry = bool(self.fresh)
+        self.fresh.clear()
+        snapshot = await self.sight.snapshot(policies, now, urgent=hurry)
+        self._ages(now)
+        if policies is not None:
+            self.take_back(policies)
+        self._make_way(now)
+        self.unfencing.look(duty.scene.fleet, duty.scene.notices, now)
+        self._apply(now, policies)
+        if policies is None or not duty.looks_ahead:
+            self.scheduler.pump()
+            return
+        self._decide(snapshot, policies, now)
+
+    def _decide(self, snapshot: Snapshot, policies: PolicySet, now: float) -> None:
+        duty = self.duty
+        self.snapshots.append(snapshot)
+        while self.snapshots and now - self.snapshots[0].at > horizon(policies) + HISTORY_MARGIN_S:
+            self.snapshots.popleft()
+        if self.watch.now is None:  # a full disk is for what must be remembered
+            self.voice.tell_or_clear("sightings", self.sightings.note(snapshot, horizon(policies)))
+        state = self.store.state(now)
+        with duty.metrics.decide_seconds.time():
+            evaluation = evaluate(policies, list(self.snapshots), state, now, duty.rules, duty.profile)
+        plan = evaluation.plan if duty.decides and self.store.healthy else urgent(evaluation.plan)
+        if not duty.decides and not plan.operations:
+            self.scheduler.pump()
+            return
+        told = self.account(evaluation, now, snapshot.fleet)
+        if self.keeping and self.watch.now is None:
+            self.keeping.keeper.offer(told, evaluation, policies, self.snapshots, state, duty.profile)
+            self.voice.tell_or_clear("audit's upkeep", self.keeping.house(now))
+            self.voice.tell_or_clear("audit's collector", self.keeping.unsent)
+        for verdict in ("act", "hold", "inconclusive", "pass"):
+            duty.metrics.findings.labels(verdict).set(sum(f.verdict.value == verdict for f in evaluation.findings))
+        duty.on_tick(Told(snapshot=snapshot, evaluation=evaluation, policies=policies, plan_changed=_has_plan(told)))
+        self.scheduler.offer(plan)
+        self.turns.note(self.scheduler.waiting)
+
+    def _apply(self, now: float, policies: PolicySet | None) -> None:
+        """Look at the plans that were handed over. On a disk that takes no writes they wait."""
+        try:
+            fleet, notices = self.duty.scene.fleet, self.duty.scene.notices
+            self.applications.settle(Now(at=now, policies=policies, fleet=fleet, notices=notices, active=self.store.active()))
+        except Stalled as error:
+            self.voice.tell(error.problem)
+
+    def take_back(self, policies: PolicySet) -> None:
+        """Give up what a newer commit doesn't want: what is under way goes to a safe point, what waits is dropped. What couldn't be given
+        up is tried again at the next tick.
+        """
+        if self.in_force is None or self.in_force.commit != policies.commit:
+            given_up = [self._give_up(*one) for one in withdrawn(self.store.active(), self.in_force, policies)]
+            if not all(given_up):
+                return
+        self.in_force = policies
+
+    def _make_way(self, now: float) -> None:
+        """Give up what a notice has overtaken."""
+        for operation, because in overtaken(self.store.active(), self.duty.scene.notices, now):
+            self._give_up(operation, because)
+
+    def _give_up(self, operation: OperationId, because: str) -> bool:
+        """False, and told, when that can't be written: a disk that takes no writes keeps nothing else from being decided."""
+        try:
+            self.scheduler.cancel(operation, because)
+        except Stalled as error:
+            self.voice.tell(error.problem)
+            return False
+        return True
+
+    def account(self, evaluation: Evaluation, now: float, fleet: Fleet) -> tuple[Record, ...]:
+        """Record what changed in the decisions. What can be told later is, when too much waits for the disk."""
+        if self.trail.crowded:
+            return ()
+        self.tracker, records = self.tracker.observe(evaluation, now, self.epoch, fleet)
+        self.trail.add(records)
+        return records
+
+    def check_disk(self) -> None:
+        """See whether the engine's disk takes writes, and say so when that changed."""
+        wrong = self.watch.check()
+        self.duty.health.disk(wrong)
+        if wrong is None:
+            gone.set_aside(self.duty.settings.state)
+        self.voice.tell_or_clear("engine's disk", wrong.problem if wrong is not None else None)
+
+    def _ages(self, now: float) -> None:
+        def age(at: float | None) -> float | None:
+            return None if at is None else now - at
+
+        self.duty.health.update(
+            {"policies": self.duty.feed.age(now), "inventory": age(self.sight.looked_at), "metrics": age(self.sight.measured_at)}
+        )
+        self.duty.metrics.problems.set(len(self.duty.feed.current.problems) if self.duty.feed.current else 0)
+
+    # -- what runs beside the ticks
+
+    async def _watch(self, node: NodeId) -> None:
+        """Wake the engine for each notice. The stream only makes it faster: every tick asks for the whole inventory anyway."""
+        while True:
+            with contextlib.suppress(ShunterError):
+                async for event in self.agents[node].watch(self.epoch):
+                    if event.HasField("notice"):
+                        self.fresh.add(NoticeId(event.notice.id))
+                        self.duty.wake.set()
+                    elif event.HasField("exit"):
+                        self.duty.wake.set()
+            await asyncio.sleep(float(self.duty.settings.tick))
+
+    # -- small parts
+
+    def _progress(self, record: OperationRecord) -> None:
+        if record.outcome:
+            kind = record.planned.kind.value
+            self.duty.metrics.operations.labels(kind, record.outcome.status.value).inc()
+            if record.outcome.measured.stopped is not None:
+                self.duty.metrics.stopped.labels(kind).observe(record.outcome.measured.stopped)
+            self.sight.ended(record)
+            self.duty.wake.set()
+        self.duty.on_step(record)
+
+    def _unsettled(self, _operation: OperationId, error: ShunterError) -> None:
+        self.voice.tell(error.problem)
+
+
+def _has_plan(records: tuple[Record, ...]) -> bool:
+    return any(record.kind is RecordKind.PLAN for record in records)

@@ -1,0 +1,124 @@
+"""What a leading engine sees: the fleet by its agents, notices, and what Prometheus measures. It writes what it must remember."""
+
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from shunter.act.store import Store
+from shunter.app import gone
+from shunter.app.degraded import Watch, places
+from shunter.app.duty import Duty
+from shunter.app.settled import settled
+from shunter.app.silence import Silence
+from shunter.app.voice import Voice
+from shunter.app.world import HOLD_MARGIN_S, Memory, World
+from shunter.model.canon import plain
+from shunter.model.errors import Problem
+from shunter.model.ids import NodeId, WorkerId
+from shunter.model.operation import OperationRecord
+from shunter.model.policy import PolicySet
+from shunter.model.record import RecordKind
+from shunter.model.sample import Known, say
+from shunter.model.snapshot import Fleet, Notice, Samples, Snapshot
+
+URGENT_METRICS_S = 0.1
+"""How long a tick waits for metrics when a notice is new: what is involuntary never waits for them."""
+
+
+class Sight:
+    """Looks for the engine, and keeps `duty.scene` up to date."""
+
+    def __init__(self, duty: Duty, store: Store, watch: Watch, world: World, nodes: Collection[NodeId], voice: Voice) -> None:
+        self._duty, self._store, self._watch, self.world, self._voice = duty, store, watch, world, voice
+        self.nodes = nodes
+        self.gone: frozenset[NodeId] = frozenset()
+        """Nodes that are dead for good, by the last look."""
+        self.silence = Silence()
+        self.looked_at: float | None = None
+        self.measured_at: float | None = None
+        self._meanwhile: list[OperationRecord] = []
+        """Operations that ended since the last look began."""
+
+    def recall(self) -> None:
+        """Begin with what the engine before remembered."""
+        remembered = self._store.load_fleet()
+        if remembered:
+            scene = self._duty.scene
+            scene.fleet = settled(remembered.fleet, self._store.recent(remembered.at - 1.0))
+            scene.notices = remembered.notices
+
+    def ended(self, record: OperationRecord) -> None:
+        """What an operation did is seen at once, and not undone by a look that began before."""
+        self._meanwhile.append(record)
+        self._duty.scene.fleet = settled(self._duty.scene.fleet, [record])
+
+    async def snapshot(self, policies: PolicySet | None, now: float, *, urgent: bool) -> Snapshot:
+        """Look, and measure when anything is to be decided. An `urgent` one hardly waits for metrics."""
+        await self.look(now)
+        scene, duty = self._duty.scene, self._duty
+        if policies is None or not duty.looks_ahead:
+            return Snapshot(at=now, fleet=scene.fleet, notices=scene.notices)
+        within = URGENT_METRICS_S if urgent else float(duty.settings.prometheus.deadline)
+        samples = await self.world.measure(scene.fleet, policies, now, within_s=within)
+        self._measured(samples, now)
+        return Snapshot(at=now, fleet=scene.fleet, samples=samples, notices=scene.notices)
+
+    def _measured(self, samples: Samples, now: float) -> None:
+        """Note whether metrics come at all. A fleet without a live worker has none, and lacks none."""
+        if not samples.workers or any(isinstance(s, Known) for fields in samples.workers.values() for s in fields.values()):
+            self.measured_at = now
+            self._voice.tell_or_clear("metrics", None)
+            return
+        why = next(s for fields in samples.workers.values() for s in fields.values())
+        what = f"no worker has a fresh value of any metric: {say(why)}"
+        problem = Problem(code="SH530", what=what, remedy="Look at Prometheus and its scrapes", subject="metrics")
+        self._voice.tell_or_clear("metrics", problem)
+
+    async def look(self, now: float) -> None:
+        """Ask every agent for its node."""
+        scene, state = self._duty.scene, self._duty.settings.state
+        before = {n.id for n in scene.notices}
+        said = gone.declared(state)
+        known = tuple(n for n in scene.notices if n.source != gone.SOURCE)
+        memory = Memory(
+            fleet=scene.fleet,
+            notices=(*known, *said),
+            ended=self._store.ended(),
+            busy=frozenset(WorkerId(r.planned.worker) for r in self._store.active() if not r.waits),
+            gone_after=float(self._duty.settings.hold) + HOLD_MARGIN_S,
+            silent=self.silence.lasts(),
+        )
+        self._meanwhile.clear()
+        inventory = await self.world.look(memory, now)
+        self.silence.looked(self.world.unreachable, inventory.notices, now)
+        # what ended while we looked is news to what was seen
+        inventory = msgspec.structs.replace(inventory, fleet=settled(inventory.fleet, self._meanwhile))
+        answering = frozenset(self.nodes) - frozenset(self.world.unreachable)
+        for problem in gone.void(said, answering):
+            self._voice.tell(problem)
+        self._remember(inventory.fleet, inventory.notices, now)
+        scene.fleet, scene.notices, self.gone = inventory.fleet, inventory.notices, inventory.gone
+        if answering:
+            self.looked_at = now
+        self._tell_of_nodes(inventory.fleet, inventory.clocks)
+        for problem in inventory.problems:
+            self._voice.tell(problem)
+        for notice in inventory.notices:
+            if notice.id not in before:
+                what = f"{notice.kind.value} of {notice.node}"
+                self._voice.record(RecordKind.NOTICE, notice.node, what, {"notice": plain(notice)})
+
+    def _tell_of_nodes(self, fleet: Fleet, clocks: Mapping[NodeId, Problem]) -> None:
+        for node in self.nodes:
+            self._voice.tell_or_clear(f"agent {node}", self.world.unreachable.get(node))
+            if node not in self.world.unreachable:
+                self._voice.tell_or_clear(f"clock {node}", clocks.get(node))
+        for seen in fleet.nodes:
+            self._voice.tell_or_clear(f"notices {seen.id}", next(iter(seen.problems), None))
+
+    def _remember(self, fleet: Fleet, notices: tuple[Notice, ...], now: float) -> None:
+        scene = self._duty.scene
+        if (fleet, notices) == (scene.fleet, scene.notices):
+            return
+        if self._watch.now is None or notices != scene.notices or places(fleet) != places(scene.fleet):  # not each tick on a full disk
+            self._store.save_fleet(fleet, notices, now)
