@@ -89,7 +89,7 @@ class Fleet:
         """Build the network and write all settings; nothing runs yet but the namespaces."""
         self.discovery.mkdir(parents=True, exist_ok=True)
         if not self.pretend:
-            ip("link", "add", BRIDGE, "type", "bridge")
+            ip("link", "add", BRIDGE, "address", "02:53:48:00:0a:01", "type", "bridge")  # else it changes with every move by hand
             ip("addr", "add", f"{GATEWAY}/24", "dev", BRIDGE)
             ip("link", "set", BRIDGE, "up")
         certs = [str(BIN / "shunter"), "certs", str(self.folder / "certs")]

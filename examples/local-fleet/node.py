@@ -59,7 +59,7 @@ class Node:
         ip("link", "set", outer, "master", BRIDGE, "up")
         for command in (
             ("link", "set", "lo", "up"),
-            ("link", "add", "br0", "type", "bridge"),
+            ("link", "add", "br0", "address", f"02:53:48:00:0b:{self.plan.host:02x}", "type", "bridge"),  # else it is that of any port
             ("link", "set", inner, "master", "br0", "up"),
             ("addr", "add", f"{self.address}/24", "dev", "br0"),
             ("link", "set", "br0", "up"),

@@ -634,6 +634,15 @@ def test_connecting_tells_the_whole_network_where_the_address_is(bench: Bench) -
     assert frame[6:12] == frame[22:28] == mac
 
 
+def test_a_node_keeps_its_address_when_a_worker_comes_and_goes(bench: Bench) -> None:
+    """A bridge without a MAC of its own has its lowest port's: neighbours that know another one would speak to nobody for seconds."""
+    bench.a.call(bench.network.disconnect)
+    bench.a.call(lambda: _ip("link", "set", "c0", "address", "fe:fe:ff:ff:ff:ff"))
+    bench.a.call(bench.network.connect)
+    told = bench.a.call(lambda: subprocess.run(["ip", "-o", "link", "show", "br-shunt"], check=True, capture_output=True, text=True).stdout)
+    assert "link/ether fe:fe:ff:ff:ff:ff " in told
+
+
 def test_facts_name_the_driver(bench: Bench) -> None:
     facts = bench.a.runtime.facts()
     assert facts["runtime"] == "criu"

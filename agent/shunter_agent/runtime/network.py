@@ -175,9 +175,11 @@ class WorkerNetwork:
 
 
 def _outer_mac(name: str) -> str:
-    """A locally administered MAC; given, because a bridge without one takes over its lowest port's, which changes with every worker."""
+    """A locally administered MAC, as high as can be: a bridge without one of its own takes over its lowest port's. Were that a worker's,
+    the node's address would change with the worker's coming and going, and its neighbours would speak to the old one for seconds.
+    """
     digits = hashlib.sha256(name.encode()).hexdigest()
-    return "fe:" + ":".join(digits[at : at + 2] for at in range(0, 10, 2))
+    return "fe:ff:" + ":".join(digits[at : at + 2] for at in range(0, 8, 2))
 
 
 def _said(error: Exception) -> str:
