@@ -3,7 +3,7 @@
 A large fleet has tens of thousands of labels, and few different ones: each is judged once, and what is clean stays the same object.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -60,7 +60,7 @@ class Cleaner:
             return samples
         return Samples(workers=workers, policies=policies, pools=pools)
 
-    def _fields(self, fields: dict[str, dict[str, Sample]]) -> dict[str, dict[str, Sample]]:
+    def _fields(self, fields: Mapping[str, Mapping[str, Sample]]) -> Mapping[str, Mapping[str, Sample]]:
         return _kept(fields, {key: _kept(own, {name: self._sample(s) for name, s in own.items()}) for key, own in fields.items()})
 
     def _sample(self, sample: Sample) -> Sample:
@@ -102,5 +102,5 @@ def _with(part: T, **fields: object) -> T:
     return msgspec.structs.replace(part, **fields)
 
 
-def _kept(before: dict[str, V], after: dict[str, V]) -> dict[str, V]:
+def _kept(before: Mapping[str, V], after: Mapping[str, V]) -> Mapping[str, V]:
     return before if all(before[key] is value for key, value in after.items()) else after

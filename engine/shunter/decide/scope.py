@@ -11,6 +11,7 @@ from shunter.model.ids import pool_id
 from shunter.model.policy import MetricInput, Policy
 from shunter.model.sample import Known, Missing, Sample, Stale, say
 from shunter.model.snapshot import Node, Notice, Worker, WorkerState
+from shunter.model.table import SampleTable
 from shunter.model.vocabulary import POOL_METRICS, WORKER_METRICS
 
 _MEANS: Final = frozenset({"kvUsage"})
@@ -132,13 +133,15 @@ class Scopes:
         """`worker`, its metrics included."""
         return _Own(self._world, worker, self._world.snapshot.samples.workers.get(worker.id, _NOTHING))
 
-    def of_workers(self, workers: Sequence[Worker], name: str) -> list[Value | None]:
+    def of_workers(self, workers: Sequence[Worker], name: str) -> Sequence[Value | None]:
         """One variable of `worker` for many, as `of_worker` has it."""
         if (attribute := _AS_IT_IS.get(name)) is not None:
             return list(map(attribute, workers))
         if (read := _WORKER.get(name)) is not None:
             return [read(self._world, w) for w in workers]
         taken, field = self._world.snapshot.samples.workers, name.removeprefix("worker.")
+        if isinstance(taken, SampleTable):
+            return taken.column(field, [w.id for w in workers])
         return [taken.get(w.id, _NOTHING).get(field) for w in workers]
 
     def of_node(self, node: Node) -> dict[str, Value]:
@@ -252,9 +255,12 @@ def _parted(scope: Scope) -> Bound:
 
 def _figure(world: World, running: Sequence[Worker], field: str, unit: str) -> Sample:
     taken = world.snapshot.samples.workers
-    word = "mean" if field in _MEANS else "sum"
     if not running and field in _MEANS:
         return Missing(reason="no worker of the pool is running")
+    if isinstance(taken, SampleTable):
+        held = taken.column(field, [w.id for w in running])
+        if held.known.all():
+            return _summed(held.values.tolist(), field, unit, at=float(held.times.min()) if running else world.at)
     samples = [taken.get(w.id, _NOTHING).get(field) for w in running]
     known = [s for s in samples if isinstance(s, Known)]
     if len(known) < len(samples):
@@ -262,10 +268,15 @@ def _figure(world: World, running: Sequence[Worker], field: str, unit: str) -> S
         unknown = [f"{w.id}: {say(s) if s else 'not collected'}" for w, s in both if not isinstance(s, Known)]
         more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
         return Missing(reason=f"{', '.join(unknown[:_NAMED])}{more}")
-    total = sum(s.value for s in known)
+    return _summed([s.value for s in known], field, unit, at=min((s.at for s in known), default=world.at))
+
+
+def _summed(values: Sequence[float], field: str, unit: str, *, at: float) -> Known:
+    """The figure of a pool of whose running workers all values are known."""
+    mean, total = field in _MEANS, sum(values)
     return Known(
-        value=total / len(known) if field in _MEANS else total,
+        value=total / len(values) if mean else total,
         unit=unit,
-        at=min((s.at for s in known), default=world.at),
-        query=f"{word} of {field} over {len(known)} running worker{'' if len(known) == 1 else 's'}",
+        at=at,
+        query=f"{'mean' if mean else 'sum'} of {field} over {len(values)} running worker{'' if len(values) == 1 else 's'}",
     )

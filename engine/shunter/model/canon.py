@@ -7,7 +7,7 @@ msgspec would silently write null.
 import hashlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -32,6 +32,8 @@ def _enc_hook(value: object) -> object:
         return int(value)
     if isinstance(value, Sequence):
         return tuple(value)
+    if isinstance(value, Mapping):
+        return dict(value)
     raise NotImplementedError(f"{type(value).__name__} has no canonical form")
 
 

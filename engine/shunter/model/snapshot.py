@@ -1,6 +1,7 @@
 """Everything a decision is made on, at one instant: the fleet, samples and notices. Immutable and content-addressed."""
 
 import enum
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Literal
 
@@ -137,11 +138,11 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
 class Samples(msgspec.Struct, frozen=True, kw_only=True):
     """Metric samples by subject. A field that isn't there was never asked for; one that was and has no value is Missing."""
 
-    workers: dict[str, dict[str, Sample]] = {}
-    """worker id -> catalog field (`kvUsage`, `waiting`, ...) -> sample."""
-    policies: dict[str, dict[str, dict[str, Sample]]] = {}
+    workers: Mapping[str, Mapping[str, Sample]] = {}
+    """worker id -> catalog field (`kvUsage`, `waiting`, ...) -> sample. It may be a `model.table.SampleTable`."""
+    policies: Mapping[str, Mapping[str, Mapping[str, Sample]]] = {}
     """policy name -> metric name declared in its `metrics` -> worker id, or `""` for one value for all -> sample."""
-    pools: dict[str, dict[str, Sample]] = {}
+    pools: Mapping[str, Mapping[str, Sample]] = {}
     """pool id -> field that is the pool's own (`desired`) -> sample."""
 
 

@@ -12,6 +12,7 @@ from shunter.lang.cel import bound
 from shunter.lang.columns.vectors import Bools, Codes, Dictionary, Figures, Mask, Numbers, Words
 from shunter.model.expression import Scope, Sheet, Value
 from shunter.model.sample import Known, Missing
+from shunter.model.table import SampleColumn
 from shunter.model.vocabulary import VARIABLES, Kind
 
 _KEPT_BYTES: Final = 32 * 2**20
@@ -117,6 +118,8 @@ class Column:
         """From values as scopes hold them: samples, plain values, and None for those that aren't there. What `CelRules` would not
         give to CEL (a text where a number belongs, NaN) is unknown here too.
         """
+        if kind is Kind.DOUBLE and isinstance(values, SampleColumn):
+            return cls.doubles(values.values, values.known, values.__getitem__)
         plain = _PLAIN[kind](values)
         known = np.array([value is not None for value in plain], dtype=np.bool_) if None in plain else None
 
