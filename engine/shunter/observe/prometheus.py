@@ -6,40 +6,22 @@ Prometheus' own HTTP API, `/api/v1/query` and `/api/v1/query_range`; Thanos, Mim
 import asyncio
 import ssl
 from collections.abc import Mapping
-from math import ceil, isfinite
+from functools import partial
+from math import ceil
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, Self, TypeAlias
+from typing import Final, Literal, Protocol, Self
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 import msgspec
 
 from shunter.model.errors import Problem, Rejected, Retry
+from shunter.observe.answer import Answer, LabelSets, Point, Series, scalar, series_of
 
-Point: TypeAlias = tuple[float, float | None]
-"""Time in seconds since the epoch, and a finite value; None for NaN, infinities and native histograms."""
+__all__ = ["Answer", "Client", "Point", "Prometheus", "Series"]
 
 _READABLE: Final = (200, 400, 422, 500, 503)
 """Statuses that may come with Prometheus' own JSON."""
-
-
-class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """One series of an answer, its points in the order of time. A vector's point has the time of evaluation, a matrix' points their own."""
-
-    labels: dict[str, str]
-    points: tuple[Point, ...]
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a query gave. A scalar is one series without labels.
-
-    `warnings` mean that the answer may be partial (a store behind Thanos is away): don't decide on it. `infos` are hints to the author.
-    """
-
-    kind: Literal["vector", "matrix", "scalar"]
-    series: tuple[Series, ...]
-    warnings: tuple[str, ...] = ()
-    infos: tuple[str, ...] = ()
 
 
 class Client(Protocol):
@@ -48,14 +30,6 @@ class Client(Protocol):
     async def query(self, promql: str, at: float | None, *, lookback_s: float | None = None) -> Answer:
         """See `Prometheus.query`."""
         ...
-
-
-class _Element(msgspec.Struct):
-    metric: dict[str, str] = {}
-    value: tuple[float, str] | None = None
-    values: list[tuple[float, str]] = []
-    histogram: tuple[float, Any] | None = None
-    histograms: list[tuple[float, Any]] = []
 
 
 class _Data(msgspec.Struct, rename="camel"):
@@ -73,8 +47,6 @@ class _Reply(msgspec.Struct, rename="camel"):
 
 
 _REPLY: Final = msgspec.json.Decoder(_Reply)
-_ELEMENTS: Final = msgspec.json.Decoder(list[_Element])
-_SCALAR: Final = msgspec.json.Decoder(tuple[float, str])
 
 
 class Prometheus:
@@ -101,6 +73,7 @@ class Prometheus:
         self._api = url.rstrip("/") + "/api/v1"
         self._deadline_s = deadline_s
         self._max_bytes = max_bytes
+        self._labels = LabelSets()
         try:
             verify = _tls(ca, cert) if ca or cert else True
         except OSError as error:
@@ -191,33 +164,14 @@ class Prometheus:
         warnings, infos = tuple(reply.warnings), tuple(reply.infos)
         match data.result_type:
             case "vector" | "matrix" as kind:
-                series = tuple(_series(e) for e in _ELEMENTS.decode(data.result))
+                series = series_of(data.result, partial(self._labels.read, promql))
                 return Answer(kind=kind, series=series, warnings=warnings, infos=infos)
             case "scalar":
-                at, text = _SCALAR.decode(data.result)
-                only = Series(labels={}, points=((at, _number(text)),))
-                return Answer(kind="scalar", series=(only,), warnings=warnings, infos=infos)
+                return Answer(kind="scalar", series=(scalar(data.result),), warnings=warnings, infos=infos)
         raise self._retry("SH303", f"the query gives a {data.result_type}, which holds no numbers; query: {promql}", "Mend the query")
 
     def _retry(self, code: str, what: str, remedy: str = "Check the Prometheus server; until it answers, its metrics are missing") -> Retry:
         return Retry(Problem(code=code, what=what, remedy=remedy, subject=self.where))
-
-
-def _number(text: str) -> float | None:
-    value = float(text)
-    return value if isfinite(value) else None
-
-
-def _series(element: _Element) -> Series:
-    points: list[Point] = [(at, value if isfinite(value := float(text)) else None) for at, text in element.values]
-    if element.value is not None:
-        points.append((element.value[0], _number(element.value[1])))
-    if element.histogram is not None or element.histograms:
-        points += [(at, None) for at, _ in (*element.histograms, *filter(None, (element.histogram,)))]
-        points.sort(key=lambda p: p[0])
-    if not points:
-        raise ValueError("a series without a value")
-    return Series(labels=element.metric, points=tuple(points))
 
 
 def _tls(ca: Path | None, cert: tuple[Path, Path] | None) -> ssl.SSLContext:

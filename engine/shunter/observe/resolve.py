@@ -35,15 +35,20 @@ def partial(answer: Answer, query: str) -> Missing | None:
     return Missing(reason=f"the answer may be partial: {'; '.join(answer.warnings[:2])}", query=query)
 
 
+def lone(series: Series, ask: Ask) -> Known | None:
+    """The value of the only series there is, when nothing is wrong with it: what nearly every worker has."""
+    at, value = series.points[-1]
+    if value is None or not -AHEAD_S <= ask.at - at <= ask.max_age:
+        return None
+    return Known(value=value, unit=ask.unit, at=at, query=ask.query, labels=series.labels)
+
+
 def one(series: Sequence[Series], ask: Ask) -> Sample | Empty:
     """The one value that these series agree on."""
     if not series:
         return Empty(missing=Missing(reason="query returned 0 series; expected 1", query=ask.query))
-    if len(series) == 1:
-        # What nearly every worker has, and so worth a way of its own.
-        at, value = series[0].points[-1]
-        if value is not None and -AHEAD_S <= ask.at - at <= ask.max_age:
-            return Known(value=value, unit=ask.unit, at=at, query=ask.query, labels=series[0].labels)
+    if len(series) == 1 and (known := lone(series[0], ask)) is not None:
+        return known
     return _agreed([(s.points[-1], s.labels) for s in series], ask)
 
 

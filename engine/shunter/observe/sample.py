@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
@@ -13,7 +13,7 @@ from shunter.model.snapshot import Fleet, Samples, Worker, WorkerState
 from shunter.observe.catalog import Catalog, Field, Gauge, window
 from shunter.observe.pools import of_pools
 from shunter.observe.prometheus import Answer, Client, Series
-from shunter.observe.resolve import Ask, Empty, one, partial
+from shunter.observe.resolve import Ask, Empty, lone, one, partial
 
 Answers: TypeAlias = Mapping[tuple[str, float | None], Answer | Missing]
 """By query and look-back; Missing says why there is no answer."""
@@ -101,12 +101,31 @@ async def _ask(client: Client, wanted: list[tuple[str, float | None]], at: float
     }
 
 
-def _by_worker(answer: Answer, label: str) -> dict[str, list[Series]]:
-    """Series by the worker that they name; `""` for those that name none."""
-    found: dict[str, list[Series]] = defaultdict(list)
-    for series in answer.series:
-        found[series.labels.get(label, "")].append(series)
-    return found
+class _Own:
+    """The series of each worker that they name. Nearly every worker has one, which is worth a way of its own."""
+
+    def __init__(self, answer: Answer, label: str) -> None:
+        names = [series.labels.get(label, "") for series in answer.series]
+        self._alone: dict[str, Series] = dict(zip(names, answer.series, strict=True))
+        self._several: dict[str, list[Series]] = {}
+        if len(self._alone) < len(names):
+            counts = Counter(names)
+            for name, series in zip(names, answer.series, strict=True):
+                if counts[name] > 1:
+                    self._several.setdefault(name, []).append(series)
+                    self._alone.pop(name, None)
+        self.nameless = self.of("")
+        """Those that name none."""
+        self.named = len(names) > len(self.nameless)
+
+    def alone(self, worker: str) -> Series | None:
+        """The only one that the worker has."""
+        return self._alone.get(worker)
+
+    def of(self, worker: str) -> Sequence[Series]:
+        """All that the worker has."""
+        series = self._alone.get(worker)
+        return (series,) if series is not None else self._several.get(worker, ())
 
 
 def _of_field(answer: Answer | Missing, field: Field, ask: Ask, live: list[Worker], label: str) -> list[tuple[Worker, Sample]]:
@@ -114,23 +133,15 @@ def _of_field(answer: Answer | Missing, field: Field, ask: Ask, live: list[Worke
         answer = partial(answer, ask.query) or answer
     if isinstance(answer, Missing):
         return [(worker, answer) for worker in live]
-    found = _by_worker(answer, label)
-    picks = {engine: _Preferred(field.gauges_for(engine)) for engine in {w.engine for w in live}}
-    return [(worker, _plain(one(picks[worker.engine].of(found.get(worker.id, ())), ask))) for worker in live]
-
-
-class _Preferred:
-    """Picks a worker's series of the first gauge that it has any of."""
-
-    def __init__(self, gauges: Sequence[Gauge]) -> None:
-        self._gauges = gauges
-        self._plain = frozenset(g.name for g in gauges if not g.labels)
-
-    def of(self, series: Sequence[Series]) -> Sequence[Series]:
-        """None of them: empty."""
-        if len(series) == 1 and series[0].labels.get("__name__") in self._plain:
-            return series  # what nearly every worker has, and so worth a way of its own
-        return _first_of(series, self._gauges)
+    found = _Own(answer, label)
+    gauges = {engine: field.gauges_for(engine) for engine in {w.engine for w in live}}
+    plain = {engine: frozenset(g.name for g in own if not g.labels) for engine, own in gauges.items()}
+    taken: list[tuple[Worker, Sample]] = []
+    for worker in live:
+        series = found.alone(worker.id)
+        known = lone(series, ask) if series is not None and series.labels.get("__name__") in plain[worker.engine] else None
+        taken.append((worker, known or _plain(one(_first_of(found.of(worker.id), gauges[worker.engine]), ask))))
+    return taken
 
 
 def _first_of(series: Sequence[Series], gauges: Sequence[Gauge]) -> Sequence[Series]:
@@ -147,13 +158,12 @@ def _of_policy(answer: Answer | Missing, metric: MetricInput, ask: Ask, live: li
         answer = partial(answer, ask.query) or answer
     if isinstance(answer, Missing):
         return {"": answer}
-    found = _by_worker(answer, label)
-    nameless = found.pop("", [])
-    if not found:
-        return {"": _or_declared(one(nameless, ask), metric, ask)}
-    if nameless:
+    found = _Own(answer, label)
+    if not found.named:
+        return {"": _or_declared(one(found.nameless, ask), metric, ask)}
+    if found.nameless:
         return {"": Missing(reason=f"some series have the label {label} and some have not", query=ask.query)}
-    return {worker.id: _or_declared(one(found.get(worker.id, []), ask), metric, ask) for worker in live}
+    return {worker.id: _or_declared(one(found.of(worker.id), ask), metric, ask) for worker in live}
 
 
 def _plain(value: Sample | Empty) -> Sample:
