@@ -1,14 +1,15 @@
 """Node tree to policy structs, led by the structs' own types. Strict: nothing is converted but durations, and whole numbers where any
 number may stand.
 
-Quantities that can't be parsed are reported here. Anything else that doesn't fit is only marked: the schema has the words for it.
+Quantities that can't be parsed are reported here. Anything else that doesn't fit is only marked: the schema has the words for it. What
+does fit is bound all the same, so that everything wrong with a document can be told at once.
 """
 
 import enum
 import re
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import msgspec
 import msgspec.inspect as mi
@@ -32,8 +33,19 @@ class Found(msgspec.Struct):
     expression: Expression
 
 
+class UnboundError(Exception):
+    """Something was asked of a value that couldn't be bound."""
+
+
 class _Nothing:
-    """No value could be made; what is wrong has been marked or reported."""
+    """No value could be made; what is wrong has been marked or reported. Nothing can be said of it but that it isn't None."""
+
+    def _unbound(self, *_: object) -> NoReturn:
+        raise UnboundError
+
+    __getattr__ = __bool__ = __iter__ = __len__ = __contains__ = __getitem__ = __str__ = __format__ = _unbound
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _unbound
+    __hash__ = object.__hash__
 
 
 _NOTHING: Final = _Nothing()
@@ -45,18 +57,21 @@ def _resembles(cls: type, node: Node) -> bool:
 
 
 class Binder:
-    """Binds one document. After `document`: `expressions`, `problems` (quantities), and `misfits` (nodes that don't fit their type)."""
+    """Binds one document. After `document`: `expressions`, `problems` (quantities), `misfits` (nodes that don't fit their type), and
+    `partial`, what could be bound of it: asking for more raises UnboundError.
+    """
 
     def __init__(self, source: SourceText) -> None:
         self.source = source
         self.expressions: list[Found] = []
         self.problems: list[Problem] = []
         self.misfits: list[Node] = []
+        self.partial: object = None
 
     def document(self, cls: type, node: Mapping) -> Any | None:  # noqa: ANN401  (an instance of cls)
         """A struct of type `cls`, or None when something is wrong."""
-        value = self._struct(struct_type(cls), node, ())
-        return None if isinstance(value, _Nothing) else value
+        self.partial = self._struct(struct_type(cls), node, ())
+        return None if self.misfits or self.problems else self.partial
 
     def _misfit(self, node: Node) -> _Nothing:
         self.misfits.append(node)
@@ -71,7 +86,7 @@ class Binder:
         if not isinstance(node, Mapping):
             return self._misfit(node)
         keys, required = _keys(kind.cls)
-        values: dict[str, object] | None = {}
+        values: dict[str, object] = {}
         sound = required <= node.entries.keys()
         for name, (_, below) in node.entries.items():
             key = keys.get(name)
@@ -79,14 +94,11 @@ class Binder:
                 sound = sound and name == kind.tag_field
                 continue
             here = (*path, name)
-            value = self._bounded(key.type, below, here, key.limits) if key.limits else self._value(key.type, below, here)
-            if value is _NOTHING:
-                values = None
-            elif values is not None:
-                values[key.field] = value
+            values[key.field] = self._bounded(key.type, below, here, key.limits) if key.limits else self._value(key.type, below, here)
         if not sound:
-            return self._misfit(node)
-        return _NOTHING if values is None else kind.cls(**values)
+            self._misfit(node)
+            values = {**{keys[name].field: _NOTHING for name in required}, **values}
+        return kind.cls(**values)
 
     def _bounded(self, kind: mi.Type, node: Node, path: Path, limits: Schema) -> object:
         value = self._value(kind, node, path)
@@ -100,29 +112,30 @@ class Binder:
         if not isinstance(node, Mapping):
             return self._misfit(node)
         keys, inner = kind.key_type, kind.value_type
-        values = {self._value(keys, key, path): self._value(inner, below, (*path, name)) for name, (key, below) in node.entries.items()}
-        return _NOTHING if any(part is _NOTHING for entry in values.items() for part in entry) else values
+        return {self._value(keys, key, path): self._value(inner, below, (*path, name)) for name, (key, below) in node.entries.items()}
 
     def _tuple(self, kind: mi.VarTupleType, node: Node, path: Path) -> object:
         if not isinstance(node, Sequence):
             return self._misfit(node)
-        values = tuple(self._value(kind.item_type, below, (*path, index)) for index, below in enumerate(node.items))
-        return _NOTHING if any(value is _NOTHING for value in values) else values
+        return tuple(self._value(kind.item_type, below, (*path, index)) for index, below in enumerate(node.items))
 
     def _union(self, union: mi.UnionType, node: Node, path: Path) -> object:
         kinds = union.types
         before, told = len(self.misfits), len(self.problems)
+        partial: object = _NOTHING
         for kind in kinds:
+            misfits, problems = len(self.misfits), len(self.problems)
             value = self._value(kind, node, path)
-            if value is not _NOTHING:
+            if value is not _NOTHING and (misfits, problems) == (len(self.misfits), len(self.problems)):
                 del self.misfits[before:], self.problems[told:]
                 return value
+            partial = value if partial is _NOTHING else partial
         # What looks like a quantity is told as one; for anything else the schema lists what it may be.
         if any(isinstance(kind, mi.CustomType) and _resembles(kind.cls, node) for kind in kinds):
             del self.misfits[before:]
         else:
             del self.problems[told:]
-        return _NOTHING
+        return partial
 
     def _expression(self, node: Node, path: Path) -> object:
         if not isinstance(node, Scalar) or not isinstance(node.value, str):

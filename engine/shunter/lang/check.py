@@ -2,16 +2,16 @@
 
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 from shunter.lang import cel
 from shunter.lang.bind import Found, Path
 from shunter.lang.diagnostics import SourceText
 from shunter.lang.locate import in_file
-from shunter.lang.specs import misuses
+from shunter.lang.specs import Report, known, misuses
 from shunter.lang.yaml import Mapping, Scalar, look_up
 from shunter.model.errors import Problem, Severity
-from shunter.model.policy import BudgetSpec, Document, FleetProfileSpec, WorkerSelector
+from shunter.model.policy import BudgetSpec, FleetProfileSpec, MetricInput
 
 _FLEET: Final = frozenset({"worker", "node", "pool", "pools", "metrics", "now"})
 _POOLS: Final = frozenset({"pools", "metrics", "now"})
@@ -78,25 +78,37 @@ def _unread(source: SourceText, node: Mapping, names: list[str]) -> Iterator[Pro
         )
 
 
-def document(source: SourceText, node: Mapping, policy: Document) -> Iterator[Problem]:
-    """Everything wrong with a bound document that isn't an expression's fault."""
+def document(source: SourceText, node: Mapping, policy: object) -> Iterator[Problem]:
+    """Everything wrong with a document, bound as far as that went, that isn't an expression's fault."""
 
     def problem(code: str, path: Path, what: str, remedy: str) -> Problem:
         return source.problem(code, look_up(node, path).start, what, remedy)
 
+    return known(_spec(source, node, problem, policy))
+
+
+def _spec(source: SourceText, node: Mapping, problem: Report, policy: Any) -> Iterator[Problem]:  # noqa: ANN401  (any kind of document)
     spec = policy.spec
     if not isinstance(spec, FleetProfileSpec):
-        yield from _selector(source, node, spec.workers)
+        yield from known(_selector(source, node, spec))
     yield from misuses(problem, spec)
-    metrics = {} if isinstance(spec, BudgetSpec | FleetProfileSpec) else spec.metrics
-    for name, metric in metrics.items():
-        if metric.max_age <= 0:
-            what = f"spec.metrics.{name}.maxAge must be more than 0: no sample is that fresh"
-            yield problem("SH115", ("spec", "metrics", name, "maxAge"), what, "Write how old a sample may be, such as 30s")
+    if not isinstance(spec, BudgetSpec | FleetProfileSpec):
+        yield from known(_metrics(problem, spec))
 
 
-def _selector(source: SourceText, node: Mapping, workers: WorkerSelector) -> Iterator[Problem]:
-    path = ("spec", "workers")
+def _metrics(problem: Report, spec: Any) -> Iterator[Problem]:  # noqa: ANN401  (any kind's with metrics)
+    for name, metric in spec.metrics.items():
+        yield from known(_max_age(problem, name, metric))
+
+
+def _max_age(problem: Report, name: str, metric: MetricInput) -> Iterator[Problem]:
+    if metric.max_age <= 0:
+        what = f"spec.metrics.{name}.maxAge must be more than 0: no sample is that fresh"
+        yield problem("SH115", ("spec", "metrics", name, "maxAge"), what, "Write how old a sample may be, such as 30s")
+
+
+def _selector(source: SourceText, node: Mapping, spec: Any) -> Iterator[Problem]:  # noqa: ANN401  (any kind's that selects workers)
+    path, workers = ("spec", "workers"), spec.workers
     conditions = [name for name in ("role", "graph", "where") if getattr(workers, name) is not None]
     if workers.all and conditions:
         what = f"all: true stands beside {' and '.join(conditions)}"

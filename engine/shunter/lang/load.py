@@ -21,6 +21,8 @@ from shunter.model.source import Revision, SourceFile
 
 SUFFIXES: Final = (".yaml", ".yml")
 _UNSAVED: Final = Commit("unsaved")
+_LACKING: Final = frozenset({"SH112", "SH120", "SH128"})
+"""Something isn't there."""
 
 
 class _Stated(msgspec.Struct, frozen=True):
@@ -235,8 +237,9 @@ def _document(source: SourceText, node: Node) -> tuple[list[Problem], Document |
     if binder.misfits:
         problems += explain(source, kind, node) or [_unexplained(source, binder.misfits[0])]
     problems += check.expressions(source, kind, node, binder.expressions)
-    if document is not None:
-        problems += check.document(source, node, document)
+    # what a misspelt key may have been meant for isn't lacking
+    unsure = {source.place(misfit.start) for misfit in binder.misfits}
+    problems += [p for p in check.document(source, node, binder.partial) if p.code not in _LACKING or p.place not in unsure]
     return problems, document
 
 

@@ -1,7 +1,7 @@
 """Each rule of the language, with the exact place and the advice that its problem gives."""
 
 import pytest
-from lang_documents import ALL, CHECKPOINT, PREEMPT, REASSIGN, swap
+from lang_documents import ALL, BUDGET, CADENCE, CHECKPOINT, PREEMPT, PROFILE, REASSIGN, swap
 from shunter.lang.diagnostics import CODES
 from shunter.lang.load import check_text
 from shunter.model.errors import Severity
@@ -214,10 +214,38 @@ def test_a_metric_whose_use_is_misspelt_is_one_problem():
 def test_a_metrics_own_fields_are_checked():
     metrics = "\n  metrics: {wait: {query: '', unit: second, maxAge: 0s, onMissing: zero}}"
     found = wrong(swap(CHECKPOINT, "worker.kvUsage < 0.9", "metrics.wait < 1" + metrics))
-    assert [(f[0], f[2]) for f in found] == [("SH115", 27), ("SH114", 37), ("SH114", 68)]
+    assert [(f[0], f[2]) for f in found] == [("SH115", 27), ("SH114", 37), ("SH115", 53), ("SH114", 68)]
     only(
         swap(CHECKPOINT, "worker.kvUsage < 0.9", "metrics.wait < 1\n  metrics: {wait: {query: up, unit: '1', maxAge: 0s}}"), "SH115", 8, 50
     )
+
+
+SUNDAY = '{zone: UTC, from: "00:00", to: "24:00", days: [sun]}'
+OLD = "{w: {query: up, unit: seconds, maxAge: 0s}}"
+SEVERAL = [
+    # an unknown key hides nothing that is wrong elsewhere in its document
+    ("unknown key", REASSIGN, ("  for: 5s", "  for: 5s\n  fro: 1s"), ("to: prefill", "to: decode"), ["SH122", "SH111"]),
+    ("in a part", REASSIGN, ("{graph: tiny}", "{graph: tiny, rol: x}"), ("to: prefill", "to: decode"), ["SH111", "SH122"]),
+    # nor does a value of the wrong type, a wrong unit, a missing key
+    ("wrong type", BUDGET, ("max: 3", "max: three"), ("Europe/Berlin", "Europe/Berln"), ["SH114", "SH127"]),
+    ("wrong unit", BUDGET, ("window: 10m", "window: 10MB"), ("UTC", "UCT+1"), ["SH116", "SH127"]),
+    ("wrong word", BUDGET, ("[mon, tue]", "[mon, thu, day]"), ("Europe/Berlin", "Europe/Berln"), ["SH127", "SH114"]),
+    ("missing key", REASSIGN, ("  for: 5s\n", ""), ("cooldown: 60s", "cooldown: 2d"), ["SH112", "SH115"]),
+    ("no window", BUDGET, (SUNDAY, "sunday"), ("Europe/Berlin", "Berlin"), ["SH127", "SH113"]),
+    ("a metric", CHECKPOINT, ("worker.kvUsage < 0.9", f"metrics.w < 1\n  metrics: {OLD}"), ("last: 2", "lst: 2"), ["SH115", "SH111"]),
+    ("two intervals", CADENCE, ("min: 2m", "min: 2h"), ("atMost: 20s", "atMost: 0s, often: 1"), ["SH122", "SH115", "SH111"]),
+    ("its name", PROFILE, ("name: b200", "name: B_200"), ("preemption: 30s", "preemption: 0s"), ["SH117", "SH115"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "one", "other", "codes"), [case[1:] for case in SEVERAL], ids=[case[0] for case in SEVERAL])
+def test_everything_wrong_with_a_document_is_told_at_once(text, one, other, codes):
+    assert sorted(found[0] for found in wrong(swap(swap(text, *one).decode(), *other))) == sorted(codes)
+
+
+def test_what_may_have_been_meant_is_not_told_as_lacking():
+    only(swap(CHECKPOINT, "every: 5m", "evry: 5m"), "SH111", 6, 3, '"every"')
+    only(swap(PROFILE.split("  gpuModel")[0] + "  dump: 40GB/s\n", "dump", "dmp"), "SH111", 5, 3, '"dump"')
 
 
 def test_values_arrive_in_the_structs():
