@@ -7,9 +7,9 @@ while their disk takes no writes is in `app.degraded`.
 import asyncio
 import contextlib
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, TypeAlias
 
 from shunter.act.agents import AgentClient
 from shunter.act.execute import Executor
@@ -20,10 +20,12 @@ from shunter.act.store import Store
 from shunter.act.unfence import Unfencing
 from shunter.app import gone
 from shunter.app.applications import Applications
+from shunter.app.aside import Aside
 from shunter.app.astray import astray
 from shunter.app.degraded import Watch, urgent
 from shunter.app.duty import Duty, Told
 from shunter.app.following import Following
+from shunter.app.heeding import Heeding
 from shunter.app.keeping import Keeping
 from shunter.app.overtaken import overtaken
 from shunter.app.recheck import Now
@@ -37,17 +39,23 @@ from shunter.audit.decisions import Tracker
 from shunter.audit.trail import Trail
 from shunter.decide.evaluate import evaluate
 from shunter.decide.hold import horizon
+from shunter.model.canon import plain
 from shunter.model.errors import Problem, ShunterError, Stalled
 from shunter.model.ids import Epoch, NodeId, NoticeId, OperationId
 from shunter.model.operation import OperationRecord
 from shunter.model.plan import Evaluation
 from shunter.model.policy import PolicySet
 from shunter.model.record import Record, RecordKind
-from shunter.model.snapshot import Fleet, Snapshot
+from shunter.model.snapshot import Notice, Snapshot
 from shunter.observe.prometheus import Prometheus
+from shunter.wire import convert
 
 HISTORY_MARGIN_S = 15.0
 """Snapshots are kept for the longest `for` of the policies and this much more."""
+TICK_AFTER_S = 0.2
+"""Seconds from an order that a notice asked for to the next tick."""
+News: TypeAlias = tuple[Tracker, tuple[Record, ...]]
+"""What a tick's decisions leave to compare with, and the records of what changed in them."""
 
 _LOST: Final = Problem(
     code="SH508", what="the lock file isn't ours any more", remedy="Start one engine on a state directory", subject="engine.lock"
@@ -72,7 +80,10 @@ class Leading:
         self.keeping = keeping
         self.epoch: Epoch = lease.epoch
         self.voice = Voice.of(duty, trail, self.epoch)
-        world = World(agents, prometheus, duty.settings.prometheus.catalog())
+        self.prometheus = prometheus
+        self.aside = Aside()
+        self.heeding = Heeding(duty, self.epoch)
+        world = World(agents, prometheus, duty.settings.prometheus.catalog(), self.aside)
         self.sight = Sight(duty, store, watch, world, tuple(agents), self.voice)
         self.following = Following(duty, self.voice, lambda policies: keeping.keeper.learn(policies) if keeping else None)
         self.fresh: set[NoticeId] = set()
@@ -112,6 +123,7 @@ class Leading:
         """Recover what was under way, then tick until told to stop."""
         duty = self.duty
         duty.metrics.epoch.set(self.epoch)
+        self.aside.start()
         self.sight.recall()
         self.check_disk()
         self.voice.record(RecordKind.ENGINE, "engine", f"leads at epoch {self.epoch}")
@@ -133,7 +145,9 @@ class Leading:
             await self.scheduler.stop()
             await self.unfencing.stop()
             self.turns.note(())
-            self.sightings.close()
+            await self.aside.call(self.sightings.close)
+            await self.aside.do(self.prometheus.aclose)  # it belongs to the thread's loop
+            self.aside.close()
             self.voice.record(RecordKind.ENGINE, "engine", "stopped")
             lost = self.watch.farewell()
             if lost is not None:
@@ -171,7 +185,7 @@ class Leading:
         duty = self.duty
         self.check_disk()
         policies = duty.feed.current
-        hurry = bool(self.fresh)
+        began, hurry = self.heeding.number, bool(self.fresh)
         self.fresh.clear()
         snapshot = await self.sight.snapshot(policies, now, urgent=hurry)
         self._ages(now)
@@ -183,29 +197,42 @@ class Leading:
         if policies is None or not duty.looks_ahead:
             self.scheduler.pump()
             return
-        self._decide(snapshot, policies, now)
+        if not hurry:
+            self.heeding.samples = snapshot.samples
+        await self._decide(snapshot, policies, now, began)
 
-    def _decide(self, snapshot: Snapshot, policies: PolicySet, now: float) -> None:
+    async def _decide(self, snapshot: Snapshot, policies: PolicySet, now: float, began: int) -> None:
         duty = self.duty
         self.snapshots.append(snapshot)
         while self.snapshots and now - self.snapshots[0].at > horizon(policies) + HISTORY_MARGIN_S:
             self.snapshots.popleft()
         if self.watch.now is None:  # a full disk is for what must be remembered
-            self.voice.tell_or_clear("sightings", self.sightings.note(snapshot, horizon(policies)))
-        state = self.store.state(now)
-        with duty.metrics.decide_seconds.time():
-            evaluation = evaluate(policies, list(self.snapshots), state, now, duty.rules, duty.profile)
+            unkept = await self.aside.call(lambda: self.sightings.note(snapshot, horizon(policies)))
+            self.voice.tell_or_clear("sightings", unkept)
+        state, snapshots, crowded = self.store.state(now), list(self.snapshots), self.trail.crowded
+
+        def weigh() -> tuple[Evaluation, News | None, Counter[str]]:
+            with duty.metrics.decide_seconds.time():
+                found = evaluate(policies, snapshots, state, now, duty.rules, duty.profile)
+            news = None if crowded else self.tracker.observe(found, now, self.epoch, snapshot.fleet)
+            return found, news, Counter(f.verdict.value for f in found.findings)
+
+        evaluation, news, verdicts = await self.aside.call(weigh)
+        if self.heeding.overtook(began):  # what a notice asks for is ordered already; this was decided without it
+            duty.wake.set()
+            self.scheduler.pump()
+            return
         plan = evaluation.plan if duty.decides and self.store.healthy else urgent(evaluation.plan)
         if not duty.decides and not plan.operations:
             self.scheduler.pump()
             return
-        told = self.account(evaluation, now, snapshot.fleet)
+        told = self.account(news)
         if self.keeping and self.watch.now is None:
-            self.keeping.keeper.offer(told, evaluation, policies, self.snapshots, state, duty.profile)
+            self.keeping.keeper.offer(told, evaluation, policies, snapshots, state, duty.profile)
             self.voice.tell_or_clear("audit's upkeep", self.keeping.house(now))
             self.voice.tell_or_clear("audit's collector", self.keeping.unsent)
         for verdict in ("act", "hold", "inconclusive", "pass"):
-            duty.metrics.findings.labels(verdict).set(sum(f.verdict.value == verdict for f in evaluation.findings))
+            duty.metrics.findings.labels(verdict).set(verdicts[verdict])
         duty.on_tick(Told(snapshot=snapshot, evaluation=evaluation, policies=policies, plan_changed=_has_plan(told)))
         self.scheduler.offer(plan)
         self.turns.note(self.scheduler.waiting)
@@ -242,11 +269,11 @@ class Leading:
             return False
         return True
 
-    def account(self, evaluation: Evaluation, now: float, fleet: Fleet) -> tuple[Record, ...]:
-        """Record what changed in the decisions. What can be told later is, when too much waits for the disk."""
-        if self.trail.crowded:
+    def account(self, news: News | None) -> tuple[Record, ...]:
+        """Record what changed in the decisions. None: what can be told later is, as too much waits for the disk."""
+        if news is None:
             return ()
-        self.tracker, records = self.tracker.observe(evaluation, now, self.epoch, fleet)
+        self.tracker, records = news
         self.trail.add(records)
         return records
 
@@ -270,16 +297,45 @@ class Leading:
     # -- what runs beside the ticks
 
     async def _watch(self, node: NodeId) -> None:
-        """Wake the engine for each notice. The stream only makes it faster: every tick asks for the whole inventory anyway."""
+        """Heed each notice. The stream only makes it faster: every tick asks for the whole inventory anyway."""
         while True:
             with contextlib.suppress(ShunterError):
                 async for event in self.agents[node].watch(self.epoch):
                     if event.HasField("notice"):
-                        self.fresh.add(NoticeId(event.notice.id))
-                        self.duty.wake.set()
+                        with contextlib.suppress(ValueError):  # of a kind that this engine has no word for
+                            self.heed(convert.notice(event.notice, node))
                     elif event.HasField("exit"):
                         self.duty.wake.set()
             await asyncio.sleep(float(self.duty.settings.tick))
+
+    def heed(self, notice: Notice) -> None:
+        """Order what the notice asks for, now, by what was last seen. The next tick sees to the rest."""
+        if not self.heeding.news(notice):
+            return
+        self.fresh.add(notice.id)
+        self.sight.heard(notice)
+        now, hurried = self.duty.clock(), False
+        try:
+            self.voice.record(RecordKind.NOTICE, notice.node, f"{notice.kind.value} of {notice.node}", {"notice": plain(notice)})
+            self._make_way(now)
+            hurried = self._hurry(now)
+        except Stalled as error:
+            self.voice.tell(error.problem)
+        if hurried:  # the orders come first
+            asyncio.get_running_loop().call_later(TICK_AFTER_S, self.duty.wake.set)
+        else:
+            self.duty.wake.set()
+
+    def _hurry(self, now: float) -> bool:
+        heard = self.heeding.decide(self.store.state(now), now)
+        if heard is None:
+            return False
+        self.trail.add(heard.records)
+        self.scheduler.offer(heard.evaluation.plan)
+        if self.keeping and self.watch.now is None:
+            kept = heard.evaluation, heard.policies, [heard.snapshot], heard.state, self.duty.profile
+            self.keeping.keeper.offer(heard.records, *kept)
+        return True
 
     # -- small parts
 

@@ -18,11 +18,14 @@ def settled(fleet: Fleet, records: Iterable[OperationRecord]) -> Fleet:
     Without it, a worker whose new node falls silent before the next look would be where it isn't any more: taken for lost, and restored a
     second time while it serves.
     """
+    arrived = [r for r in records if r.status is Status.SUCCEEDED and r.planned.kind in _ARRIVED and r.planned.to_slot is not None]
+    if not arrived:
+        return fleet
     workers = {worker.id: worker for worker in fleet.workers}
-    for record in records:
+    for record in arrived:
         planned, slot = record.planned, record.planned.to_slot
         worker = workers.get(planned.worker)
-        if record.status is Status.SUCCEEDED and planned.kind in _ARRIVED and worker is not None and slot is not None:
+        if worker is not None and slot is not None:
             workers[worker.id] = msgspec.structs.replace(
                 worker, state=WorkerState.RUNNING, node=node_of(slot), slot=slot, incarnation=Incarnation(planned.expect.incarnation + 1)
             )

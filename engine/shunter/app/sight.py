@@ -38,6 +38,8 @@ class Sight:
         self.measured_at: float | None = None
         self._meanwhile: list[OperationRecord] = []
         """Operations that ended since the last look began."""
+        self._heard: list[Notice] = []
+        """Notices that came since then."""
 
     def recall(self) -> None:
         """Begin with what the engine before remembered."""
@@ -51,6 +53,10 @@ class Sight:
         """What an operation did is seen at once, and not undone by a look that began before."""
         self._meanwhile.append(record)
         self._duty.scene.fleet = settled(self._duty.scene.fleet, [record])
+
+    def heard(self, notice: Notice) -> None:
+        """A notice that is in the scene already isn't lost by a look that began before it came."""
+        self._heard.append(notice)
 
     async def snapshot(self, policies: PolicySet | None, now: float, *, urgent: bool) -> Snapshot:
         """Look, and measure when anything is to be decided. An `urgent` one hardly waits for metrics."""
@@ -77,7 +83,6 @@ class Sight:
     async def look(self, now: float) -> None:
         """Ask every agent for its node."""
         scene, state = self._duty.scene, self._duty.settings.state
-        before = {n.id for n in scene.notices}
         said = gone.declared(state)
         known = tuple(n for n in scene.notices if n.source != gone.SOURCE)
         memory = Memory(
@@ -89,10 +94,14 @@ class Sight:
             silent=self.silence.lasts(),
         )
         self._meanwhile.clear()
+        self._heard.clear()
         inventory = await self.world.look(memory, now)
         self.silence.looked(self.world.unreachable, inventory.notices, now)
         # what ended while we looked is news to what was seen
-        inventory = msgspec.structs.replace(inventory, fleet=settled(inventory.fleet, self._meanwhile))
+        inventory = msgspec.structs.replace(
+            inventory, fleet=settled(inventory.fleet, self._meanwhile), notices=_with(inventory.notices, self._heard)
+        )
+        before = {n.id for n in scene.notices}
         answering = frozenset(self.nodes) - frozenset(self.world.unreachable)
         for problem in gone.void(said, answering):
             self._voice.tell(problem)
@@ -122,3 +131,9 @@ class Sight:
             return
         if self._watch.now is None or notices != scene.notices or places(fleet) != places(scene.fleet):  # not each tick on a full disk
             self._store.save_fleet(fleet, notices, now)
+
+
+def _with(notices: tuple[Notice, ...], heard: list[Notice]) -> tuple[Notice, ...]:
+    """With those that were heard of, sorted; what was seen of the same one counts."""
+    found = {(n.node, n.id): n for n in (*heard, *notices)}
+    return tuple(found[key] for key in sorted(found)) if heard else notices

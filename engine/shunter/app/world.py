@@ -9,6 +9,7 @@ from typing import Protocol
 
 import msgspec
 
+from shunter.app.aside import Aside
 from shunter.model.errors import Problem, ShunterError
 from shunter.model.ids import NodeId, WorkerId
 from shunter.model.policy import MetricInput, PolicySet
@@ -53,8 +54,10 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 class World:
     """Takes snapshots. Remembers nothing itself: memory goes in and out."""
 
-    def __init__(self, agents: Mapping[NodeId, Viewed], metrics: Client, catalog: Catalog) -> None:
+    def __init__(self, agents: Mapping[NodeId, Viewed], metrics: Client, catalog: Catalog, aside: Aside | None = None) -> None:
+        """What takes long is done `aside`, where `metrics` then belongs; None: where it is called."""
         self._agents, self._metrics, self._catalog = agents, metrics, catalog
+        self._aside = aside or Aside()
         self.unreachable: dict[NodeId, Problem] = {}
         """Why nodes didn't answer in the last round."""
 
@@ -63,16 +66,18 @@ class World:
         answers = await asyncio.gather(*(self._view(node) for node in self._agents))
         views = [answer for answer in answers if isinstance(answer, NodeView)]
         self.unreachable = {node: answer for node, answer in zip(self._agents, answers, strict=True) if isinstance(answer, Problem)}
-        return merge(
-            views,
-            memory.fleet,
-            memory.notices,
-            tuple(self._agents),
-            now,
-            ended=memory.ended,
-            busy=memory.busy,
-            gone_after_s=memory.gone_after,
-            silent_s=memory.silent,
+        return await self._aside.call(
+            lambda: merge(
+                views,
+                memory.fleet,
+                memory.notices,
+                tuple(self._agents),
+                now,
+                ended=memory.ended,
+                busy=memory.busy,
+                gone_after_s=memory.gone_after,
+                silent_s=memory.silent,
+            )
         )
 
     async def _view(self, node: NodeId) -> NodeView | Problem:
@@ -87,7 +92,7 @@ class World:
 
     async def measure(self, fleet: Fleet, policies: PolicySet, at: float, *, within_s: float) -> Samples:
         """Samples at `at` of all that the catalog and the policies name. Ends `within_s` seconds after it began at the latest."""
-        return await sample(self._metrics, fleet, inputs_of(policies), at, catalog=self._catalog, within_s=within_s)
+        return await self._aside.do(lambda: sample(self._metrics, fleet, inputs_of(policies), at, catalog=self._catalog, within_s=within_s))
 
     async def history(self, fleet: Fleet, policies: PolicySet, times: Sequence[float]) -> list[Snapshot]:
         """Snapshots at past times, with the fleet as it is now: what a condition's `for` is judged by when nobody looked before."""

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from shunter.act.lease import Lease
 from shunter.act.store import Store
+from shunter.app import leading
 from shunter.app.degraded import Watch, condition
 from shunter.app.engine import Engine
 from shunter.app.leading import Leading
@@ -184,12 +185,15 @@ async def test_findings_are_not_observed_while_too_many_records_wait(
     finding = Finding(policy=PolicyName("p"), subject="w", lane="voluntary", verdict=Verdict.HOLD, gate="window", reason="closed")
     plan = Plan(at=100.0, commit=Commit("c"), policy_set=Digest("s"), snapshot=Digest("t"))
     evaluation = Evaluation(findings=(finding,), plan=plan)
+    monkeypatch.setattr(leading, "evaluate", lambda *_: evaluation)
+    s.leading.sight.world = Serving()  # type: ignore[assignment]
+    await s.leading.following.once()
     s.leading.voice.record(RecordKind.ENGINE, "engine", "leads")
-    assert not s.leading.account(evaluation, 100.0, Fleet())
-    assert s.leading.trail.waiting == 1
+    await s.leading.tick(100.0)
     s.filling.refused = 0
     assert s.leading.trail.retry()
-    s.leading.account(evaluation, 101.0, Fleet())
+    assert s.recorded(RecordKind.FINDING) == s.recorded(RecordKind.PLAN) == []
+    await s.leading.tick(101.0)
     assert [r.subject for r in s.recorded(RecordKind.FINDING)] == ["w"], "it isn't left out, only later"
 
 
