@@ -50,7 +50,7 @@ class _Events(msgspec.Struct, rename="pascal"):
 
 def looks(service: Metadata, *, empty: Callable[[], bool], acknowledge: bool = False) -> tuple[Look, ...]:
     """What to ask Azure. `empty` says whether the node has no worker left; only with `acknowledge` events are let go ahead then."""
-    return (Look(name="azure", ask=_Azure(service, empty, acknowledge).ask, every=EVERY_S),)
+    return (Look(name="azure", ask=_Azure(service, empty, acknowledge).ask, every=EVERY_S, patience=FIRST_S + 10.0),)
 
 
 class _Azure:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from shunter.model.errors import Problem
-from shunter.model.snapshot import NoticeKind
 
+from shunter_agent.notices import gpus
 from shunter_agent.notices.port import Notice
 from shunter_agent.notices.xid import Effect, Xid, read
 from shunter_agent.refusals import rejected
@@ -20,6 +20,8 @@ _RECORD: Final = 8192
 """Bytes of the longest record that the kernel gives."""
 _LOOK_S: Final = 0.5
 """How often a thread that waits for lines looks whether it shall stop."""
+_AGAIN_S: Final = 5.0
+"""How long after a failure the log is opened again."""
 
 
 class GpuNotices:
@@ -74,49 +76,46 @@ class GpuNotices:
         slot = self._slots.get(error.gpu, "")
         before = dict(self._open)
         if error.effect is Effect.RECOVERED:
-            self._open = {key: n for key, n in before.items() if not key.startswith(_prefix(error))}
+            self._open = {key: n for key, n in before.items() if not key.startswith(gpus.prefix(error.gpu))}
         elif error.effect is Effect.RESTART:
-            what = f"XID {error.number} on {error.gpu}: what the process on it computed is not to be trusted ({error.text or 'no text'})"
-            self._log(
-                Problem(
-                    code="SH647", what=what, remedy="Restart the worker from an image that is older than that", subject=slot or error.gpu
-                )
-            )
+            self._log(gpus.distrusted(error.number, error.gpu, slot, error.text))
         else:
-            notice = self._notice(error, slot, at)
-            self._open = {**before, notice.id: before.get(notice.id, notice)}
+            detail = f"XID {error.number} on {error.gpu}{f': {error.text}' if error.text else ''}"
+            found = gpus.notice(error.effect, error.gpu, slot=slot, at=at, source="gpu", detail=detail)
+            assert found is not None, "only what leaves the GPU sound is none"
+            self._open = {**before, found.id: before.get(found.id, found)}
         if self._open != before:
             self._changed(dict(self._open))
 
-    def _notice(self, error: Xid, slot: str, at: float) -> Notice:
-        hazard = error.effect is Effect.HAZARD
-        return Notice(
-            id=f"{_prefix(error)}{error.effect.value}",
-            kind=(NoticeKind.REBALANCE if hazard else NoticeKind.GPU_FAILING).value,
-            seen_at=at,
-            source="gpu",
-            detail=f"XID {error.number} on {error.gpu}{f': {error.text}' if error.text else ''}",
-            slot=slot,
-            dumpable=error.effect is not Effect.GONE,
-        )
-
     def _run(self) -> None:
-        try:
-            for age, text in self._records():
-                if (error := read(text)) is not None:
-                    self.heard(error, self._clock() - age)
-        except OSError as failed:
-            self._problem = rejected(
-                "SH646",
-                f"the kernel log can't be read: {failed.strerror or failed}",
-                "Let the agent read /dev/kmsg (CAP_SYSLOG); until then GPU errors aren't seen",
-                str(self._file),
-            ).problem
-            self._log(self._problem)
+        while not self._stop.is_set():
+            try:
+                self._follow()
+            except OSError as failed:
+                self._blind(failed)
+                self._stop.wait(_AGAIN_S)
+
+    def _follow(self) -> None:
+        """From the oldest record on. What is read a second time after a failure changes nothing: each notice has its name."""
+        for age, text in self._records():
+            if (error := read(text)) is not None:
+                self.heard(error, self._clock() - age)
+
+    def _blind(self, failed: OSError) -> None:
+        problem = rejected(
+            "SH646",
+            f"the kernel log can't be read: {failed.strerror or failed}",
+            "Let the agent read /dev/kmsg (CAP_SYSLOG); until then GPU errors aren't seen",
+            str(self._file),
+        ).problem
+        if problem != self._problem:
+            self._problem = problem
+            self._log(problem)
 
     def _records(self) -> Iterator[tuple[float, str]]:
         """Each record of the kernel log, from the oldest that is left, until `stop`: its age in seconds, and its text."""
         descriptor = os.open(self._file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._problem = None
         try:
             while not self._stop.is_set():
                 if not select.select([descriptor], [], [], _LOOK_S)[0]:
@@ -128,11 +127,6 @@ class GpuNotices:
                     self._stop.wait(_LOOK_S)
         finally:
             os.close(descriptor)
-
-
-def _prefix(error: Xid) -> str:
-    """What the ids of all notices about a GPU begin with."""
-    return f"gpu-{error.gpu.replace(':', '.')}-"
 
 
 def _record(descriptor: int) -> bytes:

@@ -23,3 +23,11 @@ def instant(text: str) -> float:
     if when.tzinfo is None:
         raise ValueError(f"{given!r} has no time zone")
     return when.timestamp()
+
+
+def maybe(text: str | None) -> float | None:
+    """As `instant`; None where there is none, also for what isn't a time: whatever else is said still counts."""
+    try:
+        return instant(text) if text else None
+    except ValueError:
+        return None

@@ -14,17 +14,23 @@ from shunter_agent.refusals import retry
 
 BLIND_S: Final = 30.0
 """A source that has said nothing for so long is blind, and that is told. Metadata services restart now and then."""
+PATIENCE_S: Final = 30.0
+"""A question that has no answer after so long counts as no answer, though it may still be waited for."""
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
     """One thing to ask. `ask` gives all notices that are open now, by id; it may wait for news, and raises Retry when it learned nothing.
 
-    `every` is how many seconds to wait between two answers.
+    `every` is how many seconds to wait between two answers, and `rest` how many after the given number of failures in a row, where that is
+    another figure. `patience` is how many seconds an answer may take at most. `problems` is what else is wrong, by the last answer.
     """
 
     name: str
     ask: Callable[[], Mapping[str, Notice]]
     every: float
+    rest: Callable[[int], float] | None = None
+    patience: float = PATIENCE_S
+    problems: Callable[[], Sequence[Problem]] = tuple
 
 
 class Watching:
@@ -56,6 +62,9 @@ class Watching:
         self._silent_since: dict[str, float] = {}
         self._why: dict[str, Problem] = {}
         self._told: set[str] = set()
+        self._asking: dict[str, float] = {}
+        self._failures: dict[str, int] = {}
+        self._besides: dict[str, tuple[Problem, ...]] = {}
 
     def start(self, changed: Callable[[Mapping[str, Notice]], None]) -> None:
         """See the port."""
@@ -75,28 +84,40 @@ class Watching:
         self._threads.clear()
 
     def health(self) -> tuple[Problem, ...]:
-        """See the port: SH645 for each look that has been silent for longer than BLIND_S."""
+        """See the port: SH645 for each look that has been silent for longer than BLIND_S, or waits for an answer for longer than it should,
+        and what the looks themselves find wrong.
+        """
         with self._lock:
-            return tuple(problem for look in self._looks if (problem := self._blind(look.name)) is not None)
+            blind = [problem for look in self._looks if (problem := self._blind(look)) is not None]
+            return (*blind, *(problem for found in self._besides.values() for problem in found))
 
     def once(self, look: Look) -> None:
         """Ask once, and tell of what is new."""
+        with self._lock:
+            self._asking[look.name] = self._clock()
         try:
-            found = look.ask()
+            found, besides = look.ask(), tuple(look.problems())
         except ShunterError as error:
-            self._failed(look.name, error.problem)
+            self._failed(look, error.problem)
         except Exception as error:  # a fault of ours must make the source blind, not end its thread without a word
-            self._failed(look.name, retry("SH644", f"the answer can't be read: {error!r}", "Report it", self.name).problem)
+            self._failed(look, retry("SH644", f"the answer can't be read: {error!r}", "Report it", self.name).problem)
         else:
-            self._answered(look.name, dict(found))
+            self._answered(look.name, dict(found), besides)
 
     def _run(self, look: Look) -> None:
         while not self._stop.is_set():
             self.once(look)
-            self._stop.wait(look.every)
+            failures = self._failures.get(look.name, 0)
+            self._stop.wait(look.rest(failures) if failures and look.rest is not None else look.every)
 
-    def _answered(self, name: str, found: dict[str, Notice]) -> None:
+    def _answered(self, name: str, found: dict[str, Notice], besides: tuple[Problem, ...]) -> None:
         with self._lock:
+            self._asking.pop(name, None)
+            self._failures.pop(name, None)
+            for problem in besides:
+                if problem not in self._besides.get(name, ()):
+                    self._log(problem)
+            self._besides[name] = besides
             self._silent_since.pop(name, None)
             self._why.pop(name, None)
             self._told.discard(name)
@@ -108,23 +129,32 @@ class Watching:
             if now != before:
                 self._changed({key: notice for each in self._open.values() for key, notice in each.items()})
 
-    def _failed(self, name: str, problem: Problem) -> None:
+    def _failed(self, look: Look, problem: Problem) -> None:
+        name = look.name
         with self._lock:
+            began = self._asking.pop(name, None)
+            self._failures[name] = self._failures.get(name, 0) + 1
             if self._stop.is_set():
                 return
-            self._silent_since.setdefault(name, self._clock())
+            self._silent_since.setdefault(name, self._clock() if began is None else began)
             self._why[name] = problem
-            blind = self._blind(name)
+            blind = self._blind(look)
             if blind is not None and name not in self._told:
                 self._told.add(name)
                 self._log(blind)
 
-    def _blind(self, name: str) -> Problem | None:
-        since = self._silent_since.get(name)
-        if since is None or self._clock() - since < BLIND_S:
-            return None
+    def _blind(self, look: Look) -> Problem | None:
+        now, since = self._clock(), self._silent_since.get(look.name)
+        if since is not None and now - since >= BLIND_S:
+            return self._said_blind(look.name, since, self._why[look.name])
+        since = self._asking.get(look.name)
+        if since is not None and now - since >= look.patience:
+            waits = retry("SH643", f"it doesn't answer within {look.patience:g} s", "Look at what it is that is asked", self.name)
+            return self._said_blind(look.name, since, waits.problem)
+        return None
+
+    def _said_blind(self, name: str, since: float, why: Problem) -> Problem:
         at = datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        why = self._why[name]
         return Problem(code="SH645", what=f"{name} is blind since {at}: {why.what}", remedy=why.remedy, subject=self.name)
 
 

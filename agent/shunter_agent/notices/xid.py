@@ -48,10 +48,15 @@ class Xid(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def effect(self) -> Effect:
-        """What to do about it: for a number that isn't in the table, a hazard, since most new ones are reports."""
-        if self.number == 154 and _RECOVERED.search(self.text):
-            return Effect.RECOVERED
-        return _OF.get(self.number, Effect.HAZARD)
+        """What to do about it."""
+        return effect_of(self.number, self.text)
+
+
+def effect_of(number: int, text: str = "") -> Effect:
+    """What to do about an XID, whoever tells of it: for a number that isn't in the table, a hazard, since most new ones are reports."""
+    if number == 154 and _RECOVERED.search(text):
+        return Effect.RECOVERED
+    return _OF.get(number, Effect.HAZARD)
 
 
 def read(line: str) -> Xid | None:
