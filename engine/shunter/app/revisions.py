@@ -29,6 +29,10 @@ class Revisions:
         """Blocks. Raises what the sources raise, as a ShunterError."""
         if Path(name).is_dir():
             return read_directory(Path(name))
+        return self.revision(name)
+
+    def revision(self, name: str) -> PolicySet:
+        """The same of a revision, also where there is a directory of that name."""
         return load(self._revision(name), None)
 
     def _revision(self, name: str) -> Revision:

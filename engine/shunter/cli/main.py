@@ -16,6 +16,8 @@ VERBS: Final = {
     "explain": ("shunter.cli.explain:explain", "Describe a kind of policy, its keys and its variables."),
     "plan": ("shunter.cli.plan:plan", "Show what would be done now, and why, without doing it."),
     "diff": ("shunter.cli.diff:diff", "Show what a change of the policies changes in outcome."),
+    "review": ("shunter.cli.review:review", "Check, test and compare a change of the policies, for its pull request."),
+    "comment": ("shunter.cli.comment:comment", "Write a report into a pull request's one comment."),
     "backtest": ("shunter.cli.backtest:run_backtest", "Show what the policies would have done over a stretch of the past."),
     "apply": ("shunter.cli.apply:apply", "Carry out an exact plan, once, if the world is still the one it was made for."),
     "why": ("shunter.cli.why:why", "Say for one worker why each policy acts on it, or doesn't."),
@@ -33,6 +35,8 @@ REFUSED: Final = 1
 """Exit status of a verb whose input was refused, or that needs a person."""
 COULD_NOT_RUN: Final = 2
 INTERRUPTED: Final = 130
+_TWO_SAYS: Final = ("diff", "review")
+"""Verbs of which 2 says that something differs: a pipeline that lets that pass must not let pass that they couldn't run."""
 
 
 class Verbs(TyperGroup):
@@ -92,7 +96,8 @@ def run() -> None:
 def execute(arguments: list[str]) -> int:
     """Run one command line and return its exit status. What goes wrong is told on standard error, without a traceback.
 
-    0 done, 1 refused or in need of a person, 2 it couldn't run (or the command line is wrong), 130 interrupted. Verbs may have finer ones.
+    0 done, 1 refused or in need of a person, 2 it couldn't run (or the command line is wrong), 130 interrupted. Verbs may have finer ones;
+    where 2 says that something differs, what couldn't run is 1.
     When nobody reads the output any more, typer ends the process with 1 and no word.
     """
     try:
@@ -104,7 +109,9 @@ def execute(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
-        return _other(error, debug="--debug" in arguments)
+        status = _other(error, debug="--debug" in arguments)
+        verb = next((one for one in arguments if not one.startswith("-")), "")
+        return REFUSED if status == COULD_NOT_RUN and verb in _TWO_SAYS else status
 
 
 def complain(problem: Problem) -> None:

@@ -129,12 +129,13 @@ def _write(report: Report, found: sources.Files, output: Format) -> None:
 
             from shunter.report.sarif import sarif
 
-            ends = _ends(found.files, report.problems)
-            given = sarif(report.problems, TITLES, version=version("shunter"), ends=ends, relative=found.from_root)
+            reach = ends(found.files, report.problems)
+            given = sarif(report.problems, TITLES, version=version("shunter"), ends=reach, relative=found.from_root)
             typer.echo(given, nl=False)
 
 
-def _ends(files: Iterable[tuple[str, bytes]], problems: Iterable[Problem]) -> dict[Problem, int]:
+def ends(files: Iterable[tuple[str, bytes]], problems: Iterable[Problem]) -> dict[Problem, int]:
+    """For each problem that stands at a place of `files`, as far as that can be told, the column after its end."""
     of_file: dict[str, list[Problem]] = {}
     for problem in problems:
         if problem.place is not None:
