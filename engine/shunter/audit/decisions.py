@@ -6,12 +6,14 @@ s`). How often it was made before it changed goes into the next record, so no ti
 
 import re
 from collections import Counter
-from typing import Any, Final
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from shunter.model.canon import plain
-from shunter.model.finding import Finding, Verdict
+from shunter.model.finding import Chapter, Finding, Verdict, chapters
 from shunter.model.ids import Epoch, NodeId, OperationId, PolicyName, node_of
 from shunter.model.plan import Evaluation, Plan, PlannedOperation
 from shunter.model.record import Record, RecordKind
@@ -22,64 +24,86 @@ _NUMBER: Final = re.compile(rf"(?<![\w./-])-?(?:\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?
 """A number with its unit, but not one that is part of a name, such as `decode-0`, `node-a/1`, `llama-70b` or `10.0.0.11`."""
 _PLURAL: Final = re.compile(r"(# [a-z]+?)s?\b")
 
-Key = tuple[PolicyName, str]
-"""A policy's name, and the subject that it speaks of."""
 
-
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision as it stands: `since` is when it was first made (seconds since the epoch), `ticks` how often in a row."""
+class Seen(NamedTuple):
+    """A decision as it stands: `reason` as it was said last, `since` when it was first made (seconds since the epoch), `tick` the number of
+    that tick. Whatever stands was made in every tick since then.
+    """
 
     verdict: Verdict
     gate: str
-    shape: str
     reason: str
     since: float
-    ticks: int = 1
-    pretend: bool = False
+    tick: int
+    pretend: bool
 
 
 class Tracker(msgspec.Struct, frozen=True, kw_only=True):
     """What was decided in the last tick. A new one (an engine that starts) records everything that isn't `pass` once."""
 
-    findings: dict[Key, Seen] = {}
+    seen: Mapping[PolicyName, Mapping[str, Seen]] = {}
+    """By policy and subject. What a policy says and hasn't changed is the same object from tick to tick."""
+    tick: int = 0
+    """How many ticks were observed."""
     planned: tuple[tuple[object, ...], ...] = ()
     planned_since: float | None = None
     planned_ticks: int = 0
 
     def observe(self, evaluation: Evaluation, at: float, epoch: Epoch, fleet: Fleet | None = None) -> "tuple[Tracker, tuple[Record, ...]]":
-        """The tracker after this tick, and the records of what changed: findings in their own order, those no longer made, then the plan.
+        """The tracker after this tick, and the records of what changed: findings in their own order, policy by policy, those no longer
+        made, then the plan. Evidence is only worked out for those that are recorded.
 
         `at` is the time of the records, seconds since the epoch; `fleet` says which nodes only pretend (None: none does).
         A finding's body: `policy`, `lane`, `verdict`, `gate`, `reason`, `since`, `evidence`, `previous`. The last is None for a first
         one, else it has `verdict`, `gate`, `reason`, `since` and `ticks`. One that is no longer made, because its policy or subject is
         gone, has the verdict "none". A plan's body: `operations`, `counts`, `previous` (`since`, `ticks`, `operations`, or None).
         """
-        stamp = _Stamp(evaluation.plan, at, epoch, _Pretending(fleet))
-        found: dict[Key, Seen] = {}
+        stamp = _Stamp(evaluation.plan, at, epoch, _Pretending(fleet), self.tick + 1)
+        said = chapters(evaluation.findings)
         records: list[Record] = []
-        for finding in evaluation.findings:
-            key = (finding.policy, finding.subject)
-            before, now = self.findings.get(key), _seen(finding, at, pretend=stamp.pretending.about(finding.subject))
-            if before is not None and _same(before, now):
-                found[key] = msgspec.structs.replace(before, ticks=before.ticks + 1, reason=now.reason)
-                continue
-            found[key] = now
-            if before is not None or finding.verdict is not Verdict.PASS:
-                records.append(stamp.finding(finding, before, now))
-        records += [stamp.gone(key, seen) for key, seen in self.findings.items() if key not in found and seen.verdict is not Verdict.PASS]
-        return self._plan(evaluation.plan, stamp, found, records)
+        seen = {chapter.policy: _observed(chapter, self.seen.get(chapter.policy, {}), stamp, records) for chapter in said}
+        for policy, before in self.seen.items():
+            if (now := seen.get(policy)) is not before:
+                records += [stamp.gone(policy, subject, one) for subject, one in before.items() if _gone(subject, one, now)]
+        after = msgspec.structs.replace(self, seen=seen, tick=self.tick + 1)
+        return after._plan(evaluation.plan, stamp, records)
 
-    def _plan(self, plan: Plan, stamp: "_Stamp", found: dict[Key, Seen], records: list[Record]) -> "tuple[Tracker, tuple[Record, ...]]":
+    def _plan(self, plan: Plan, stamp: "_Stamp", records: list[Record]) -> "tuple[Tracker, tuple[Record, ...]]":
         planned = tuple(_outline(operation) for operation in plan.operations)
         if planned == self.planned:
-            return msgspec.structs.replace(self, findings=found, planned_ticks=self.planned_ticks + 1), tuple(records)
+            return msgspec.structs.replace(self, planned_ticks=self.planned_ticks + 1), tuple(records)
         previous = None
         if self.planned:
             previous = {"since": self.planned_since, "ticks": self.planned_ticks, "operations": [str(one[0]) for one in self.planned]}
-        after = Tracker(findings=found, planned=planned, planned_since=stamp.at, planned_ticks=1)
+        after = msgspec.structs.replace(self, planned=planned, planned_since=stamp.at, planned_ticks=1)
         return after, (*records, stamp.planned(previous))
 
 
+def _observed(chapter: Chapter, before: Mapping[str, Seen], stamp: "_Stamp", records: list[Record]) -> Mapping[str, Seen]:
+    """What a policy says now, and the records of what it says that is new. The very same as before where nothing has changed."""
+    pretending, changed = stamp.pretending.subjects, dict[str, Seen]()
+    for place, (subject, brief) in enumerate(zip(chapter.subjects, chapter.briefs, strict=True)):
+        one, pretend = before.get(subject), subject in pretending
+        if one is not None and one[0] is brief.verdict and one[1] == brief.gate and one[5] is pretend:
+            if one[2] == brief.reason:
+                continue
+            if shape(one[2]) == shape(brief.reason):
+                changed[subject] = one._replace(reason=brief.reason)
+                continue
+        now = Seen(brief.verdict, brief.gate, brief.reason, stamp.at, stamp.tick, pretend)
+        changed[subject] = now
+        if one is not None or brief.verdict is not Verdict.PASS:
+            records.append(stamp.finding(chapter.tell(place), one, now))
+    if not changed and len(before) == len(chapter.subjects):
+        return before
+    return {subject: changed.get(subject) or before[subject] for subject in chapter.subjects}
+
+
+def _gone(subject: str, seen: Seen, now: Mapping[str, Seen] | None) -> bool:
+    return seen.verdict is not Verdict.PASS and (now is None or subject not in now)
+
+
+@lru_cache(maxsize=65536)
 def shape(reason: str) -> str:
     """A reason without its numbers: equal for two reasons that say the same with other figures."""
     return _PLURAL.sub(r"\1", _NUMBER.sub("#", reason))
@@ -91,21 +115,18 @@ class _Pretending:
     def __init__(self, fleet: Fleet | None) -> None:
         self.nodes: frozenset[NodeId] = frozenset(n.id for n in fleet.nodes if n.runtime == "pretend") if fleet else frozenset()
         on = [w for w in fleet.workers if w.node in self.nodes] if fleet and self.nodes else []
-        self._subjects = frozenset({str(w.id) for w in on} | {w.graph for w in on})
-
-    def about(self, subject: str) -> bool:
-        return subject in self._subjects
+        self.subjects = frozenset({str(w.id) for w in on} | {w.graph for w in on})
 
     def operation(self, operation: PlannedOperation) -> bool:
         nodes = {*operation.copies, *(node_of(s) for s in (operation.from_slot, operation.to_slot) if s is not None)}
-        return not self.nodes.isdisjoint(nodes) or self.about(operation.worker)
+        return not self.nodes.isdisjoint(nodes) or operation.worker in self.subjects
 
 
 class _Stamp:
     """What all records of one tick share."""
 
-    def __init__(self, plan: Plan, at: float, epoch: Epoch, pretending: _Pretending) -> None:
-        self.plan, self.at, self.epoch, self.pretending = plan, at, epoch, pretending
+    def __init__(self, plan: Plan, at: float, epoch: Epoch, pretending: _Pretending, tick: int) -> None:
+        self.plan, self.at, self.epoch, self.pretending, self.tick = plan, at, epoch, pretending, tick
 
     def finding(self, finding: Finding, before: Seen | None, now: Seen) -> Record:
         body: dict[str, object] = {
@@ -116,15 +137,20 @@ class _Stamp:
             "reason": finding.reason,
             "since": finding.since,
             "evidence": plain(finding.evidence),
-            "previous": _previous(before),
+            "previous": self._previous(before),
         }
         what = f"{finding.policy}: {finding.verdict.value}: {finding.reason}"
         return self._record(RecordKind.FINDING, finding.subject, what, body, pretend=now.pretend)
 
-    def gone(self, key: Key, seen: Seen) -> Record:
-        policy, subject = key
-        body: dict[str, object] = {"policy": policy, "verdict": "none", "previous": _previous(seen)}
+    def gone(self, policy: PolicyName, subject: str, seen: Seen) -> Record:
+        body: dict[str, object] = {"policy": policy, "verdict": "none", "previous": self._previous(seen)}
         return self._record(RecordKind.FINDING, subject, f"{policy}: no longer says anything of it", body, pretend=seen.pretend)
+
+    def _previous(self, seen: Seen | None) -> dict[str, object] | None:
+        if seen is None:
+            return None
+        ticks = self.tick - seen.tick
+        return {"verdict": seen.verdict.value, "gate": seen.gate, "reason": seen.reason, "since": seen.since, "ticks": ticks}
 
     def planned(self, previous: dict[str, Any] | None) -> Record:
         operations = self.plan.operations
@@ -146,20 +172,6 @@ class _Stamp:
             pretend=pretend,
             body=body,
         )
-
-
-def _seen(finding: Finding, at: float, *, pretend: bool) -> Seen:
-    return Seen(verdict=finding.verdict, gate=finding.gate, shape=shape(finding.reason), reason=finding.reason, since=at, pretend=pretend)
-
-
-def _same(before: Seen, now: Seen) -> bool:
-    return (before.verdict, before.gate, before.shape, before.pretend) == (now.verdict, now.gate, now.shape, now.pretend)
-
-
-def _previous(seen: Seen | None) -> dict[str, object] | None:
-    if seen is None:
-        return None
-    return {"verdict": seen.verdict.value, "gate": seen.gate, "reason": seen.reason, "since": seen.since, "ticks": seen.ticks}
 
 
 def _outline(operation: PlannedOperation) -> tuple[object, ...]:

@@ -1,6 +1,7 @@
 """A worker that must leave its node: when there is such a case, what it is worth, and how its move is entered."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -9,11 +10,11 @@ from shunter.decide.gates import ask, weigh
 from shunter.decide.history import FAILURES
 from shunter.decide.place import Job, Placement
 from shunter.decide.plan import round_of
-from shunter.decide.said import Part, Said
+from shunter.decide.said import UNCOVERED, Part, Said
 from shunter.decide.words import clock, happens, holds
 from shunter.decide.world import STANDING
 from shunter.model.expression import Scope, Undecided
-from shunter.model.finding import Evidence, Verdict
+from shunter.model.finding import Brief, Evidence, Verdict
 from shunter.model.ids import NodeId, OperationId, WorkerId
 from shunter.model.operation import OperationRecord
 from shunter.model.plan import OperationKind, Preconditions
@@ -66,15 +67,28 @@ def cases_of(d: Deciding, policy: Policy) -> list[Case]:
     spec = spec_of(policy)
     there = [w for w in d.world.noticed if d.reaches(policy, w) and w.state in _LIVE and _notice(d, spec, w) is not None]
     concerned = [w for w in there if d.covered(policy)[w.id] is not False]
-    d.leave(policy, d.subjects(policy), lambda worker: _against(d, policy, worker), but={w.id for w in concerned})
+    gist = partial(_gist, d, policy, {})
+    d.leave(policy, d.subjects(policy), partial(_against, d, policy), gist=gist, but={w.id for w in concerned})
     return [case for worker in concerned if (case := _case(d, policy, worker)) is not None]
+
+
+def _gist(d: Deciding, policy: Policy, calm: dict[NodeId | None, Said], worker: Worker) -> Brief | None:
+    """What `_against` says, without evidence. What is said of a node is kept in `calm`."""
+    covered = d.covered(policy)[worker.id]
+    if covered is False:
+        return UNCOVERED
+    if covered is None or worker.state not in _LIVE:
+        return _against(d, policy, worker)
+    if worker.node not in calm:
+        calm[worker.node] = Said(Verdict.PASS, f"no notice for {worker.node}", "notices")
+    return calm[worker.node]
 
 
 def _against(d: Deciding, policy: Policy, worker: Worker) -> Said | None:
     """Why there is nothing to do for the worker; None where the policy isn't about it."""
     covered, evidence = d.coverage(policy, worker)
     if covered is False:
-        return Said(Verdict.PASS, "the policy doesn't cover it", "workers.where", evidence) if evidence else None
+        return UNCOVERED._replace(evidence=evidence) if evidence else None
     if worker.state not in _LIVE:
         return Said(Verdict.PASS, f"it is {worker.state.value}: nothing to move", "worker.state", evidence)
     spec = spec_of(policy)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 from functools import partial
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -13,10 +13,10 @@ from shunter.decide.deciding import Deciding
 from shunter.decide.gates import ask, missing, passed
 from shunter.decide.history import HOUR, said
 from shunter.decide.plan import round_of
-from shunter.decide.said import Part, Said
+from shunter.decide.said import UNCOVERED, Part, Said
 from shunter.decide.words import clock
 from shunter.model.expression import Undecided
-from shunter.model.finding import Evidence, Input, Verdict
+from shunter.model.finding import Brief, Evidence, Input, Verdict
 from shunter.model.ids import PoolId
 from shunter.model.plan import OperationKind, Preconditions
 from shunter.model.policy import CheckpointPolicy, CheckpointSpec, Policy
@@ -27,9 +27,11 @@ from shunter.model.units import Duration
 MOST_BACKOFF = 10.0
 """A checkpoint that keeps failing is tried at least every so many periods."""
 
-
 Refusal: TypeAlias = tuple[Verdict, str, str]
 """A verdict other than `act`, its reason and its gate."""
+
+_RECENT: Final = {gate: Said(Verdict.PASS, "its newest image is recent enough", gate) for gate in ("every", "cadence")}
+_UNWANTED: Final = Said(Verdict.PASS, "`when` is false", "when")
 
 
 class Due(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +100,7 @@ def _wanting(d: Deciding, policy: Policy) -> list[Worker]:
     if wanting and spec.when is not None:
         true = d.truths(policy, spec.when)
         wanting = [w for w in wanting if true[w.id]]
-    d.leave(policy, subjects, lambda worker: _against(d, policy, worker), but={w.id for w in wanting})
+    d.leave(policy, subjects, partial(_against, d, policy), gist=partial(_gist, d, policy), but={w.id for w in wanting})
     return wanting
 
 
@@ -108,7 +110,28 @@ def _old(d: Deciding, spec: CheckpointSpec, workers: Iterable[Worker]) -> list[W
     if spec.every is not None and spec.overhead is None:
         every = float(spec.every)
         return [w for w in workers if (at := taken.get(w.id)) is None or now - at >= every]
-    return [w for w in workers if (at := taken.get(w.id)) is None or now - at >= interval_of(spec, pause_of(d, spec, w)).seconds]
+    return [w for w in workers if _is_old(d, spec, w)]
+
+
+def _is_old(d: Deciding, spec: CheckpointSpec, worker: Worker) -> bool:
+    taken = d.taken.get(worker.id)
+    if taken is None:
+        return True
+    simple = spec.every is not None and spec.overhead is None
+    return d.now - taken >= (spec.every or 0.0 if simple else interval_of(spec, pause_of(d, spec, worker)).seconds)
+
+
+def _gist(d: Deciding, policy: Policy, worker: Worker) -> Brief | None:
+    """What `_against` says, without evidence."""
+    covered, spec = d.covered(policy)[worker.id], spec_of(policy)
+    if covered is False:
+        return UNCOVERED
+    if covered is None or worker.state is not WorkerState.RUNNING or worker.slot is None:
+        return _against(d, policy, worker)
+    if not _is_old(d, spec, worker):
+        return _RECENT[_gate(spec)]
+    true = d.truths(policy, spec.when)[worker.id] if spec.when is not None else None
+    return _against(d, policy, worker) if true is None else _UNWANTED
 
 
 def _against(d: Deciding, policy: Policy, worker: Worker) -> Said | None:
@@ -149,7 +172,7 @@ def _subject(covered: bool | Undecided, worker: Worker) -> Refusal | None:
     if isinstance(covered, Undecided):
         return Verdict.INCONCLUSIVE, missing(covered), "workers.where"
     if not covered:
-        return Verdict.PASS, "the policy doesn't cover it", "workers.where"
+        return UNCOVERED[:3]
     if worker.state is not WorkerState.RUNNING or worker.slot is None:
         return Verdict.PASS, f"it is {worker.state.value}", "worker.state"
     return None
@@ -157,13 +180,17 @@ def _subject(covered: bool | Undecided, worker: Worker) -> Refusal | None:
 
 def _young(d: Deciding, policy: Policy, one: Due) -> Refusal | None:
     old = one.taken is None or d.now - one.taken >= one.interval
-    aged = _aged(spec_of(policy), d.now, one.taken, one.interval, old=old)
-    one.gates.append(aged)
-    return None if old else (Verdict.PASS, "its newest image is recent enough", aged.gate)
+    spec = spec_of(policy)
+    one.gates.append(_aged(spec, d.now, one.taken, one.interval, old=old))
+    return None if old else _RECENT[_gate(spec)][:3]
 
 
 def _aged(spec: CheckpointSpec, now: float, taken: float | None, interval: float, *, old: bool) -> Evidence:
-    return Evidence(gate="every" if spec.every is not None else "cadence", result=old, detail=_age(now, taken, interval))
+    return Evidence(gate=_gate(spec), result=old, detail=_age(now, taken, interval))
+
+
+def _gate(spec: CheckpointSpec) -> str:
+    return "every" if spec.every is not None else "cadence"
 
 
 def _age(now: float, taken: float | None, interval: float) -> str:
@@ -181,7 +208,7 @@ def _when(d: Deciding, policy: Policy, one: Due) -> Refusal | None:
     one.gates.append(evidence)
     if isinstance(answer, Undecided):
         return Verdict.INCONCLUSIVE, missing(answer), "when"
-    return None if answer else (Verdict.PASS, "`when` is false", "when")
+    return None if answer else _UNWANTED[:3]
 
 
 def _held(d: Deciding, policy: Policy, one: Due) -> Refusal | None:
@@ -273,5 +300,4 @@ def _plan(d: Deciding, policy: Policy, one: Due, turns: Round) -> None:
     )
     for node in copies:
         turns.holding.add(node, phases.bytes or 0)
-    gate = "every" if spec.every is not None else "cadence"
-    d.find(policy, worker.id, Verdict.ACT, f"an image is due{short}", gate=gate, evidence=one.gates)
+    d.find(policy, worker.id, Verdict.ACT, f"an image is due{short}", gate=_gate(spec), evidence=one.gates)

@@ -16,16 +16,16 @@ from shunter.decide.hold import tolerance
 from shunter.decide.keep import Holding, Turns
 from shunter.decide.plan import Ranked, operation_id, patience
 from shunter.decide.profile import Costs, Phases, Profile
-from shunter.decide.said import Explain, Notes, Part, Said
+from shunter.decide.said import Explain, Gist, Left, Notes, Part, Said
 from shunter.decide.scope import Scopes
 from shunter.decide.sheet import Workers
 from shunter.decide.world import World
 from shunter.model.expression import Expression, Rules, Scope, Undecided, in_bulk
-from shunter.model.finding import Evidence, Finding, Lane, Verdict
+from shunter.model.finding import Chapter, Evidence, Lane, Verdict
 from shunter.model.ids import NodeId, PolicyName, WorkerId
 from shunter.model.operation import EngineState, Status
 from shunter.model.plan import Estimate, OperationKind, PlannedOperation, Preconditions
-from shunter.model.policy import Policy, PolicySet, PreemptionPolicy
+from shunter.model.policy import Policy, PolicySet, PreemptionPolicy, WorkerSelector
 from shunter.model.snapshot import Image, Slot, Snapshot, Worker
 
 _RECENT = 30.0
@@ -50,6 +50,7 @@ class Deciding:
         self._concerning: dict[tuple[str, str], list[Policy]] = {}
         self._sheets: dict[str | None, Workers] = {}
         self._covered: dict[PolicyName, Mapping[WorkerId, bool | None]] = {}
+        self._truths: dict[tuple[PolicyName, str], Mapping[WorkerId, bool | None]] = {}
         self.notes = Notes()
         self._teller = Teller(self.rules)
         self.turns = Turns()
@@ -86,14 +87,24 @@ class Deciding:
         said = Said(verdict=verdict, reason=reason, gate=gate, evidence=tuple(evidence), since=since)
         self.notes.say(policy.name, lane_of(policy), subject, said)
 
-    def close(self) -> Callable[[], tuple[Finding, ...]]:
+    def close(self) -> Callable[[], Sequence[Chapter]]:
         """What makes all findings, once nothing more is said. It keeps what they need, and nothing keeps it: no rings to be collected."""
         notes, self.notes = self.notes, Notes()
-        return notes.findings
+        return notes.chapters
 
-    def leave(self, policy: Policy, workers: Sequence[Worker], explain: Explain, *, but: Set[WorkerId] = frozenset()) -> None:
-        """Leave it to `explain` why there is nothing to do for these workers, `but` some: it is asked when somebody wants to know."""
-        self.notes.leave(policy.name, lane_of(policy), workers, explain, but)
+    def leave(
+        self,
+        policy: Policy,
+        workers: Sequence[Worker],
+        explain: Explain,
+        *,
+        gist: Gist | None = None,
+        but: Set[WorkerId] = frozenset(),
+    ) -> None:
+        """Leave it to `explain` why there is nothing to do for these workers, `but` some: it is asked when somebody wants to know.
+        `gist` says the same in brief (None: there is no shorter way).
+        """
+        self.notes.leave(policy.name, lane_of(policy), Left(workers, explain, gist or explain, but))
 
     def said(self, policy: Policy, worker: WorkerId) -> Said | None:
         """What the policy says of the worker so far; None: nothing."""
@@ -174,6 +185,12 @@ class Deciding:
         select = policy.selector
         if select is None:
             return {}
+        known = self._truths.get((policy.name, expression.text))
+        if known is None:
+            known = self._truths[policy.name, expression.text] = self._ask_all(policy, select, expression)
+        return known
+
+    def _ask_all(self, policy: Policy, select: WorkerSelector, expression: Expression) -> Mapping[WorkerId, bool | None]:
         if any(name.startswith("metrics.") for name in self.rules.inputs(expression)):
             sheet = Workers(self.scopes, self.subjects(policy), policy)
         else:

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -12,12 +12,12 @@ from shunter.decide.gates import ask, missing, weigh
 from shunter.decide.history import FAILURES, HOUR, failed_nodes, said
 from shunter.decide.hold import Held, held
 from shunter.decide.place import Job, place
-from shunter.decide.said import Part, Said
+from shunter.decide.said import UNCOVERED, Part, Said
 from shunter.decide.stay import FREE_SLOTS, Leaving, as_planned, places, spec_of
 from shunter.decide.words import clock
 from shunter.decide.worth import Worth, weigh_move
 from shunter.model.expression import Scope, Undecided
-from shunter.model.finding import Evidence, Verdict
+from shunter.model.finding import Brief, Evidence, Verdict
 from shunter.model.ids import NodeId, SlotId
 from shunter.model.operation import OperationRecord, Status
 from shunter.model.plan import OperationKind, Preconditions
@@ -29,6 +29,8 @@ MOST_PER_HOUR = 3
 
 Refusal: TypeAlias = tuple[Verdict, str, str]
 """A verdict other than `act`, its reason and its gate."""
+
+_UNWANTED: Final = Said(Verdict.PASS, "`when` is false", "when")
 
 
 class Leaver(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,8 +69,19 @@ def _wanting(d: Deciding, policy: Policy) -> list[Worker]:
     if running:
         covered, true = d.covered(policy), d.truths(policy, spec_of(policy).when)
         wanting = [w for w in running if covered[w.id] and true[w.id]]
-    d.leave(policy, subjects, lambda worker: _content(d, policy, worker), but={w.id for w in wanting})
+    d.leave(policy, subjects, partial(_content, d, policy), gist=partial(_gist, d, policy), but={w.id for w in wanting})
     return wanting
+
+
+def _gist(d: Deciding, policy: Policy, worker: Worker) -> Brief | None:
+    """What `_content` says, without evidence."""
+    covered = d.covered(policy)[worker.id]
+    if covered is False:
+        return UNCOVERED
+    running = worker.state is WorkerState.RUNNING and worker.slot is not None and worker.node is not None
+    if covered is None or not running or d.truths(policy, spec_of(policy).when)[worker.id] is None:
+        return _content(d, policy, worker)
+    return _UNWANTED
 
 
 def _content(d: Deciding, policy: Policy, worker: Worker) -> Said | None:
@@ -79,13 +92,13 @@ def _content(d: Deciding, policy: Policy, worker: Worker) -> Said | None:
     if isinstance(covered, Undecided):
         return Said(Verdict.INCONCLUSIVE, missing(covered), "workers.where", evidence)
     if not covered:
-        return Said(Verdict.PASS, "the policy doesn't cover it", "workers.where", evidence)
+        return UNCOVERED._replace(evidence=evidence)
     if worker.state is not WorkerState.RUNNING or worker.slot is None or worker.node is None:
         return Said(Verdict.PASS, f"it is {worker.state.value}", "worker.state", evidence)
     answer, asked = ask(d.rules, "when", spec_of(policy).when, d.scopes.worker(policy, worker))
     if isinstance(answer, Undecided):
         return Said(Verdict.INCONCLUSIVE, missing(answer), "when", (*evidence, asked))
-    return Said(Verdict.PASS, "`when` is false", "when", (*evidence, asked))
+    return _UNWANTED._replace(evidence=(*evidence, asked))
 
 
 def _leaver(d: Deciding, policy: Policy, worker: Worker) -> Leaver | None:

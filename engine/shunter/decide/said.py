@@ -5,10 +5,11 @@ its evidence, or all of it. What is worked out later may depend only on what doe
 the time, never the ledger or the plan.
 """
 
-from collections.abc import Callable, Sequence, Set
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import cached_property
+from typing import Final, NamedTuple, TypeAlias
 
-from shunter.model.finding import Evidence, Finding, Lane, Verdict
+from shunter.model.finding import Brief, Chapter, Evidence, Finding, Lane, Verdict
 from shunter.model.ids import PolicyName, WorkerId
 from shunter.model.snapshot import Worker
 
@@ -29,12 +30,18 @@ class Said(NamedTuple):
 Explain: TypeAlias = Callable[[Worker], Said | None]
 """Why there is nothing to do for a worker; None when the policy isn't about it."""
 
+Gist: TypeAlias = Callable[[Worker], Brief | None]
+"""The same without the evidence. Most of a fleet is told the same in every tick, so it gives the same few values again and again."""
 
-class _Left(NamedTuple):
-    """Workers, but some, of whom is said what `explain` says."""
+UNCOVERED: Final = Said(Verdict.PASS, "the policy doesn't cover it", "workers.where")
+
+
+class Left(NamedTuple):
+    """Workers, but some, of whom is said what `explain` says, in brief what `gist` says."""
 
     workers: Sequence[Worker]
     explain: Explain
+    gist: Gist
     but: Set[WorkerId]
 
 
@@ -43,7 +50,7 @@ class Notes:
 
     def __init__(self) -> None:
         self._said: dict[PolicyName, dict[str, Said]] = {}
-        self._left: dict[PolicyName, list[_Left]] = {}
+        self._left: dict[PolicyName, list[Left]] = {}
         self._lanes: dict[PolicyName, Lane] = {}
 
     def say(self, policy: PolicyName, lane: Lane, subject: str, said: Said) -> None:
@@ -51,10 +58,10 @@ class Notes:
         self._lanes[policy] = lane
         self._said.setdefault(policy, {})[subject] = said
 
-    def leave(self, policy: PolicyName, lane: Lane, workers: Sequence[Worker], explain: Explain, but: Set[WorkerId]) -> None:
-        """Leave what is said of the workers, `but` some, to `explain`, unless something else is said of them."""
+    def leave(self, policy: PolicyName, lane: Lane, left: Left) -> None:
+        """Leave what is said of workers to be worked out later, unless something else is said of them."""
         self._lanes[policy] = lane
-        self._left.setdefault(policy, []).append(_Left(workers, explain, but))
+        self._left.setdefault(policy, []).append(left)
 
     def get(self, policy: PolicyName, worker: WorkerId) -> Said | None:
         """What was said of the worker, be it left for later; None: nothing."""
@@ -64,27 +71,56 @@ class Notes:
             said = next((one.explain(w) for one, w in left), None)
         return said
 
-    def findings(self) -> tuple[Finding, ...]:
-        """All of it, in the order of policies and subjects."""
-        return tuple(finding for policy in sorted(self._lanes) for finding in self._of(policy))
+    def chapters(self) -> tuple[Chapter, ...]:
+        """All of it in brief, in the order of policies and subjects."""
+        return tuple(self._of(policy) for policy in sorted(self._lanes))
 
-    def _of(self, policy: PolicyName) -> list[Finding]:
-        said: dict[str, Said] = dict(self._said.get(policy, {}))
-        for one in self._left.get(policy, ()):
-            left = [w for w in one.workers if w.id not in said and w.id not in one.but]
-            said |= {w.id: told for w in left if (told := one.explain(w)) is not None}
-        lane = self._lanes[policy]
-        return [_finding(policy, lane, subject, said[subject]) for subject in sorted(said)]
+    def _of(self, policy: PolicyName) -> Chapter:
+        own, left = self._said.get(policy, {}), self._left.get(policy, ())
+        briefs: dict[str, Brief] = {**own}
+        for one in left:
+            others = [w for w in one.workers if w.id not in briefs and w.id not in one.but]
+            briefs |= {w.id: told for w in others if (told := one.gist(w)) is not None}
+        subjects = sorted(briefs)
+        in_order = [briefs[subject] for subject in subjects]
+        return Chapter(policy, subjects, in_order, _Telling(policy, self._lanes[policy], subjects, in_order, own, left).tell)
 
 
-def _finding(policy: PolicyName, lane: Lane, subject: str, said: Said) -> Finding:
-    return Finding(
-        policy=policy,
-        subject=subject,
-        verdict=said.verdict,
-        lane=lane,
-        reason=said.reason,
-        gate=said.gate,
-        since=said.since,
-        evidence=tuple(part() if callable(part) else part for part in said.evidence),
-    )
+class _Telling:
+    """What it takes to tell one policy's findings whole."""
+
+    def __init__(
+        self,
+        policy: PolicyName,
+        lane: Lane,
+        subjects: Sequence[str],
+        briefs: Sequence[Brief],
+        own: Mapping[str, Said],
+        left: Sequence[Left],
+    ) -> None:
+        self._policy, self._lane, self._subjects, self._briefs, self._own, self._left = policy, lane, subjects, briefs, own, left
+
+    @cached_property
+    def _explained(self) -> Mapping[str, tuple[Explain, Worker]]:
+        """Who explains what was left. Of several, the first."""
+        return {w.id: (one.explain, w) for one in reversed(self._left) for w in one.workers if w.id not in one.but}
+
+    def tell(self, place: int) -> Finding:
+        """The finding of the subject at this place."""
+        subject, brief = self._subjects[place], self._briefs[place]
+        said = self._own.get(subject)
+        if said is None:
+            explain, worker = self._explained[subject]
+            said = explain(worker)
+        assert said is not None, "there is something to say of it"
+        assert (said.verdict, said.reason, said.gate) == (brief.verdict, brief.reason, brief.gate), "in brief it is said alike"
+        return Finding(
+            policy=self._policy,
+            subject=subject,
+            verdict=said.verdict,
+            lane=self._lane,
+            reason=said.reason,
+            gate=said.gate,
+            since=said.since,
+            evidence=tuple(part() if callable(part) else part for part in said.evidence),
+        )

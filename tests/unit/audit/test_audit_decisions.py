@@ -170,5 +170,5 @@ def test_observing_changes_nothing_that_was():
     after, _ = start.observe(evaluation(finding(), operations=(operation(),)), 1.0, Epoch(1))
     assert start == Tracker()
     again, _ = after.observe(evaluation(finding(), operations=(operation(),)), 2.0, Epoch(1))
-    assert after.findings["relieve", "decode-0"].ticks == 1
-    assert again.findings["relieve", "decode-0"].ticks == 2
+    assert after.seen["relieve"]["decode-0"].tick == again.seen["relieve"]["decode-0"].tick == 1
+    assert (after.tick, again.tick) == (1, 2)
