@@ -12,7 +12,7 @@ from shunter.decide.evaluate import evaluate
 from shunter.lang.bulk import BulkCelRules
 from shunter.lang.cel import CelRules
 from shunter.model.canon import encode, plain
-from shunter.model.finding import Chapter, Evidence, Finding, Findings, Verdict, chapters, verdicts
+from shunter.model.finding import Chapter, Evidence, Finding, Findings, Verdict, chapters, tally
 from shunter.model.ids import Commit, Digest, Epoch, NodeId, PolicyName, WorkerId
 from shunter.model.plan import Evaluation, Plan
 from shunter.model.policy import PolicySet
@@ -177,6 +177,6 @@ def test_so_they_are_for_what_is_really_decided(seeds: range) -> None:
             for policy, subjects, briefs, _ in chapters(lazy.findings):
                 assert [told.pop((policy, s)) for s in subjects] == [(b.verdict, b.reason, b.gate) for b in briefs], seed
             assert not told, seed
-            assert verdicts(lazy.findings) == verdicts(tuple(whole.findings))
+            assert tally(lazy.findings) == tally(tuple(whole.findings))
             changed += len(wanted)
     assert changed > 100

@@ -41,6 +41,7 @@ from shunter.decide.evaluate import evaluate
 from shunter.decide.hold import horizon
 from shunter.model.canon import plain
 from shunter.model.errors import Problem, ShunterError, Stalled
+from shunter.model.finding import Verdict, tally
 from shunter.model.ids import Epoch, NodeId, NoticeId, OperationId
 from shunter.model.operation import OperationRecord
 from shunter.model.plan import Evaluation
@@ -211,11 +212,11 @@ class Leading:
             self.voice.tell_or_clear("sightings", unkept)
         state, snapshots, crowded = self.store.state(now), list(self.snapshots), self.trail.crowded
 
-        def weigh() -> tuple[Evaluation, News | None, Counter[str]]:
+        def weigh() -> tuple[Evaluation, News | None, Counter[Verdict]]:
             with duty.metrics.decide_seconds.time():
                 found = evaluate(policies, snapshots, state, now, duty.rules, duty.profile)
             news = None if crowded else self.tracker.observe(found, now, self.epoch, snapshot.fleet)
-            return found, news, Counter(f.verdict.value for f in found.findings)
+            return found, news, tally(found.findings)
 
         evaluation, news, verdicts = await self.aside.call(weigh)
         if self.heeding.overtook(began):  # what a notice asks for is ordered already; this was decided without it
@@ -231,8 +232,8 @@ class Leading:
             self.keeping.keeper.offer(told, evaluation, policies, snapshots, state, duty.profile)
             self.voice.tell_or_clear("audit's upkeep", self.keeping.house(now))
             self.voice.tell_or_clear("audit's collector", self.keeping.unsent)
-        for verdict in ("act", "hold", "inconclusive", "pass"):
-            duty.metrics.findings.labels(verdict).set(verdicts[verdict])
+        for verdict in Verdict:
+            duty.metrics.findings.labels(verdict.value).set(verdicts[verdict])
         duty.on_tick(Told(snapshot=snapshot, evaluation=evaluation, policies=policies, plan_changed=_has_plan(told)))
         self.scheduler.offer(plan)
         self.turns.note(self.scheduler.waiting)

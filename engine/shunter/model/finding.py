@@ -151,7 +151,7 @@ def chapters(findings: Sequence[Finding]) -> Sequence[Chapter]:
     return [Chapter(policy, [f.subject for f in own], own, own.__getitem__) for policy, own in by_policy.items()]
 
 
-def verdicts(findings: Sequence[Finding]) -> Counter[Verdict]:
+def tally(findings: Sequence[Finding]) -> Counter[Verdict]:
     """How many findings say what."""
     return Counter(brief.verdict for chapter in chapters(findings) for brief in chapter.briefs)
 
