@@ -11,19 +11,18 @@ from shunter.decide.conflict import Ledger
 from shunter.decide.figures import AllFigures, Figures, model_of
 from shunter.decide.fit import Finder, Needs, needs_of_image, needs_of_worker
 from shunter.decide.gates import Teller, ask
-from shunter.decide.history import History
 from shunter.decide.hold import tolerance
 from shunter.decide.keep import Holding, Turns
+from shunter.decide.memory import Memory
 from shunter.decide.plan import Ranked, operation_id, patience
 from shunter.decide.profile import Costs, Phases, Profile
 from shunter.decide.said import Explain, Gist, Left, Notes, Part, Said
-from shunter.decide.scope import Scopes
+from shunter.decide.scope import UNCHANGING
 from shunter.decide.sheet import Workers
-from shunter.decide.world import World
 from shunter.model.expression import Expression, Rules, Scope, Undecided, in_bulk
 from shunter.model.finding import Chapter, Evidence, Lane, Verdict
 from shunter.model.ids import NodeId, PolicyName, WorkerId
-from shunter.model.operation import EngineState, Status
+from shunter.model.operation import EngineState
 from shunter.model.plan import Estimate, OperationKind, PlannedOperation, Preconditions
 from shunter.model.policy import Policy, PolicySet, PreemptionPolicy, WorkerSelector
 from shunter.model.snapshot import Image, Slot, Snapshot, Worker
@@ -36,15 +35,22 @@ class Deciding:
     """The inputs of `evaluate`, indexed, and its findings and operations so far. Lives for one evaluation."""
 
     def __init__(
-        self, policies: PolicySet, snapshots: Sequence[Snapshot], state: EngineState, now: float, rules: Rules, profile: Profile
+        self,
+        policies: PolicySet,
+        snapshots: Sequence[Snapshot],
+        state: EngineState,
+        now: float,
+        rules: Rules,
+        profile: Profile,
+        memory: Memory | None = None,
     ) -> None:
         self.policies, self.now, self.rules = policies, now, in_bulk(rules)
-        self.worlds = [World(s) for s in snapshots]
-        self.world = self.worlds[-1]
-        self._all_scopes = [Scopes(w) for w in self.worlds]
-        self.scopes = self._all_scopes[-1]
-        self.history = History(state)
-        self.costs = Costs(profile, self.history.ended)
+        memory = memory or Memory()
+        seen = memory.worlds(snapshots)
+        self.worlds, self._all_scopes = [world for world, _ in seen], [scopes for _, scopes in seen]
+        self.world, self.scopes = seen[-1]
+        self.history = memory.history(state)
+        self.costs = Costs(profile, self.history.past.measured)
         self.ledger = Ledger(self.history.active, self.world.vacant, self.world.failing)
         self.finder = Finder(self.world, self.scopes, self.rules, self.ledger)
         self._concerning: dict[tuple[str, str], list[Policy]] = {}
@@ -191,6 +197,15 @@ class Deciding:
         return known
 
     def _ask_all(self, policy: Policy, select: WorkerSelector, expression: Expression) -> Mapping[WorkerId, bool | None]:
+        key = (self.rules, expression.text, select.graph, select.role)
+        if not UNCHANGING.issuperset(self.rules.inputs(expression)):
+            return self._ask_anew(policy, select, expression)
+        known = self.world.answers.get(key)
+        if known is None:
+            known = self.world.answers[key] = self._ask_anew(policy, select, expression)
+        return known
+
+    def _ask_anew(self, policy: Policy, select: WorkerSelector, expression: Expression) -> Mapping[WorkerId, bool | None]:
         if any(name.startswith("metrics.") for name in self.rules.inputs(expression)):
             sheet = Workers(self.scopes, self.subjects(policy), policy)
         else:
@@ -305,12 +320,12 @@ class Deciding:
     @cached_property
     def taken(self) -> Mapping[WorkerId, float]:
         """When each worker's newest image was taken, also by a checkpoint that the snapshot doesn't show yet; only those that have one."""
-        taken = {w: max([i.taken_at for i in own]) for w, own in self.world.images.items()}
-        for record in self.history.ended:
-            planned, worker = record.planned, self.world.workers.get(record.planned.worker)
-            done = planned.kind is OperationKind.CHECKPOINT and record.status is Status.SUCCEEDED
-            if done and worker is not None and planned.expect.incarnation == worker.incarnation:
-                taken[worker.id] = max(record.created_at, taken.get(worker.id, record.created_at))
+        taken = self.world.taken.copy()
+        for name, begun in self.history.past.dumped.items():
+            worker = self.world.workers.get(name)
+            for incarnation, at in begun if worker is not None else ():
+                if worker is not None and incarnation == worker.incarnation:
+                    taken[name] = max(at, taken.get(name, at))
         return taken
 
     def holding(self) -> Holding:

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from shunter.decide.checkpoint import checkpoint
 from shunter.decide.deciding import Deciding, lane_of
+from shunter.decide.memory import Memory
 from shunter.decide.plan import ordered
 from shunter.decide.preempt import preempt
 from shunter.decide.profile import Profile
@@ -22,7 +23,13 @@ _DEFAULT = Profile()
 
 
 def evaluate(
-    policies: PolicySet, snapshots: Sequence[Snapshot], state: EngineState, now: float, rules: Rules, profile: Profile = _DEFAULT
+    policies: PolicySet,
+    snapshots: Sequence[Snapshot],
+    state: EngineState,
+    now: float,
+    rules: Rules,
+    profile: Profile = _DEFAULT,
+    memory: Memory | None = None,
 ) -> Evaluation:
     """Say what each policy says of each subject, and what is to be done.
 
@@ -33,12 +40,14 @@ def evaluate(
     What is carried out goes before what is only shown, and work for a node that is going before voluntary work; then the policies of
     higher priority go first, and those whose names come first. Whoever goes first takes its workers and slots. Voluntary work that waits
     for its turn in a plan that was accepted keeps its own from other voluntary work alone.
+
+    `memory`, given to one evaluation after the other, spares work where the next is given the same objects; no answer depends on it.
     """
     if not snapshots:
         raise ValueError("there is no snapshot to decide on")
     if any(a.at > b.at for a, b in pairwise(snapshots)):
         raise ValueError("the snapshots aren't in the order of their times")
-    d = Deciding(policies, snapshots, state, now, rules, profile)
+    d = Deciding(policies, snapshots, state, now, rules, profile, memory)
     in_force = sorted((p for p in policies.policies if p.acts and p.mode != "off"), key=_precedence)
     for policy in in_force:
         if lane_of(policy) == "voluntary":

@@ -1,7 +1,11 @@
 """What the engine did and is doing, indexed for deciding: attempts, failures, beginnings."""
 
+from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from heapq import merge
+from operator import attrgetter
 
 from shunter.model.ids import NodeId, PolicyName, WorkerId, node_of
 from shunter.model.operation import EngineState, OperationRecord, Status
@@ -10,29 +14,84 @@ from shunter.model.plan import OperationKind
 HOUR = 3600.0
 """How far back `EngineState.recent` reaches."""
 FAILURES = (Status.ROLLED_BACK, Status.FAILED)
+_order = attrgetter("created_at", "planned.id")
+
+
+class Ended:
+    """What ended within the hour, in the order in which it was made, by worker. It doesn't change: `then` makes what follows it."""
+
+    def __init__(self, recent: Sequence[OperationRecord]) -> None:
+        self.recent = recent
+        known = [r for r in recent if r.status is not Status.UNKNOWN]
+        self.records: list[OperationRecord] = sorted(known, key=_order)
+        self.unknown: tuple[OperationRecord, ...] = tuple(r for r in recent if r.status is Status.UNKNOWN)
+        self.of_worker: dict[WorkerId, tuple[OperationRecord, ...]] = {}
+        for worker, own in _by_worker(self.records).items():
+            self.of_worker[worker] = tuple(own)
+        self.dumped: dict[WorkerId, tuple[tuple[int, float], ...]] = {w: d for w, own in self.of_worker.items() if (d := _dumped(own))}
+        """Of each worker the incarnations of which a checkpoint succeeded, and when the last of them was begun."""
+        self.measured: tuple[OperationRecord, ...] = tuple(filter(_measured, self.records))
+        """What succeeded, with what was measured of it."""
+
+    def then(self, recent: Sequence[OperationRecord]) -> "Ended":
+        """The same as `Ended(recent)`, in less time where most of the records are the very same."""
+        if recent is self.recent:
+            return self
+        now, before = set(map(id, recent)), set(map(id, self.recent))
+        gone, new = [r for r in self.recent if id(r) not in now], [r for r in recent if id(r) not in before]
+        if len(gone) + len(new) > len(recent) // 2 or len(now) < len(recent) or len(before) < len(self.recent):
+            return Ended(recent)
+        return self._changed(recent, gone, new)
+
+    def _changed(self, recent: Sequence[OperationRecord], gone: Sequence[OperationRecord], new: Sequence[OperationRecord]) -> "Ended":
+        other = object.__new__(Ended)
+        other.recent, other.records = recent, self.records.copy()
+        for record in gone:
+            if record.status is not Status.UNKNOWN:
+                place = bisect_left(other.records, _order(record), key=_order)
+                del other.records[next(n for n in range(place, len(other.records)) if other.records[n] is record)]
+        for record in new:
+            if record.status is not Status.UNKNOWN:
+                insort(other.records, record, key=_order)
+        other.unknown = tuple(r for r in recent if r.status is Status.UNKNOWN) if _any_unknown((*gone, *new)) else self.unknown
+        other.of_worker, other.dumped = self.of_worker.copy(), self.dumped.copy()
+        away, fresh = set(map(id, gone)), _by_worker([r for r in new if r.status is not Status.UNKNOWN])
+        for worker in {r.planned.worker for r in (*gone, *new)}:
+            own = [r for r in self.of_worker.get(worker, ()) if id(r) not in away]
+            other._enter(worker, tuple(sorted([*own, *fresh.get(worker, ())], key=_order)))
+        measured = any(map(_measured, (*gone, *new)))
+        other.measured = tuple(filter(_measured, other.records)) if measured else self.measured
+        return other
+
+    def _enter(self, worker: WorkerId, own: tuple[OperationRecord, ...]) -> None:
+        dumped = _dumped(own)
+        self.of_worker[worker], self.dumped[worker] = own, dumped
+        if not own:
+            del self.of_worker[worker]
+        if not dumped:
+            del self.dumped[worker]
 
 
 class History:
     """Records in the order in which they were made, whatever order the state lists them in."""
 
-    def __init__(self, state: EngineState) -> None:
-        def order(record: OperationRecord) -> tuple[float, str]:
-            return record.created_at, record.id
-
-        unknown = [r for r in state.recent if r.status is Status.UNKNOWN]
-        self.active = sorted((*state.active, *unknown), key=order)
+    def __init__(self, state: EngineState, before: Ended | None = None) -> None:
+        """`before` is what had ended at an earlier look; it spares work, and changes nothing."""
+        self.past = Ended(state.recent) if before is None else before.then(state.recent)
+        self.active = sorted((*state.active, *self.past.unknown), key=_order)
         """Under way, or with an outcome that isn't known: their workers and slots are left alone."""
-        self.ended = sorted((r for r in state.recent if r.status is not Status.UNKNOWN), key=order)
-        self._of_worker: dict[WorkerId, list[OperationRecord]] = defaultdict(list)
-        self._of_policy: dict[PolicyName, list[OperationRecord]] = defaultdict(list)
-        for record in self.ended:
-            self._of_worker[record.planned.worker].append(record)
-        for record in sorted((*self.active, *self.ended), key=order):
-            self._of_policy[record.planned.policy].append(record)
+        self.ended: Sequence[OperationRecord] = self.past.records
 
-    def of_worker(self, worker: WorkerId) -> list[OperationRecord]:
+    @cached_property
+    def _of_policy(self) -> dict[PolicyName, list[OperationRecord]]:
+        found: dict[PolicyName, list[OperationRecord]] = defaultdict(list)
+        for record in merge(self.active, self.ended, key=_order):
+            found[record.planned.policy].append(record)
+        return found
+
+    def of_worker(self, worker: WorkerId) -> Sequence[OperationRecord]:
         """Ended operations on the worker, oldest first."""
-        return self._of_worker.get(worker, [])
+        return self.past.of_worker.get(worker, ())
 
     def of_policy(self, policy: PolicyName) -> list[OperationRecord]:
         """Operations of the policy that began, ended or not, oldest first."""
@@ -58,6 +117,32 @@ class History:
         """Seconds until the dumps under way on the node are expected to be over. What is voluntary and waits comes after what asks this."""
         ahead = (r for r in self.active if not (r.waits and r.planned.lane == "voluntary"))
         return sum(_left(r, now) for r in ahead if r.planned.from_slot and node_of(r.planned.from_slot) == node)
+
+
+def _by_worker(records: Iterable[OperationRecord]) -> dict[WorkerId, list[OperationRecord]]:
+    found: dict[WorkerId, list[OperationRecord]] = defaultdict(list)
+    for record in records:
+        found[record.planned.worker].append(record)
+    return found
+
+
+def _any_unknown(records: Iterable[OperationRecord]) -> bool:
+    return any(r.status is Status.UNKNOWN for r in records)
+
+
+def _measured(record: OperationRecord) -> bool:
+    return record.outcome is not None and record.outcome.status is Status.SUCCEEDED and bool(record.outcome.measured.bytes)
+
+
+def _dumped(records: Iterable[OperationRecord]) -> tuple[tuple[int, float], ...]:
+    """By incarnation, when the last checkpoint that succeeded was begun."""
+    found: dict[int, float] = {}
+    for record in records:
+        planned = record.planned
+        if planned.kind is OperationKind.CHECKPOINT and record.status is Status.SUCCEEDED:
+            incarnation = planned.expect.incarnation
+            found[incarnation] = max(record.created_at, found.get(incarnation, record.created_at))
+    return tuple(found.items())
 
 
 def failed_nodes(records: Iterable[OperationRecord]) -> frozenset[NodeId]:

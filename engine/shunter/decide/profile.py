@@ -5,7 +5,7 @@ from statistics import median
 
 import msgspec
 
-from shunter.model.operation import Measured, OperationRecord, Status
+from shunter.model.operation import Measured, OperationRecord
 from shunter.model.plan import Estimate
 
 _ALIKE = 4.0
@@ -67,10 +67,9 @@ class Costs:
     """Estimates from a profile and the measurements of ended operations."""
 
     def __init__(self, profile: Profile, records: Iterable[OperationRecord]) -> None:
+        """`records` are of operations that succeeded, and that have a size."""
         self.profile = profile
-        self._measured = [
-            r.outcome.measured for r in records if r.outcome and r.outcome.status is Status.SUCCEEDED and r.outcome.measured.bytes
-        ]
+        self._measured = [r.outcome.measured for r in records if r.outcome]
 
     def phases(self, size: int | None, *, gpu: bool, rates: Profile | None = None, names: Sequence[str] = ()) -> Phases:
         """What `size` bytes cost. None: the size isn't known, only the fixed costs count and the estimate says so.

@@ -221,6 +221,10 @@ _AS_IT_IS: Final[dict[str, Callable[[Worker], Value]]] = {
 }
 
 
+UNCHANGING: Final = frozenset(_AS_IT_IS)
+"""Variables that depend on the worker as the fleet has it, and on nothing else."""
+
+
 def _attribute(read: Callable[[Worker], Value]) -> Callable[[World, Worker], Value]:
     return lambda _, worker: read(worker)
 

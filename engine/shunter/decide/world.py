@@ -1,7 +1,7 @@
 """One snapshot, indexed: what is where, in an order that doesn't depend on how the snapshot was put together."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
 
@@ -14,42 +14,67 @@ AWAY = (WorkerState.PARKED, WorkerState.LOST)
 _by_id = attrgetter("id")
 
 
-class World:
-    """Read-only indexes over a snapshot, each made when first asked for."""
+class Nodes:
+    """Indexes over the nodes of a fleet."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
-        self.at = snapshot.at
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.all = nodes
+
+    @cached_property
+    def by_id(self) -> dict[NodeId, Node]:
+        """In the order of ids."""
+        return {n.id: n for n in sorted(self.all, key=_by_id)}
+
+    @cached_property
+    def slots(self) -> dict[SlotId, Slot]:
+        """All slots, in the order of nodes and then of slots."""
+        return {s.id: s for node in self.by_id.values() for s in in_order(node.slots)}
+
+    @cached_property
+    def vacant(self) -> dict[NodeId, tuple[Slot, ...]]:
+        """Each node's slots that no worker has and none is reserved for, in order; nodes without one aren't in it."""
+        found = {node.id: [s for s in node.slots if s.worker is None and s.reserved_by is None] for node in self.by_id.values()}
+        return {node: tuple(in_order(slots)) for node, slots in found.items() if slots}
+
+
+class Workers:
+    """Indexes over the workers of a fleet."""
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self.all = workers
+        self.answers: dict[Hashable, Mapping[WorkerId, bool | None]] = {}
+        """What conditions that read nothing but these workers came out as, by what was asked."""
         self._among: dict[tuple[str | None, Role | None], tuple[Worker, ...]] = {}
 
     @cached_property
-    def nodes(self) -> dict[NodeId, Node]:
-        """By id, in the order of ids."""
-        return {n.id: n for n in sorted(self.snapshot.fleet.nodes, key=_by_id)}
-
-    @cached_property
-    def workers(self) -> dict[WorkerId, Worker]:
-        """By id, in the order of ids."""
-        return {w.id: w for w in sorted(self.snapshot.fleet.workers, key=_by_id)}
+    def by_id(self) -> dict[WorkerId, Worker]:
+        """In the order of ids."""
+        return {w.id: w for w in sorted(self.all, key=_by_id)}
 
     @cached_property
     def pools(self) -> dict[PoolId, tuple[Worker, ...]]:
         """All workers of each pool, whatever their state."""
         pools: dict[tuple[str, Role], list[Worker]] = defaultdict(list)
-        for graph, members in self._graphs.items():
+        for graph, members in self.graphs.items():
             for worker in members:
                 pools[graph, worker.role].append(worker)
         return {pool_id(graph, role): tuple(members) for (graph, role), members in pools.items()}
 
     @cached_property
-    def _graphs(self) -> dict[str, list[Worker]]:
+    def graphs(self) -> dict[str, list[Worker]]:
+        """All workers of each graph."""
         graphs: dict[str, list[Worker]] = defaultdict(list)
-        for worker in self.workers.values():
+        for worker in self.by_id.values():
             graphs[worker.graph].append(worker)
         return graphs
 
+    @cached_property
+    def away(self) -> tuple[Worker, ...]:
+        """Those that are parked or lost, in the order of their ids."""
+        return tuple(w for w in self.by_id.values() if w.state in AWAY)
+
     def among(self, graph: str | None, role: Role | None) -> tuple[Worker, ...]:
-        """Workers of the graph and the role, in the order of their ids; None: of all."""
+        """Those of the graph and the role, in the order of their ids; None: of all."""
         found = self._among.get((graph, role))
         if found is None:
             found = self._among[graph, role] = tuple(self._choose(graph, role))
@@ -59,13 +84,108 @@ class World:
         if graph is not None and role is not None:
             return self.pools.get(pool_id(graph, role), ())
         if graph is not None:
-            return self._graphs.get(graph, ())
-        return (w for w in self.workers.values() if role is None or w.role == role)
+            return self.graphs.get(graph, ())
+        return (w for w in self.by_id.values() if role is None or w.role == role)
+
+
+class Images:
+    """Indexes over the images of a fleet. They don't change: `then` makes those that follow."""
+
+    def __init__(self, images: Sequence[Image]) -> None:
+        self.all = images
 
     @cached_property
+    def by_worker(self) -> dict[WorkerId, tuple[Image, ...]]:
+        """Each worker's, the newest first."""
+        images: dict[WorkerId, list[Image]] = defaultdict(list)
+        for image in self.all:
+            images[image.worker].append(image)
+        return {w: _newest_first(own) for w, own in images.items()}
+
+    @cached_property
+    def taken(self) -> dict[WorkerId, float]:
+        """When the newest of each worker was taken, seconds since the epoch."""
+        return {w: _taken(own) for w, own in self.by_worker.items()}
+
+    @cached_property
+    def held(self) -> dict[NodeId, int]:
+        """Bytes that each node holds; nodes that hold none aren't in it."""
+        return _moved({}, (), self.all)
+
+    def then(self, images: Sequence[Image]) -> "Images":
+        """The same as `Images(images)`, in less time where most of them are the very same."""
+        if images is self.all:
+            return self
+        other = Images(images)
+        now, before = set(map(id, images)), set(map(id, self.all))
+        gone, new = [i for i in self.all if id(i) not in now], [i for i in images if id(i) not in before]
+        if len(gone) + len(new) <= len(images) // 2 and len(now) == len(images) and len(before) == len(self.all):
+            other._follow(self, gone, new)
+        return other
+
+    def _follow(self, before: "Images", gone: Sequence[Image], new: Sequence[Image]) -> None:
+        """Work out what was asked of the indexes before, from what it was there."""
+        known = before.__dict__
+        away = set(map(id, gone))
+        fresh: dict[WorkerId, list[Image]] = defaultdict(list)
+        for image in new:
+            fresh[image.worker].append(image)
+        workers = {i.worker for i in (*gone, *new)}
+        if "by_worker" in known:
+            by_worker = before.by_worker.copy()
+            for worker in workers:
+                kept = [i for i in by_worker.pop(worker, ()) if id(i) not in away]
+                if own := [*kept, *fresh.get(worker, ())]:
+                    by_worker[worker] = _newest_first(own)
+            self.__dict__["by_worker"] = by_worker
+            if "taken" in known:
+                taken = {**before.taken, **{w: _taken(by_worker[w]) for w in workers if w in by_worker}}
+                self.__dict__["taken"] = {w: at for w, at in taken.items() if w in by_worker} if len(taken) > len(by_worker) else taken
+        if "held" in known:
+            self.__dict__["held"] = _moved(before.held, gone, new)
+
+
+class World:
+    """Read-only indexes over a snapshot, each made when first asked for."""
+
+    def __init__(self, snapshot: Snapshot, like: "World | None" = None) -> None:
+        """What is the very same in `like` isn't indexed again."""
+        self.snapshot = snapshot
+        self.at = snapshot.at
+        fleet = snapshot.fleet
+        nodes, workers, images = (like._nodes, like._workers, like._images) if like is not None else (None, None, None)
+        self._nodes: Nodes = nodes if nodes is not None and nodes.all is fleet.nodes else Nodes(fleet.nodes)
+        self._workers: Workers = workers if workers is not None and workers.all is fleet.workers else Workers(fleet.workers)
+        self._images: Images = images.then(fleet.images) if images is not None else Images(fleet.images)
+
+    @property
+    def nodes(self) -> dict[NodeId, Node]:
+        """By id, in the order of ids."""
+        return self._nodes.by_id
+
+    @property
+    def workers(self) -> dict[WorkerId, Worker]:
+        """By id, in the order of ids."""
+        return self._workers.by_id
+
+    @property
+    def pools(self) -> dict[PoolId, tuple[Worker, ...]]:
+        """All workers of each pool, whatever their state."""
+        return self._workers.pools
+
+    def among(self, graph: str | None, role: Role | None) -> tuple[Worker, ...]:
+        """Workers of the graph and the role, in the order of their ids; None: of all."""
+        return self._workers.among(graph, role)
+
+    @property
+    def answers(self) -> dict[Hashable, Mapping[WorkerId, bool | None]]:
+        """What conditions that read nothing but these workers came out as, by what was asked: to be looked up and added to."""
+        return self._workers.answers
+
+    @property
     def away(self) -> tuple[Worker, ...]:
         """Workers that are parked or lost, in the order of their ids."""
-        return tuple(w for w in self.workers.values() if w.state in AWAY)
+        return self._workers.away
 
     @cached_property
     def noticed(self) -> tuple[Worker, ...]:
@@ -75,38 +195,35 @@ class World:
     @cached_property
     def graphs(self) -> tuple[str, ...]:
         """Graphs that have workers, sorted."""
-        return tuple(sorted(self._graphs))
+        return tuple(sorted(self._workers.graphs))
 
-    @cached_property
+    @property
     def slots(self) -> dict[SlotId, Slot]:
         """All slots, in the order of nodes and then of slots."""
-        return {s.id: s for node in self.nodes.values() for s in in_order(node.slots)}
+        return self._nodes.slots
 
     @cached_property
     def vacant(self) -> dict[NodeId, tuple[Slot, ...]]:
         """Each node's sound slots that no worker has and none is reserved for, in order; nodes without one aren't in it."""
-        found = {
-            node.id: [s for s in node.slots if s.worker is None and s.reserved_by is None and s.id not in self.failing]
-            for node in self.nodes.values()
-        }
-        return {node: tuple(in_order(slots)) for node, slots in found.items() if slots}
+        if not self.failing:
+            return self._nodes.vacant
+        found = {node: tuple(s for s in slots if s.id not in self.failing) for node, slots in self._nodes.vacant.items()}
+        return {node: slots for node, slots in found.items() if slots}
 
-    @cached_property
+    @property
     def images(self) -> dict[WorkerId, tuple[Image, ...]]:
         """Each worker's images, the newest first."""
-        images: dict[WorkerId, list[Image]] = defaultdict(list)
-        for image in self.snapshot.fleet.images:
-            images[image.worker].append(image)
-        return {w: tuple(sorted(own, key=_newest)) if len(own) > 1 else (own[0],) for w, own in images.items()}
+        return self._images.by_worker
 
-    @cached_property
+    @property
+    def taken(self) -> dict[WorkerId, float]:
+        """When each worker's newest image was taken, seconds since the epoch."""
+        return self._images.taken
+
+    @property
     def holding(self) -> dict[NodeId, int]:
-        """Bytes of images that each node holds; nodes without one aren't in it."""
-        holding: dict[NodeId, int] = defaultdict(int)
-        for image in self.snapshot.fleet.images:
-            for node in image.nodes:
-                holding[node] += image.bytes
-        return dict(holding)
+        """Bytes of images that each node holds; nodes that hold none aren't in it."""
+        return self._images.held
 
     @cached_property
     def notices(self) -> dict[NodeId, tuple[Notice, ...]]:
@@ -176,3 +293,21 @@ def _newest(image: Image) -> tuple[int, float, str]:
 
 def _urgency(notice: Notice) -> tuple[bool, float, str]:
     return (notice.deadline is None, notice.deadline or 0.0, notice.id)
+
+
+def _newest_first(own: Sequence[Image]) -> tuple[Image, ...]:
+    return tuple(sorted(own, key=_newest)) if len(own) > 1 else (own[0],)
+
+
+def _taken(own: Sequence[Image]) -> float:
+    return max([i.taken_at for i in own])
+
+
+def _moved(held: Mapping[NodeId, int], gone: Sequence[Image], new: Sequence[Image]) -> dict[NodeId, int]:
+    """Bytes by node, once some images are gone and some are new. Nodes that hold none aren't in it."""
+    found = dict(held)
+    for images, sign in ((gone, -1), (new, 1)):
+        for image in images:
+            for node in image.nodes:
+                found[node] = found.get(node, 0) + sign * image.bytes
+    return {node: size for node, size in found.items() if size}
