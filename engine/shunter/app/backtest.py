@@ -1,11 +1,14 @@
 """A backtest: the engine's own deciding over Prometheus' history, on the fleet that there is."""
 
-from collections.abc import Callable, Sequence
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
-from shunter.app.inputs import asked
+from shunter.app.inputs import Asked, asked
 from shunter.app.looking import sampled
 from shunter.app.world import World
 from shunter.audit.journal import Journal
@@ -16,14 +19,17 @@ from shunter.model.backtest import Backtest
 from shunter.model.errors import ShunterError
 from shunter.model.policy import Policy, PolicySet
 from shunter.model.record import RecordKind
-from shunter.model.sample import Known
 from shunter.model.snapshot import Fleet, Notice, Samples, WorkerState
+from shunter.model.table import SampleTable
 from shunter.observe.catalog import Catalog
 from shunter.observe.history import History, Ranged
+from shunter.observe.moments import Moments
 from shunter.report.words import count
 
 _ANSWER_S = 120.0
 """How long one instant may take: once in a while a chunk of history is fetched for it."""
+_BLOCK = 20
+"""So many instants are decided on in one go."""
 _RUNNING = (WorkerState.RUNNING, WorkerState.FENCED)
 _REMARKS = (
     "Workers begin where they are now, each with its newest image as if it had just been taken: where they were then isn't recorded",
@@ -31,6 +37,10 @@ _REMARKS = (
     "Load doesn't react to what would have been done: a shift that relieves a queue doesn't shorten it here",
     "Operations succeed and take exactly their estimate; the engine's own queue, and what else happened to workers, isn't simulated",
 )
+
+
+_Seen: TypeAlias = tuple[float, list[Samples]]
+"""An instant, and what each of the sets has seen of it."""
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,20 +69,43 @@ async def backtest(
     progress: Callable[[float], None] = lambda _share: None,
 ) -> tuple[Backtest, ...]:
     """One for each set, over the same samples. `progress` is told the share that is done."""
-    times, rules, ask = span.times, BulkCelRules(), asked(sets)
+    times, rules = span.times, BulkCelRules()
     began = _as_it_began(fleet, times[0])
-    world = World({}, History(server, times[-1], span.step), catalog)
-    everybody = _all_running(began)
     runs = [Run(s, began, notices, rules, profile, begin=times[0], end=times[-1], step=span.step) for s in sets]
-    silent = 0
-    for number, at in enumerate(times):
-        seen = await sampled(world, [everybody], ask, (at,), _ANSWER_S)
-        silent += _says_nothing(seen[0][0])
-        for run, (samples,) in zip(runs, seen, strict=True):
-            run.step(at, samples)
-        progress((number + 1) / len(times))
+    silent = done = 0
+    async with contextlib.aclosing(_seen(server, asked(sets), _all_running(began), span, catalog)) as blocks:
+        async for block in blocks:
+            # while one thread decides, this one goes on fetching
+            await asyncio.to_thread(_play, runs, block)
+            silent += sum(_says_nothing(seen[0]) for _, seen in block)
+            done += len(block)
+            progress(done / len(times))
     gaps = [f"At {silent:,} of {len(times):,} steps no worker had a value of any metric"] if silent else []
     return tuple(run.result((*remarks, *gaps, *_REMARKS)) for run in runs)
+
+
+async def _seen(server: Ranged, ask: Asked, fleet: Fleet, span: Span, catalog: Catalog) -> AsyncGenerator[list[_Seen], None]:
+    """All instants in their order, some at a time."""
+    times = span.times
+    moments = Moments(server, fleet, times[-1], span.step, catalog=catalog)
+    # what the catalog has of each worker is by far the most, and comes from there
+    others = World({}, History(server, times[-1], span.step), msgspec.structs.replace(catalog, fields=()))
+    try:
+        for first in range(0, len(times), _BLOCK):
+            block: list[_Seen] = []
+            for at in times[first : first + _BLOCK]:
+                workers = await moments.at(at)
+                found = await sampled(others, [fleet], ask, (at,), _ANSWER_S)
+                block.append((at, [msgspec.structs.replace(samples, workers=workers) for (samples,) in found]))
+            yield block
+    finally:
+        await moments.aclose()
+
+
+def _play(runs: Sequence[Run], block: Sequence[_Seen]) -> None:
+    for at, seen in block:
+        for run, samples in zip(runs, seen, strict=True):
+            run.step(at, samples)
 
 
 def enforced(policies: PolicySet) -> PolicySet:
@@ -122,4 +155,4 @@ def _all_running(fleet: Fleet) -> Fleet:
 
 
 def _says_nothing(samples: Samples) -> bool:
-    return not any(isinstance(s, Known) for fields in samples.workers.values() for s in fields.values())
+    return isinstance(samples.workers, SampleTable) and not samples.workers.anything

@@ -12,6 +12,7 @@ from shunter.backtest.tally import Tallies
 from shunter.backtest.world import Simulated
 from shunter.decide.evaluate import evaluate
 from shunter.decide.hold import horizon
+from shunter.decide.memory import Memory
 from shunter.decide.profile import Profile
 from shunter.model.backtest import Act, Backtest, Lost, Point
 from shunter.model.expression import Rules
@@ -20,8 +21,9 @@ from shunter.model.ids import Digest, NodeId, OperationId, PolicyName, PoolId, W
 from shunter.model.operation import EngineState
 from shunter.model.plan import OperationKind, Plan, PlannedOperation
 from shunter.model.policy import PolicySet, ReassignmentPolicy
-from shunter.model.sample import Known
+from shunter.model.sample import Known, Sample
 from shunter.model.snapshot import Fleet, Notice, NoticeKind, Samples, Snapshot, Worker, WorkerState
+from shunter.model.table import SampleTable
 
 MARGIN_S = 15.0
 """Snapshots are kept so much longer than the longest `for`, as the engine does."""
@@ -69,12 +71,14 @@ class Run:
         self.world = Simulated(fleet, EngineState())
         self._notices = sorted(notices, key=lambda n: (n.node, n.id))
         self._kept: deque[Snapshot] = deque()
+        self._memory = Memory()
         self._window = horizon(policies) + MARGIN_S
         self._tallies = Tallies(policies)
         self._acts: list[Act] = []
         self._of_worker: defaultdict[WorkerId, deque[tuple[float, PlannedOperation]]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
         self._shown: set[OperationId] = set()
         self._lost: list[Lost] = []
+        self._live: tuple[tuple[Worker, ...], frozenset[WorkerId]] = (), frozenset()
         self._away: set[NodeId] = set()
         self._points: list[Point] = []
         self._every = max(1, -(-int((end - begin) / step + 1) // POINTS))
@@ -85,19 +89,23 @@ class Run:
         self.world.advance(at)
         self._take_away(at, samples)
         fleet = self.world.fleet
-        live = [w for w in fleet.workers if w.state in _LIVE]
-        known = {w.id: found for w in live if (found := samples.workers.get(w.id)) is not None}
-        seen = msgspec.structs.replace(samples, workers=known)
+        live = self._alive(fleet)
+        seen = msgspec.structs.replace(samples, workers=_only(samples.workers, live))
         snapshot = _Simulated(at=at, fleet=fleet, samples=seen, notices=self._open(at))
         self._kept.append(snapshot)
         while at - self._kept[0].at > self._window:
             self._kept.popleft()
-        evaluation = evaluate(self._policies, list(self._kept), self.world.state(at), at, self._rules, self._profile)
+        evaluation = evaluate(self._policies, list(self._kept), self.world.state(at), at, self._rules, self._profile, self._memory)
         begun = [self._act(operation, at, seen) for operation in (*self.world.begin(evaluation.plan, at), *self._previews(evaluation.plan))]
         self._note(begun)
         if self._steps % self._every == 0:
-            self._points.append(_point(at, live, seen, self._tallies.said(evaluation.findings)))
+            self._points.append(_point(at, [w for w in fleet.workers if w.id in live], seen, self._tallies.said(evaluation.findings)))
         self._steps += 1
+
+    def _alive(self, fleet: Fleet) -> frozenset[WorkerId]:
+        if fleet.workers is not self._live[0]:
+            self._live = fleet.workers, frozenset(w.id for w in fleet.workers if w.state in _LIVE)
+        return self._live[1]
 
     def result(self, remarks: Sequence[str] = ()) -> Backtest:
         """What came of it. `remarks` are put before the run's own."""
@@ -149,7 +157,7 @@ class Run:
 
     def _act(self, operation: PlannedOperation, at: float, samples: Samples) -> Act:
         slot = self.world.slot(operation.from_slot or operation.expect.at or operation.to_slot)
-        worker = next((w for w in self.world.fleet.workers if w.id == operation.worker), None)
+        worker = self.world.workers.get(operation.worker)
         holds = worker is not None and worker.role == "decode"
         return Act(
             at=at,
@@ -173,6 +181,12 @@ class Run:
         if operation.lane == "involuntary" or operation.preview:
             return False
         return any(at - before <= UNDONE_S and opposite(other, operation) for before, other in self._of_worker[operation.worker])
+
+
+def _only(samples: Mapping[str, Mapping[str, Sample]], workers: frozenset[WorkerId]) -> Mapping[str, Mapping[str, Sample]]:
+    if isinstance(samples, SampleTable):
+        return samples.only(workers)
+    return {worker: own for worker, own in samples.items() if worker in workers}
 
 
 def _ends(notice: Notice) -> float:

@@ -4,7 +4,10 @@ Operations succeed, take the time that was estimated, and leave the worker where
 worker. An engine's own queue, agents, networks and requests aren't there.
 """
 
-from collections.abc import Iterable
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from itertools import takewhile
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -17,33 +20,84 @@ _HOUR = 3600.0
 _AWAY = (WorkerState.PARKED, WorkerState.LOST)
 
 
+class _Named(Protocol):
+    """What has an id."""
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        ...
+
+
+P = TypeVar("P", bound=_Named)
+
+
+class _Parts(MutableMapping[str, P]):
+    """Parts of a fleet by id."""
+
+    def __init__(self, parts: tuple[P, ...]) -> None:
+        self._by_id = {p.id: p for p in parts}
+        self._order = sorted(self._by_id)
+        self._all: tuple[P, ...] | None = parts
+
+    def all(self) -> tuple[P, ...]:
+        """In the order of ids; the same object until something changes. The very parts that were given, until then."""
+        if self._all is None:
+            self._all = tuple([self._by_id[name] for name in self._order])
+        return self._all
+
+    def __getitem__(self, name: str) -> P:
+        return self._by_id[name]
+
+    def __setitem__(self, name: str, part: P) -> None:
+        if name not in self._by_id:
+            insort(self._order, name)
+        self._by_id[name], self._all = part, None
+
+    def __delitem__(self, name: str) -> None:
+        del self._by_id[name]
+        del self._order[bisect_left(self._order, name)]
+        self._all = None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_id)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+
 class Simulated:
     """Nodes, workers and images by id, and the engine's memory of what it did. Deterministic."""
 
     def __init__(self, fleet: Fleet, state: EngineState) -> None:
-        self._nodes = {n.id: n for n in fleet.nodes}
-        self._workers = {w.id: w for w in fleet.workers}
-        self._images = {i.id: i for i in fleet.images}
+        self._nodes = _Parts(fleet.nodes)
+        self._workers = _Parts(fleet.workers)
+        self._images = _Parts(fleet.images)
         self._active: dict[OperationId, tuple[OperationRecord, float | None]] = {}
-        self._ended: dict[OperationId, OperationRecord] = {r.id: r for r in state.recent}
+        self._ended: dict[OperationId, OperationRecord] = {r.id: r for r in sorted(state.recent, key=_ended_at)}
         self._begun = set(self._ended)
-        self._fleet: Fleet | None = fleet
+        self._fleet = fleet
 
     @property
     def fleet(self) -> Fleet:
-        """As it is; the same object until something changes."""
-        if self._fleet is None:
-            self._fleet = Fleet(
-                nodes=tuple(self._nodes[n] for n in sorted(self._nodes)),
-                workers=tuple(self._workers[w] for w in sorted(self._workers)),
-                images=tuple(self._images[i] for i in sorted(self._images)),
-            )
+        """As it is; the same object until something changes, and then with the very same parts but for those that have."""
+        known = self._fleet
+        parts = (self._nodes.all(), self._workers.all(), self._images.all())
+        if parts[0] is not known.nodes or parts[1] is not known.workers or parts[2] is not known.images:
+            self._fleet = Fleet(nodes=parts[0], workers=parts[1], images=parts[2])
         return self._fleet
+
+    @property
+    def workers(self) -> Mapping[str, Worker]:
+        """By id."""
+        return self._workers
 
     def state(self, now: float) -> EngineState:
         """What an engine would know of its own doing; what ended more than an hour ago is forgotten."""
-        for old in [r.id for r in self._ended.values() if r.outcome is not None and now - r.outcome.at > _HOUR]:
-            del self._ended[old]
+        # they ended in this order
+        old = takewhile(lambda r: r.outcome is not None and now - r.outcome.at > _HOUR, self._ended.values())
+        for record in list(old):
+            del self._ended[record.id]
         return EngineState(active=tuple(r for r, _ in self._active.values()), recent=tuple(self._ended.values()))
 
     def slot(self, slot: SlotId | None) -> Slot | None:
@@ -85,7 +139,6 @@ class Simulated:
                 del self._images[image.id]
                 if left:
                     self._images[image.id] = msgspec.structs.replace(image, nodes=left)
-        self._fleet = None
         return lost
 
     def set_state(self, worker: WorkerId, state: WorkerState, now: float) -> None:
@@ -95,7 +148,6 @@ class Simulated:
         known = self._workers.get(worker)
         if known is None:
             return
-        self._fleet = None
         if state in _AWAY:
             self._leave(known)
             known = msgspec.structs.replace(known, node=None, slot=None)
@@ -107,7 +159,6 @@ class Simulated:
     def set_reachable(self, node: NodeId, answers: bool) -> None:
         """The node's agent answers, or doesn't."""
         if node in self._nodes:
-            self._fleet = None
             self._nodes[node] = msgspec.structs.replace(self._nodes[node], reachable=answers)
 
     def _end(self, record: OperationRecord, outcome: Outcome) -> None:
@@ -135,7 +186,6 @@ class Simulated:
 
     def carry_out(self, operation: PlannedOperation, at: float) -> None:
         """Let an operation have succeeded at `at`."""
-        self._fleet = None
         worker = self._workers.get(operation.worker)
         if operation.kind is OperationKind.DISCARD:
             if operation.image is not None:
@@ -189,6 +239,10 @@ class Simulated:
         if node is not None:
             slots = _with(node.slots, slot, worker)
             self._nodes[node.id] = msgspec.structs.replace(node, slots=slots)
+
+
+def _ended_at(record: OperationRecord) -> float:
+    return record.outcome.at if record.outcome else 0.0
 
 
 def _with(slots: Iterable[Slot], slot: SlotId, worker: WorkerId | None) -> tuple[Slot, ...]:

@@ -79,6 +79,11 @@ class Points(Sequence[Point]):
         self._newest, self._text = newest, text
         self._all: tuple[Point, ...] | None = None
 
+    @property
+    def text(self) -> bytes:
+        """The JSON of all of them; empty once they were read."""
+        return self._text
+
     def _read(self) -> tuple[Point, ...]:
         if self._all is None:
             try:

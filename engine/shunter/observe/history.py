@@ -69,7 +69,7 @@ class History:
             ranged = _RANGE.fullmatch(promql)
             if ranged is not None and lookback_s is None:
                 reach = int(ranged[2])
-                answer = await self._server.query(f"{ranged[1]}[{int(last - at + reach + 1)}s]", last)
+                answer = await self._server.query(reaching(promql, last - at), last)
                 self._chunks[key] = _Chunk(answer, reach=float(reach), ahead=0.0)
             else:
                 answer = await self._server.query_range(promql, at, last, self._step, lookback_s=lookback_s)
@@ -77,6 +77,12 @@ class History:
                 self._chunks[key] = _Chunk(answer, reach=self._step / 2, ahead=0.001)
         except Exception as error:  # raised again for each instant of the chunk
             self._chunks[key] = error
+
+
+def reaching(promql: str, further_s: float) -> str:
+    """The same range query reaching so many seconds further back; a query that isn't one as it is."""
+    ranged = _RANGE.fullmatch(promql)
+    return promql if ranged is None else f"{ranged[1]}[{int(further_s + int(ranged[2]) + 1)}s]"
 
 
 class _Chunk:

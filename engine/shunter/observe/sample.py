@@ -144,6 +144,11 @@ def _of_field(answer: Answer | Missing, field: Field, ask: Ask, live: list[Worke
     return taken
 
 
+def resolved(field: Field, engine: str, series: Sequence[Series], ask: Ask) -> Sample:
+    """What these series, all of one worker of this engine, say of a field."""
+    return _plain(one(_first_of(series, field.gauges_for(engine)), ask))
+
+
 def _first_of(series: Sequence[Series], gauges: Sequence[Gauge]) -> Sequence[Series]:
     for gauge in gauges if series else ():
         own = [s for s in series if s.labels.get("__name__") == gauge.name and gauge.labels.items() <= s.labels.items()]
