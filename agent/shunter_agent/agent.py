@@ -17,12 +17,10 @@ from shunter_agent.images.store import ImageStore
 from shunter_agent.journal import Journal
 from shunter_agent.log import Log
 from shunter_agent.node import Node
-from shunter_agent.notices import clouds
-from shunter_agent.notices.file import FileNotices
-from shunter_agent.notices.gpu import GpuNotices
+from shunter_agent.notices.canary import canaries
 from shunter_agent.notices.merged import Merged
-from shunter_agent.notices.port import Notice, NoticeSource
-from shunter_agent.notices.xid import address
+from shunter_agent.notices.port import Notice
+from shunter_agent.notices.sources import sources
 from shunter_agent.orders.carry import KEEP_S, Orders
 from shunter_agent.orders.holds import Holds
 from shunter_agent.recovery import recover, start_missing
@@ -30,7 +28,7 @@ from shunter_agent.runtime.port import Runtime
 from shunter_agent.server import AgentService, make_server
 from shunter_agent.serving.dynamo import DynamoServing
 from shunter_agent.serving.probe import Probe
-from shunter_agent.settings import CloudSettings, Settings
+from shunter_agent.settings import Settings
 from shunter_agent.stored import StoredDepot
 from shunter_agent.tls import TlsFiles
 
@@ -120,34 +118,21 @@ def _listen_for_images(node: Node, stack: contextlib.AsyncExitStack) -> None:
 def watch_notices(node: Node, stack: contextlib.AsyncExitStack) -> None:
     """Listen to all sources in the settings until `stack` is closed. Call in the event loop that the node belongs to."""
     loop = asyncio.get_running_loop()
-    sources = [cloud_source(node, settings, loop) for settings in node.settings.clouds]
-    if node.settings.notices is not None:
-        sources.append(FileNotices(node.settings.notices, clock=node.clock, log=lambda problem: node.log.problem(problem)))
-    if node.settings.kernel_log is not None:
-        slots = {address(gpu): name for name, slot in node.settings.slot_ids().items() for gpu in slot.pci}
-        sources.append(GpuNotices(slots, node.settings.kernel_log, clock=node.clock, log=lambda problem: node.log.problem(problem)))
-    node.sources = tuple(sources)
-    source = Merged(sources, clock=node.clock)
 
-    def changed(found: Mapping[str, Notice]) -> None:
+    def log(problem: Problem) -> None:
+        node.log.problem(problem)
+
+    found = sources(node.settings, empty=lambda: _ask(loop, node.empty, otherwise=False), clock=node.clock, log=log)
+    tried = canaries(node.settings, clock=node.clock, log=log)
+    node.sources, node.rehearsals = tuple(found), tuple(tried)
+    source = Merged([*found, *tried], clock=node.clock)
+
+    def changed(now: Mapping[str, Notice]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
-            loop.call_soon_threadsafe(node.notices_changed, dict(found))
+            loop.call_soon_threadsafe(node.notices_changed, dict(now))
 
     source.start(changed)
     stack.callback(source.stop)
-
-
-def cloud_source(node: Node, settings: CloudSettings, loop: asyncio.AbstractEventLoop) -> NoticeSource:
-    """A cloud's source for this node."""
-    return clouds.source(
-        settings.name,
-        url=settings.url,
-        lead=settings.lead,
-        acknowledge=settings.acknowledge,
-        empty=lambda: _ask(loop, node.empty, otherwise=False),
-        clock=node.clock,
-        log=lambda problem: node.log.problem(problem),
-    )
 
 
 def _ask(loop: asyncio.AbstractEventLoop, question: Callable[[], bool], *, otherwise: bool) -> bool:

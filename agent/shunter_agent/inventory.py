@@ -35,7 +35,12 @@ async def report(node: Node) -> pb.NodeReport:
         images=[image_message(image) for image in images],
         notices=[notice_message(node.notices[key]) for key in sorted(node.notices)],
         sources=[source.name for source in node.sources],
-        problems=[pb.Refusal(code=p.code, what=p.what, remedy=p.remedy, subject=p.subject) for s in node.sources for p in s.health()],
+        problems=[
+            pb.Refusal(code=p.code, what=p.what, remedy=p.remedy, subject=p.subject)
+            for s in (*node.sources, *node.rehearsals)
+            for p in s.health()
+        ],
+        canaries=node.canaries,
     )
 
 

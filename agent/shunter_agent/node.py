@@ -107,6 +107,10 @@ class Node:
     notices: dict[str, Notice] = field(default_factory=dict)
     sources: tuple[NoticeSource, ...] = ()
     """Where notices come from, for their names and what is wrong with them."""
+    rehearsals: tuple[NoticeSource, ...] = ()
+    """Their canaries, for what is wrong with them."""
+    canaries: dict[str, float] = field(default_factory=dict)
+    """By source, when its canary was last heard; seconds since the epoch."""
     facts: dict[str, str] = field(default_factory=dict)
     busy_images: dict[str, str] = field(default_factory=dict)
     """Images that an order in progress reads or writes, and its operation."""
@@ -288,6 +292,8 @@ class Node:
 
     def notices_changed(self, found: dict[str, Notice]) -> None:
         """All open notices, as their source sees them now: report first, work after."""
+        self.canaries = {n.source: n.seen_at for n in found.values() if n.canary}
+        found = {key: n for key, n in found.items() if not n.canary}  # from here on nothing can take one for a notice
         before, self.notices = self.notices, found
         for key, notice in found.items():
             if before.get(key) != notice:

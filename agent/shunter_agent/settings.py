@@ -11,7 +11,12 @@ prefix = 24                          # length of the workers' network prefix
 notices = "/run/shunter/notices"     # optional: folder of notices, one JSON file each
 clouds = [{name = "aws"}]            # optional: metadata services to ask for notices: aws, gcp, azure, alibaba
 kernel_log = "/dev/kmsg"             # optional: GPU errors (XIDs) in it become notices about the slots that name the GPU
+dcgm = "http://127.0.0.1:9400"       # optional: DCGM's exporter, for GPU errors that it counts
+http = [{name = "slurm", url = "http://127.0.0.1:8080/notices"}]  # optional: asked for notices, in the form of the files
 discovery = "/var/lib/dynamo-kv"     # optional: Dynamo's file discovery ($DYN_FILE_KV), to verify fences by
+canaries = 3600.0                    # how often each source's code is tried out with a notice that is none; 0: never
+[kubernetes]                         # optional: what Kubernetes says of this node; without keys, as a pod of it
+node = "ip-10-0-0-11"                # its name there
 [tls]
 ca = "ca.pem"
 cert = "agent.pem"
@@ -24,6 +29,7 @@ roles = ["prefill", "decode"]
 gpu_model = ""
 gpus = 0
 pci = []                             # the GPUs' addresses, such as "0000:4f:00"
+uuids = []                           # and their UUIDs, where a source of notices gives no addresses
 [[workers]]                          # started once; after that it lives wherever operations put it
 worker = "decode-0"
 role = "decode"
@@ -38,7 +44,7 @@ command = ["python3", "-m", "dynamo.vllm"]
 
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from shunter.model.errors import Problem, Rejected
@@ -52,6 +58,9 @@ Role = Literal["prefill", "decode"]
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all sections: a key that isn't known is an error."""
+
+
+S = TypeVar("S", bound=_Section)
 
 
 class TlsSettings(_Section, frozen=True, kw_only=True):
@@ -71,6 +80,8 @@ class SlotSettings(_Section, frozen=True, kw_only=True):
     gpus: int = 0
     pci: tuple[str, ...] = ()
     """PCI addresses of its GPUs, as `nvidia-smi` shows them: which slot an error in the kernel log is about."""
+    uuids: tuple[str, ...] = ()
+    """UUIDs of its GPUs, as `nvidia-smi -L` shows them: for sources that name GPUs so."""
 
 
 class WorkerSettings(_Section, frozen=True, kw_only=True):
@@ -118,6 +129,40 @@ class CloudSettings(_Section, frozen=True, kw_only=True):
     """Azure: let an event about this machine alone go ahead once no worker is left here."""
 
 
+class KubernetesSettings(_Section, frozen=True, kw_only=True):
+    """What Kubernetes says of this node: its Node object is followed at the API server."""
+
+    node: str = ""
+    """Its name in Kubernetes. Empty: the name that it has here."""
+    server: str = ""
+    """The API server's URL. Empty: as a pod reaches it, with the pod's service account."""
+    ca: Path | None = None
+    """Its certificate authority (PEM). None: a pod's own, or the system's."""
+    token: Path | None = None
+    """A file with a token, read anew at each request. None: a pod's own, or none."""
+    cert: Path | None = None
+    """A client's certificate (PEM), in place of a token."""
+    key: Path | None = None
+    """Its key."""
+    pods: bool = False
+    """Follow the pods on the node as well: the end of one that has the label `shunter.dev/slot` is its worker's drain."""
+
+
+class HttpSettings(_Section, frozen=True, kw_only=True):
+    """Something that answers with notices about this node when it is asked, in the form of the files in `notices`."""
+
+    name: str
+    """As it is shown to people: the provider's, or the scheduler's."""
+    url: str
+    """Answers 200 with one JSON object or a list of them, or 204 with nothing to say."""
+    every: float = 5.0
+    """Seconds between looks."""
+    token: Path | None = None
+    """A file with a bearer token, read anew at each look."""
+    ca: Path | None = None
+    """For https: the certificate authority (PEM). None: the system's."""
+
+
 class Settings(_Section, frozen=True, kw_only=True):
     """The whole file. Times in seconds."""
 
@@ -137,6 +182,12 @@ class Settings(_Section, frozen=True, kw_only=True):
     clouds: tuple[CloudSettings, ...] = ()
     kernel_log: Path | None = None
     """`/dev/kmsg`: GPU errors in it become notices. None: they aren't looked for."""
+    dcgm: str | None = None
+    """URL of DCGM's exporter, without `/metrics`. None: it isn't asked."""
+    http: tuple[HttpSettings, ...] = ()
+    kubernetes: KubernetesSettings | None = None
+    canaries: float = 3600.0
+    """How often each source's code is tried out with a notice that is none. 0: never."""
     discovery: Path | None = None
     hold: float = 300.0
     """The longest hold that an order may ask for: no copy stands still longer without a word from the engine."""
@@ -183,6 +234,7 @@ def _check(settings: Settings, path: Path) -> None:
         raise _wrong("SH672", "two workers have the same name", "Name each worker once", path)
     if len({cloud.name for cloud in settings.clouds}) != len(settings.clouds):
         raise _wrong("SH672", "a cloud is named twice", "Name each once", path)
+    _check_http(settings, path)
     taken: dict[int, str] = {}
     for worker in settings.workers:
         _check_worker(worker, {slot.index: slot for slot in settings.slots}, taken, path)
@@ -192,6 +244,18 @@ def _check(settings: Settings, path: Path) -> None:
             raise _wrong("SH672", f"{field} is not host:port", 'Write it as in "10.0.0.11:7443"', path)
     if settings.runtime == "criu" and not settings.bridge and any(worker.mac for worker in settings.workers):
         raise _wrong("SH672", "workers with a mac need a bridge to be connected to", 'Set bridge = "..." to the node\'s bridge', path)
+
+
+def _check_http(settings: Settings, path: Path) -> None:
+    names = [one.name for one in settings.http]
+    taken = {"file", "gpu", "dcgm", "kubernetes", *(cloud.name for cloud in settings.clouds)}
+    if len(set(names)) != len(names) or taken & set(names):
+        raise _wrong("SH672", "two sources of notices have the same name", "Name each source under [[http]] once", path)
+    urls = [one.url for one in settings.http] + [settings.dcgm or "http://"]
+    if wrong := next((url for url in urls if not url.startswith(("http://", "https://"))), None):
+        raise _wrong("SH672", f"{wrong!r} is no URL of a source of notices", "Begin it with http:// or https://", path)
+    if any(one.every <= 0 for one in settings.http):
+        raise _wrong("SH672", "`every` of a source of notices must be more than 0 s", "Write the seconds between two looks", path)
 
 
 def _check_worker(worker: WorkerSettings, slots: dict[int, SlotSettings], taken: dict[int, str], path: Path) -> None:
@@ -213,8 +277,16 @@ def _absolute(settings: Settings, base: Path) -> Settings:
         criu=base / settings.criu,
         notices=base / settings.notices if settings.notices else None,
         discovery=base / settings.discovery if settings.discovery else None,
+        kubernetes=_beside(settings.kubernetes, base) if settings.kubernetes else None,
+        http=tuple(_beside(one, base) for one in settings.http),
         tls=TlsSettings(ca=base / tls.ca, cert=base / tls.cert, key=base / tls.key),
     )
+
+
+def _beside(section: S, base: Path) -> S:
+    """The section with its paths, which are relative to `base`, absolute."""
+    paths = {field: base / value for field in section.__struct_fields__ if isinstance(value := getattr(section, field), Path)}
+    return msgspec.structs.replace(section, **paths)
 
 
 def _wrong(code: str, what: str, remedy: str, path: Path) -> Rejected:

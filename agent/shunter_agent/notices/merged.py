@@ -29,8 +29,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     until: float | None = None
 
 
-Key: TypeAlias = tuple[str, str, bool]
-"""A kind, a slot (empty: the node), and whether it may be dumped."""
+STALE_S: Final = 600.0
+"""A deadline that was over for longer when it was first told isn't believed beside another's: the node would be gone."""
+Key: TypeAlias = tuple[str, str, bool, str]
+"""A kind, a slot (empty: the node), whether it may be dumped, and of a canary whose it is (empty: it is none)."""
 Events: TypeAlias = Mapping[Key, Event]
 
 
@@ -38,7 +40,8 @@ def merge(seen: Sequence[Notice], before: Events, now: float) -> dict[Key, Event
     """What is told at `now` (seconds since the epoch), from all that the sources say and what was told before."""
     by_key: dict[Key, list[Notice]] = {}
     for notice in sorted(seen, key=lambda n: (n.seen_at, n.source, n.id)):
-        by_key.setdefault((notice.kind, notice.slot, notice.dumpable), []).append(notice)
+        key = (notice.kind, notice.slot, notice.dumpable, notice.source if notice.canary else "")
+        by_key.setdefault(key, []).append(notice)
     after = {key: _event(by_key.get(key, []), before.get(key, Event()), now) for key in {*by_key, *before}}
     return {key: event for key, event in after.items() if event.told is not None or event.withdrawn}
 
@@ -47,7 +50,7 @@ def _event(said: list[Notice], before: Event, now: float) -> Event:
     recent = tuple(at for at in before.withdrawn if now - at < FLAPPING_S)
     if said:
         return Event(told=_one(said, before.told), withdrawn=recent)
-    if before.told is None:
+    if before.told is None or before.told.canary:
         return Event(withdrawn=recent)
     if before.until is None:
         recent = (*recent, now)
@@ -64,14 +67,19 @@ def _one(said: list[Notice], told: Notice | None) -> Notice:
     A deadline that was over when it was first told (to an agent that starts late, or by a clock that is wrong) is taken for that moment:
     whoever says that the node goes, and when, still says that it goes.
     """
-    first = told or said[0]
-    deadlines = [max(n.deadline, n.seen_at) for n in said if n.deadline is not None]
+    first = said[0] if told is None or told.canary else told
+    dated = [n for n in said if n.deadline is not None]
+    deadlines = [max(n.deadline or 0.0, n.seen_at) for n in [n for n in dated if not _stale(n)] or dated]
     return msgspec.structs.replace(
         first,
         deadline=min(deadlines, default=None),
         source=", ".join(sorted({n.source for n in said if n.source})),
         detail="; ".join(dict.fromkeys(n.detail for n in said if n.detail)),
     )
+
+
+def _stale(notice: Notice) -> bool:
+    return notice.deadline is not None and notice.seen_at - notice.deadline > STALE_S
 
 
 class Merged:

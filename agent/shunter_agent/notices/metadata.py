@@ -1,12 +1,15 @@
-"""The HTTP side of a cloud's metadata service: plain requests to a link-local address, never through a proxy."""
+"""The HTTP side of a source that is asked, as a cloud's metadata service: plain requests, never through a proxy."""
 
 import email.utils
+import ssl
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final
 
 import httpx
 import msgspec
+from shunter.model.errors import Problem, Stalled
 
 from shunter_agent.refusals import retry
 
@@ -28,11 +31,25 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 class Metadata:
     """One metadata service. From one thread at a time."""
 
-    def __init__(self, name: str, url: str, *, timeout_s: float = 2.0, clock: Callable[[], float] = time.time) -> None:
-        """`name` is for messages; `url` without a path. `clock` gives seconds since the epoch."""
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        called: str = "the metadata service",
+        largest: int = LARGEST,
+        ca: Path | None = None,
+        timeout_s: float = 2.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`name` and what it is `called` are for messages; `url` without a path; `largest` answer that is read, in bytes; `ca` for https.
+
+        `clock` gives seconds since the epoch. Raises Stalled SH659 for a certificate authority that can't be read.
+        """
         self.name = name
         self.clock = clock
-        self._client = httpx.Client(base_url=url, timeout=timeout_s, trust_env=False, follow_redirects=False)
+        self._called, self._largest = called, largest
+        self._client = httpx.Client(base_url=url, timeout=timeout_s, trust_env=False, follow_redirects=False, verify=_trusted(ca))
 
     def close(self) -> None:
         """Close its connections."""
@@ -52,8 +69,8 @@ class Metadata:
                 data = bytearray()
                 for part in response.iter_bytes():
                     data += part
-                    if len(data) > LARGEST:
-                        raise self.silent(f"answers {path} with more than {LARGEST} bytes")
+                    if len(data) > self._largest:
+                        raise self.silent(f"answers {path} with more than {self._largest} bytes")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self.silent(f"doesn't answer {path}: {error or type(error).__name__}") from error
         ahead = _ahead(response.headers.get("Date"), self.clock())
@@ -61,12 +78,28 @@ class Metadata:
 
     def silent(self, why: str) -> Exception:
         """Retry SH643: no notice can be seen now."""
-        return retry("SH643", f"the metadata service {why}", "Check the link-local route and the instance's metadata options", self.name)
+        remedy = "Check that it can be reached from this node; a cloud's, by its link-local route and the instance's metadata options"
+        return retry("SH643", f"{self._called} {why}", remedy, self.name)
 
     def unreadable(self, path: str, reply: Reply, why: str) -> Exception:
         """Retry SH644: it answered, but nothing that can be understood. What it said stays out of the log but for its size."""
-        what = f"the metadata service's answer to {path} can't be read ({reply.status}, {len(reply.text)} characters): {why}"
+        what = f"the answer of {self._called} to {path} can't be read ({reply.status}, {len(reply.text)} characters): {why}"
         return retry("SH644", what, "Look at the answer with curl on the node; the provider may have changed it", self.name)
+
+
+def _trusted(ca: Path | None) -> ssl.SSLContext | bool:
+    if ca is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:  # an SSLError is one
+        problem = Problem(
+            code="SH659",
+            what=f"the certificate authority of a source of notices can't be read: {error}",
+            remedy="Check its `ca` in the agent's settings",
+            subject=str(ca),
+        )
+        raise Stalled(problem) from error
 
 
 def _ahead(date: str | None, now: float) -> float:

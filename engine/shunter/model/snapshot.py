@@ -58,6 +58,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Where its agent looks for notices: `file`, `aws`, ... Empty: it would never hear that the node is going."""
     problems: tuple[Problem, ...] = ()
     """What is wrong with those sources now: one that is blind may miss a notice."""
+    canaries: dict[str, float] = {}
+    """By source, when its agent last heard a notice that was said to try it out; seconds since the epoch."""
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True, gc=False):

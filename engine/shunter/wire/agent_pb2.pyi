@@ -201,7 +201,7 @@ class WatchRequest(_message.Message):
     def __init__(self, epoch: _Optional[int] = ...) -> None: ...
 
 class NodeReport(_message.Message):
-    __slots__ = ("node", "at", "epoch", "runtime", "image_address", "version", "labels", "facts", "slots", "workers", "images", "notices", "sources", "problems")
+    __slots__ = ("node", "at", "epoch", "runtime", "image_address", "version", "labels", "facts", "slots", "workers", "images", "notices", "sources", "problems", "canaries")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -216,6 +216,13 @@ class NodeReport(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class CanariesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     NODE_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +237,7 @@ class NodeReport(_message.Message):
     NOTICES_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    CANARIES_FIELD_NUMBER: _ClassVar[int]
     node: str
     at: float
     epoch: int
@@ -244,7 +252,8 @@ class NodeReport(_message.Message):
     notices: _containers.RepeatedCompositeFieldContainer[NoticeReport]
     sources: _containers.RepeatedScalarFieldContainer[str]
     problems: _containers.RepeatedCompositeFieldContainer[Refusal]
-    def __init__(self, node: _Optional[str] = ..., at: _Optional[float] = ..., epoch: _Optional[int] = ..., runtime: _Optional[str] = ..., image_address: _Optional[str] = ..., version: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., facts: _Optional[_Mapping[str, str]] = ..., slots: _Optional[_Iterable[_Union[SlotReport, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerReport, _Mapping]]] = ..., images: _Optional[_Iterable[_Union[ImageInfo, _Mapping]]] = ..., notices: _Optional[_Iterable[_Union[NoticeReport, _Mapping]]] = ..., sources: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ...) -> None: ...
+    canaries: _containers.ScalarMap[str, float]
+    def __init__(self, node: _Optional[str] = ..., at: _Optional[float] = ..., epoch: _Optional[int] = ..., runtime: _Optional[str] = ..., image_address: _Optional[str] = ..., version: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., facts: _Optional[_Mapping[str, str]] = ..., slots: _Optional[_Iterable[_Union[SlotReport, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerReport, _Mapping]]] = ..., images: _Optional[_Iterable[_Union[ImageInfo, _Mapping]]] = ..., notices: _Optional[_Iterable[_Union[NoticeReport, _Mapping]]] = ..., sources: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., canaries: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class SlotReport(_message.Message):
     __slots__ = ("id", "roles", "gpu_model", "gpus", "worker", "reserved_by")

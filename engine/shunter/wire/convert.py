@@ -81,6 +81,7 @@ def node(report: pb.NodeReport) -> Node:
         facts=dict(report.facts),
         sources=tuple(sorted(report.sources)),
         problems=tuple(Problem(code=p.code, what=p.what, remedy=p.remedy, subject=p.subject) for p in report.problems),
+        canaries=dict(report.canaries),
     )
 
 

@@ -100,3 +100,46 @@ def test_settings_name_clouds(tmp_path: Path) -> None:
         with pytest.raises(Rejected) as caught:
             load(path)
         assert caught.value.problem.code == "SH672"
+
+
+async def test_a_canary_reaches_the_engine_and_is_no_notice_anywhere(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    service = Aws()
+    told: list[str] = []
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(serving(service))
+        bench.node.settings = with_clouds(bench, CloudSettings(name="aws", url=service.url))
+        bench.node.events.publish = lambda event: told.append(str(event.WhichOneof("what")))  # type: ignore[method-assign]
+        agent.watch_notices(bench.node, stack)
+        async with asyncio.timeout(10):
+            while not (view := view_of(await inventory.report(bench.node))).node.canaries:
+                await asyncio.sleep(0.01)
+    assert view.node.canaries == {"aws": bench.clock()}
+    assert (view.notices, bench.node.notices, told) == ((), {}, [])
+    assert view.node.problems == ()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        'http = [{name = "a", url = "http://x/"}, {name = "a", url = "http://y/"}]\n',
+        'http = [{name = "file", url = "http://x/"}]\n',
+        'http = [{name = "a", url = "ftp://x/"}]\n',
+        'http = [{name = "a", url = "http://x/", every = 0.0}]\n',
+        'dcgm = "localhost:9400"\n',
+    ],
+)
+def test_settings_of_other_sources_are_checked(tmp_path: Path, wrong: str) -> None:
+    path = tmp_path / "agent.toml"
+    path.write_text(wrong + SETTINGS)
+    with pytest.raises(Rejected) as caught:
+        load(path)
+    assert caught.value.problem.code == "SH672"
+
+
+def test_settings_of_kubernetes_have_their_paths_beside_them(tmp_path: Path) -> None:
+    path = tmp_path / "agent.toml"
+    path.write_text(SETTINGS + '[kubernetes]\nserver = "https://k"\nca = "k.pem"\n')
+    found = load(path).kubernetes
+    assert found is not None
+    assert (found.ca, found.token) == (tmp_path / "k.pem", None)

@@ -1,0 +1,121 @@
+"""Canaries: every source's own code hears a notice that is none, and nothing can take it for one."""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from shunter.model.errors import Problem, Retry
+from shunter_agent.notices import aws, canary
+from shunter_agent.notices.canary import Canary, canaries, stands
+from shunter_agent.notices.merged import Merged
+from shunter_agent.notices.port import Notice, NoticeSource
+from shunter_agent.settings import CloudSettings, HttpSettings, KubernetesSettings, Settings, SlotSettings, TlsSettings
+
+EVERYTHING = Settings(
+    node="n",
+    listen="",
+    image_listen="",
+    state=Path("/nowhere"),
+    tls=TlsSettings(ca=Path("ca"), cert=Path("cert"), key=Path("key")),
+    slots=(SlotSettings(index=0, pci=("0000:4f:00",)),),
+    notices=Path("/nowhere/notices"),
+    clouds=tuple(CloudSettings(name=name) for name in ("aws", "gcp", "azure", "alibaba")),
+    kernel_log=Path("/nowhere/kmsg"),
+    dcgm="http://127.0.0.1:1",
+    kubernetes=KubernetesSettings(),
+    http=(HttpSettings(name="slurm", url="http://127.0.0.1:1/notices"),),
+)
+NAMES = ["alibaba", "aws", "azure", "dcgm", "file", "gcp", "gpu", "kubernetes", "slurm"]
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.last: Mapping[str, Notice] = {}
+        self.problems: list[Problem] = []
+
+    def __call__(self, found: Mapping[str, Notice]) -> None:
+        self.last = dict(found)
+
+    def until(self, done: Callable[[], bool]) -> None:
+        end = time.monotonic() + 20
+        while not done():
+            assert time.monotonic() < end, (self.last, self.problems)
+            time.sleep(0.01)
+
+
+def test_each_source_in_the_settings_has_one() -> None:
+    assert sorted(stands(EVERYTHING, time.time)) == NAMES
+    assert canaries(msgspec.structs.replace(EVERYTHING, canaries=0.0), clock=time.time, log=lambda _: None) == []
+
+
+def test_every_sources_code_hears_its_canary_and_merging_keeps_them_apart() -> None:
+    """Through the services' own protocols over real HTTP, files and threads; a real notice beside them stays what it is."""
+    heard = Heard()
+    real = Notice(id="real", kind="preemption", seen_at=1.0, deadline=121.0, source="file")
+    merged = Merged([Said({"real": real}), *canaries(EVERYTHING, clock=lambda: 1_000.0, log=heard.problems.append)], clock=lambda: 1_000.0)
+    merged.start(heard)
+    try:
+        heard.until(lambda: len(heard.last) == len(NAMES) + 1)
+    finally:
+        merged.stop()
+    assert heard.problems == []
+    assert heard.last["real"] == real
+    told = {n.source: n for n in heard.last.values() if n.canary}
+    assert sorted(told) == NAMES
+    assert {n.seen_at for n in told.values()} == {1_000.0}
+    assert {name: n.kind for name, n in told.items()} == {**dict.fromkeys(NAMES, "preemption"), "dcgm": "gpu-failing", "gpu": "gpu-failing"}
+
+
+class Said:
+    name = "said"
+
+    def __init__(self, found: Mapping[str, Notice]) -> None:
+        self._found = found
+
+    def start(self, changed: Callable[[Mapping[str, Notice]], None]) -> None:
+        changed(self._found)
+
+    def stop(self) -> None:
+        pass
+
+    def health(self) -> tuple[Problem, ...]:
+        return ()
+
+
+def rehearsed(stand: Callable[..., NoticeSource], **more: Any) -> tuple[Canary, Heard]:
+    heard = Heard()
+    one = Canary("aws", stand, every=3600, clock=lambda: 1_000.0, log=heard.problems.append, **more)
+    one._changed = heard
+    one.rehearse()
+    return one, heard
+
+
+def test_a_detector_that_has_gone_blind_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The provider's answer is as always, and our code doesn't find the notice in it."""
+    stand = stands(EVERYTHING, time.time)["aws"]
+    one, heard = rehearsed(stand)
+    assert [n.source for n in heard.last.values()] == ["aws"]
+    assert one.health() == ()
+    monkeypatch.setattr(aws, "_SPOT", "/latest/meta-data/spot/instance-akshun")
+    monkeypatch.setattr(aws, "EVERY_S", 0.05)
+    one, heard = rehearsed(stand, within=0.3)
+    assert heard.last == {}
+    assert [p.code for p in one.health()] == ["SH654"]
+    assert heard.problems == list(one.health())
+    monkeypatch.undo()
+    one._within = canary.WITHIN_S
+    one.rehearse()
+    assert one.health() == ()
+    assert [n.source for n in heard.last.values()] == ["aws"]
+
+
+def test_one_that_cant_be_set_up_is_missed_too() -> None:
+    def broken(*_: object) -> NoticeSource:
+        raise Retry(Problem(code="SH643", what="no room", remedy="make some"))
+
+    one, _ = rehearsed(broken, within=0.0)
+    (problem,) = one.health()
+    assert "no room" in problem.what
