@@ -49,7 +49,7 @@ class Metadata:
         self.name = name
         self.clock = clock
         self._called, self._largest = called, largest
-        self._client = httpx.Client(base_url=url, timeout=timeout_s, trust_env=False, follow_redirects=False, verify=_trusted(ca))
+        self._client = httpx.Client(base_url=url, timeout=timeout_s, trust_env=False, follow_redirects=False, verify=_trusted(url, ca))
 
     def close(self) -> None:
         """Close its connections."""
@@ -87,7 +87,9 @@ class Metadata:
         return retry("SH644", what, "Look at the answer with curl on the node; the provider may have changed it", self.name)
 
 
-def _trusted(ca: Path | None) -> ssl.SSLContext | bool:
+def _trusted(url: str, ca: Path | None) -> ssl.SSLContext | bool:
+    if not url.startswith("https:"):
+        return False  # there is no TLS, and reading a hundred authorities for it takes its time
     if ca is None:
         return True
     try:

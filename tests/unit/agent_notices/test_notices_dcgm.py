@@ -1,0 +1,117 @@
+"""DCGM's exporter, by its own text over real HTTP. No GPU made these lines: they are as public reports have them."""
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+from metadata_services import Answer, Service, serving
+from shunter.model.errors import Problem, Retry
+from shunter_agent.notices import dcgm
+from shunter_agent.notices.gpus import Gpus
+from shunter_agent.notices.metadata import Metadata
+from shunter_agent.notices.port import Notice
+
+NOW = 1_767_322_800.0
+OLD = 'gpu="1",UUID="GPU-bbb",device="nvidia1",modelName="NVIDIA B200",Hostname="n"'
+"""Before exporters named PCI addresses."""
+NEW = 'gpu="0",UUID="GPU-aaa",pci_bus_id="00000000:4F:00.0",device="nvidia0",modelName="NVIDIA B200",Hostname="n",pod="a{b,c=\\"d\\"}"'
+RECOVERY = dcgm.LINKS[0]
+
+
+class Exporter(Service):
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: dict[tuple[str, str], str] = {(dcgm.XID, NEW): "0", (dcgm.XID, OLD): "0"}
+
+    def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        lines = [f"# HELP {dcgm.XID} Value of the last XID error encountered.", f"# TYPE {dcgm.XID} gauge"]
+        lines += [f"{name}{{{labels}}} {value}" for (name, labels), value in self.values.items()]
+        return 200, "\n".join([*lines, "go_goroutines 7", ""]), {}
+
+
+class Case:
+    def __init__(self, service: Exporter) -> None:
+        self.service, self.now = service, NOW
+        self.problems: list[Problem] = []
+        self.client = Metadata("dcgm", service.url, called="DCGM's exporter", clock=lambda: self.now)
+        self.slots = Gpus(pci={"0000:4f:00": "n/0"}, uuids={"GPU-bbb": "n/1"})
+        (self.look,) = dcgm.looks(self.client, self.slots, log=self.problems.append)
+
+    def say(self, name: str, labels: str, value: str) -> list[tuple[str, str, bool]]:
+        self.service.values[name, labels] = value
+        return self.ask()
+
+    def ask(self) -> list[tuple[str, str, bool]]:
+        """Kind, slot, and whether it may be dumped."""
+        found: Mapping[str, Notice] = self.look.ask()
+        return sorted((n.kind, n.slot, n.dumpable) for n in found.values())
+
+
+@pytest.fixture
+def case() -> Iterator[Case]:
+    service = Exporter()
+    with serving(service):
+        made = Case(service)
+        yield made
+        made.client.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        (dcgm.XID, "79", [("gpu-failing", "SLOT", False)]),
+        (dcgm.XID, "48", [("gpu-failing", "SLOT", True)]),
+        (dcgm.XID, "63", [("rebalance", "SLOT", True)]),
+        (dcgm.XID, "31", []),
+        (dcgm.XID, "9223372036854775794", []),
+        (dcgm.XID, "NaN", []),
+        (dcgm.REMAP_FAILED, "1", [("gpu-failing", "SLOT", True)]),
+        (dcgm.REMAP_FAILED, "0", []),
+        (dcgm.REMAP_PENDING, "1", [("rebalance", "SLOT", True)]),
+        ("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "3", []),
+        ("DCGM_FI_DEV_GPU_TEMP", "91", []),
+        (RECOVERY, "12", []),
+    ],
+)
+def test_what_each_number_means(case: Case, name: str, value: str, expected: list[tuple[str, str, bool]]) -> None:
+    for labels, slot in ((NEW, "n/0"), (OLD, "n/1"), ('gpu="7"', "")):
+        assert case.say(name, labels, value) == [(kind, slot, dumpable) for kind, _, dumpable in expected]
+        case.service.values = {(dcgm.XID, NEW): "0", (dcgm.XID, OLD): "0"}
+        (case.look,) = dcgm.looks(case.client, case.slots, log=case.problems.append)
+
+
+def test_a_harmless_error_doesnt_hide_the_grave_one_before_it(case: Case) -> None:
+    """The exporter tells the last XID only, and that stays until there is another."""
+    assert case.say(dcgm.XID, NEW, "79") == [("gpu-failing", "n/0", False)]
+    assert case.say(dcgm.XID, NEW, "45") == [("gpu-failing", "n/0", False), ("rebalance", "n/0", True)]
+    assert case.ask() == [("gpu-failing", "n/0", False), ("rebalance", "n/0", True)]
+    assert case.say(dcgm.XID, NEW, "0") == [], "it was reset"
+
+
+def test_a_gpu_that_isnt_told_of_any_more_keeps_what_was_said(case: Case) -> None:
+    assert case.say(dcgm.XID, NEW, "79") == [("gpu-failing", "n/0", False)]
+    del case.service.values[dcgm.XID, NEW]
+    assert case.ask() == [("gpu-failing", "n/0", False)]
+
+
+def test_an_error_of_the_process_is_told_once(case: Case) -> None:
+    case.say(dcgm.XID, NEW, "31")
+    case.ask()
+    assert [(p.code, p.subject) for p in case.problems] == [("SH647", "n/0")]
+
+
+def test_links_that_make_errors_raise_the_hazard_for_a_while(case: Case) -> None:
+    assert case.say(RECOVERY, NEW, "5") == [], "what was counted before we looked isn't news"
+    assert case.say(RECOVERY, NEW, "6") == [("rebalance", "n/0", True)]
+    case.now += dcgm.CALM_S - 1
+    assert case.ask() == [("rebalance", "n/0", True)]
+    case.now += 1
+    assert case.ask() == []
+
+
+def test_half_a_text_isnt_believed(case: Case) -> None:
+    for text in (f"{dcgm.XID}{{{NEW}}} ", "", "<html>"):
+        case.service.broken = (200, text, {})
+        with pytest.raises(Retry) as caught:
+            case.ask()
+        assert caught.value.problem.code == "SH644"
+        assert "DCGM" in caught.value.problem.what
