@@ -18,6 +18,10 @@ PATIENCE_S: Final = 30.0
 """A question that has no answer after so long counts as no answer, though it may still be waited for."""
 
 
+_STOP_S: Final = 1.0
+"""For which a source's threads, all together, are waited for when it is stopped."""
+
+
 class Look(msgspec.Struct, frozen=True, kw_only=True):
     """One thing to ask. `ask` gives all notices that are open now, by id; it may wait for news, and raises Retry when it learned nothing.
 
@@ -79,8 +83,9 @@ class Watching:
         """See the port. A look that is waiting for news is left to end by itself: its thread doesn't keep the process."""
         self._stop.set()
         self._close()
+        end = time.monotonic() + _STOP_S
         for thread in self._threads:
-            thread.join(1.0)
+            thread.join(max(0.0, end - time.monotonic()))
         self._threads.clear()
 
     def health(self) -> tuple[Problem, ...]:
