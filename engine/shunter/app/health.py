@@ -8,15 +8,24 @@ last known to be the source's newest: it grows while the source is away, and as 
 import json
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from importlib.metadata import version
+from itertools import product
+from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 
 from shunter.app.degraded import FULL, VOLATILE, Condition
+from shunter.app.gauges import FleetGauges
 from shunter.app.settings import HealthSettings
 from shunter.model.errors import Problem
+from shunter.model.operation import Status
+from shunter.model.plan import OperationKind
+
+_TICKS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+_STOPS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
+"""Seconds."""
 
 
 class Metrics:
@@ -24,12 +33,20 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.tick_seconds = Histogram("shunter_tick_seconds", "A whole tick: look, measure, decide, record", registry=self.registry)
-        self.decide_seconds = Histogram("shunter_decide_seconds", "evaluate() alone", registry=self.registry)
+        self.tick_seconds = Histogram(
+            "shunter_tick_seconds", "A whole tick: look, measure, decide, record", buckets=_TICKS, registry=self.registry
+        )
+        self.decide_seconds = Histogram("shunter_decide_seconds", "evaluate() alone", buckets=_TICKS, registry=self.registry)
         self.findings = Gauge("shunter_findings", "Findings of the last tick", ["verdict"], registry=self.registry)
         self.operations = Counter("shunter_operations_total", "Ended operations", ["kind", "status"], registry=self.registry)
+        for kind, status in product(OperationKind, set(Status) - {Status.ACTIVE}):
+            self.operations.labels(kind.value, status.value)  # a series that begins with 1 has no increase
         self.stopped = Histogram(
-            "shunter_worker_stopped_seconds", "Time that a worker stood still for an operation", ["kind"], registry=self.registry
+            "shunter_worker_stopped_seconds",
+            "Time that a worker stood still for an operation",
+            ["kind"],
+            buckets=_STOPS,
+            registry=self.registry,
         )
         self.age = Gauge("shunter_input_age_seconds", "Age of what is decided on; +Inf: never seen", ["input"], registry=self.registry)
         self.limit = Gauge("shunter_input_age_limit_seconds", "Age from which the engine is not ready", ["input"], registry=self.registry)
@@ -41,6 +58,10 @@ class Metrics:
             ["on"],
             registry=self.registry,
         )
+        self.told = Counter("shunter_problems_total", "Problems told, each once for as long as it lasts", ["code"], registry=self.registry)
+        self.build = Gauge("shunter_build_info", "1, with the engine's version", ["version"], registry=self.registry)
+        self.build.labels(version("shunter")).set(1)
+        self.fleet = FleetGauges(self.registry)
         self.unwritten = Gauge("shunter_unwritten", "What is in memory only, as the disk takes no writes", ["what"], registry=self.registry)
 
 
@@ -54,6 +75,8 @@ class Health:
         self.limit(HealthSettings())
         self.degraded: str | None = None
         """What is wrong with the engine's disk, for people; None: nothing."""
+        self.stands_by = False
+        """Another engine leads: this one is ready to, and nothing else is asked of it."""
         self.disk(None)
 
     def update(self, ages: dict[str, float | None]) -> None:
@@ -82,6 +105,8 @@ class Health:
 
     def late(self) -> dict[str, float | None]:
         """Inputs that are too old to be called ready; empty: ready."""
+        if self.stands_by:
+            return {}
         return {name: age for name, age in self._ages.items() if age is None or age > getattr(self._limits, name)}
 
     def reasons(self, late: Iterable[str]) -> dict[str, str]:
@@ -110,7 +135,7 @@ def serve(listen: str, metrics: Metrics, health: Health) -> Callable[[], None]:
             page: Iterable[bytes] = exposition(environ, start)
             return page
         late = health.late() if path == "/readyz" else {}
-        told = {"late": late, "reasons": health.reasons(late), "degraded": health.degraded}
+        told = {"late": late, "reasons": health.reasons(late), "degraded": health.degraded, "standsBy": health.stands_by}
         status = "404 Not Found" if path not in ("/healthz", "/readyz") else "503 Service Unavailable" if late else "200 OK"
         start(status, [("Content-Type", "application/json")])
         return [json.dumps(told).encode() + b"\n"]

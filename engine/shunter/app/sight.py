@@ -84,12 +84,12 @@ class Sight:
         """Ask every agent for its node."""
         scene, state = self._duty.scene, self._duty.settings.state
         said = gone.declared(state)
-        known = tuple(n for n in scene.notices if n.source != gone.SOURCE)
+        known, active = tuple(n for n in scene.notices if n.source != gone.SOURCE), self._store.active()
         memory = Memory(
             fleet=scene.fleet,
             notices=(*known, *said),
             ended=self._store.ended(),
-            busy=frozenset(WorkerId(r.planned.worker) for r in self._store.active() if not r.waits),
+            busy=frozenset(WorkerId(r.planned.worker) for r in active if not r.waits),
             gone_after=float(self._duty.settings.hold) + HOLD_MARGIN_S,
             silent=self.silence.lasts(),
         )
@@ -110,6 +110,7 @@ class Sight:
         if answering:
             self.looked_at = now
         self._tell_of_nodes(inventory.fleet, inventory.clocks)
+        self._duty.metrics.fleet.show(inventory.fleet, inventory.notices, active, self.nodes, self.world.unreachable, now)
         for problem in inventory.problems:
             self._voice.tell(problem)
         for notice in inventory.notices:

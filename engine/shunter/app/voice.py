@@ -22,7 +22,12 @@ class Voice:
     @classmethod
     def of(cls, duty: Duty, trail: Trail, epoch: Epoch) -> "Voice":
         """The one of an engine with this duty."""
-        voice = cls(trail, epoch, duty.clock, duty.on_problem)
+
+        def tell(problem: Problem) -> None:
+            duty.metrics.told.labels(problem.code).inc()
+            duty.on_problem(problem)
+
+        voice = cls(trail, epoch, duty.clock, tell)
         voice.commit = lambda: duty.feed.current.commit if duty.feed.current else None
         return voice
 

@@ -1,0 +1,90 @@
+"""What the engine sees, as metrics: agents, sources of notices, workers, notices, and operations under way."""
+
+from collections import Counter as Count
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final, get_args
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from shunter.model.finding import Lane
+from shunter.model.ids import NodeId
+from shunter.model.operation import OperationRecord
+from shunter.model.snapshot import Fleet, Notice, NoticeKind, Role, WorkerState
+
+_ROLES: Final = get_args(Role)
+_LANES: Final = get_args(Lane)
+
+
+class FleetGauges:
+    """The fleet as it was last looked at. Nothing of it is there before the first look."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._up = Gauge("shunter_agent_up", "1: the node's agent answered at the last look", ["node"], registry=registry)
+        self._blind = Gauge(
+            "shunter_notice_source_blind",
+            "1: the node's agent can't hear of some notices, so that one may be missed",
+            ["node"],
+            registry=registry,
+        )
+        self._workers = Gauge("shunter_workers", "Workers of the fleet", ["role", "state"], registry=registry)
+        self._unimaged = Gauge(
+            "shunter_workers_without_image",
+            "Workers that run and have no image anywhere: lost if their node is",
+            ["role"],
+            registry=registry,
+        )
+        self._notices = Gauge("shunter_notices_open", "Notices that are open", ["kind"], registry=registry)
+        self._active = Gauge("shunter_operations_active", "Operations begun and not ended", ["lane"], registry=registry)
+        self._oldest = Gauge(
+            "shunter_operation_oldest_seconds",
+            "Time since the oldest operation under way was begun; 0: there is none",
+            ["lane"],
+            registry=registry,
+        )
+        self._said: dict[tuple[str, NodeId], bool] = {}
+
+    def show(
+        self,
+        fleet: Fleet,
+        notices: Iterable[Notice],
+        active: Iterable[OperationRecord],
+        nodes: Iterable[NodeId],
+        unreachable: Collection[NodeId],
+        now: float,
+    ) -> None:
+        """Set all of them. `nodes` are those with an agent, `unreachable` those of which it didn't answer."""
+        self._each("up", self._up, {node: node not in unreachable for node in nodes})
+        self._each("blind", self._blind, {node.id: bool(node.problems) for node in fleet.nodes})
+        self._count_workers(fleet)
+        kinds = Count(notice.kind for notice in notices)
+        for kind in NoticeKind:
+            self._notices.labels(kind.value).set(kinds[kind])
+        self._count_operations(active, now)
+
+    def _each(self, what: str, gauge: Gauge, now: Mapping[NodeId, bool]) -> None:
+        """Set what changed, and take away nodes that are gone."""
+        for node, value in now.items():
+            if self._said.get((what, node)) is not value:
+                gauge.labels(node).set(value)
+                self._said[what, node] = value
+        for one in [one for one in self._said if one[0] == what and one[1] not in now]:
+            gauge.remove(one[1])
+            del self._said[one]
+
+    def _count_workers(self, fleet: Fleet) -> None:
+        counted = Count((worker.role, worker.state) for worker in fleet.workers)
+        imaged = {image.worker for image in fleet.images}
+        bare = Count(w.role for w in fleet.workers if w.state is WorkerState.RUNNING and w.id not in imaged)
+        for role in _ROLES:
+            self._unimaged.labels(role).set(bare[role])
+            for state in WorkerState:
+                self._workers.labels(role, state.value).set(counted[role, state])
+
+    def _count_operations(self, active: Iterable[OperationRecord], now: float) -> None:
+        begun: dict[str, list[float]] = {lane: [] for lane in _LANES}
+        for record in active:
+            if not record.waits:
+                begun[record.planned.lane].append(record.created_at)
+        for lane, times in begun.items():
+            self._active.labels(lane).set(len(times))
+            self._oldest.labels(lane).set(max(0.0, now - min(times)) if times else 0.0)
