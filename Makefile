@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 LAB_TESTS := tests/contract tests/crash tests/acceptance
 
-.PHONY: help demo test fuzz bench lint docs generate system run-env dev-env clean
+.PHONY: help demo demo-dynamo test fuzz bench lint docs generate system run-env dev-env clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -13,6 +13,9 @@ help: ## this list
 
 demo: run-env ## the main job, on this machine, while you watch
 	@scripts/demo
+
+demo-dynamo: run-env ## the same with a real NVIDIA Dynamo (700 MB, no GPU): its decode worker moves in mid-stream
+	@scripts/demo-dynamo
 
 test: dev-env ## all tests
 	@scripts/test

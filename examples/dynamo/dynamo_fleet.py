@@ -1,13 +1,14 @@
-"""A local fleet of real Dynamo workers: Dynamo's frontend and a prefill worker beside the nodes, a decode worker on one of them.
+"""A local fleet of real Dynamo workers: Dynamo's frontend, a prefill worker and a decode worker beside the nodes, another on one of them.
 
 Like the local fleet, it is built in `scripts/lab`. The site (frontend, prefill worker, clients) is the lab's own network; the decode
-worker is started by node-a's agent, with an address that moves with it. All find each other by Dynamo's file discovery.
+worker that moves is started by node-a's agent, with an address that moves with it. All find each other by Dynamo's file discovery.
 """
 
 import asyncio
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,8 @@ NODES: Final = (
 RPC_PORT: Final = 9000
 SYSTEM_PORT: Final = 9090
 FRONTEND: Final = f"http://{GATEWAY}:8000"
+OTHER_SYSTEM_PORT: Final = 9092
+"""Of the second decode worker, which stays where it is."""
 
 
 @dataclass
@@ -88,6 +91,29 @@ def _note(line: str, into: Stream) -> None:
             into.take(content, time.monotonic())
 
 
+class Newcomers:
+    """New requests, one after the other, for as long as `more` says: what a user sees who comes while a worker moves."""
+
+    def __init__(self, model: str, tokens: int, every_s: float) -> None:
+        self.streams: list[Stream] = []
+        self.begun: list[float] = []
+        """When each began, seconds since the epoch."""
+        self._model, self._tokens, self._every_s = model, tokens, every_s
+
+    async def run(self, more: Callable[[], bool], timeout_s: float) -> None:
+        """Begin one every `every_s` seconds, and return when all have ended. Raises TimeoutError after `timeout_s` seconds."""
+        async with (
+            asyncio.timeout(timeout_s),
+            httpx.AsyncClient(timeout=timeout_s, trust_env=False) as client,
+            asyncio.TaskGroup() as group,
+        ):
+            while more():
+                self.streams.append(Stream(self._tokens))
+                self.begun.append(time.time())
+                group.create_task(stream(client, self._model, f"and who am I, number {len(self.streams)}?", self.streams[-1]))
+                await asyncio.sleep(self._every_s)
+
+
 class Clients:
     """Some clients that stream at once through the frontend."""
 
@@ -113,6 +139,8 @@ class DynamoFleet(Fleet):
         self._python = str(dynamo / "venv" / "bin" / "python")
         self.model = str(dynamo / "model")
         self._token_s = token_s
+        self._other: int | None = None
+        """The second decode worker's instance id, once it serves."""
 
     def _env(self, host: str, system_port: int) -> dict[str, str]:
         """What tells a Dynamo process to keep to its own address and to the file discovery."""
@@ -153,30 +181,48 @@ class DynamoFleet(Fleet):
         ]
 
     def start_nodes(self) -> None:
-        """Start Dynamo's frontend and prefill worker, the agents and with them the decode worker; wait until the model is served."""
-        for role, command in (
-            ("frontend", [self._python, "-m", "dynamo.frontend", "--http-host", GATEWAY, "--http-port", "8000", "--router-mode", "kv"]),
-            ("prefill", self._worker_command("prefill")),
-        ):
+        """Start Dynamo's frontend and prefill worker, the agents and with them the decode worker; wait until the model is served. A second
+        decode worker is started beside them, and fenced until `open_other`.
+        """
+        for role, port in (("frontend", 9091), ("prefill", SYSTEM_PORT), ("decode", OTHER_SYSTEM_PORT)):
+            command = [self._python, "-m", "dynamo.frontend", "--http-host", GATEWAY, "--http-port", "8000", "--router-mode", "kv"]
             # Dynamo's own migration is allowed, so that not needing it means something
-            extra = ["--migration-limit", "3"] if role == "frontend" else []
-            self.run(*command, *extra, log=f"{role}.log", env=self._env(GATEWAY, 9091 if role == "frontend" else SYSTEM_PORT))
+            command = [*command, "--migration-limit", "3"] if role == "frontend" else self._worker_command(role)
+            self.run(*command, log=f"{role}.log", env=self._env(GATEWAY, port))
+        wait_for("the second decode worker", lambda: len(self._instances()) == 1, 60)
+        (self._other,) = self._instances()
+        self._control("fence")
+        wait_for("the second decode worker to be fenced", lambda: not self._instances(), 20)
         for node in self.nodes.values():
             node.start()
         wait_for("Dynamo's frontend to serve the model", self.serves, 60)
+
+    def open_other(self) -> None:
+        """Let new requests go to the second decode worker; waits until the router sees it."""
+        self._control("unfence")
+        wait_for("the second decode worker to be seen", lambda: self._other in self._instances(), 20)
+
+    def _control(self, control: str) -> None:
+        url = f"http://{GATEWAY}:{OTHER_SYSTEM_PORT}/engine/control/{control}"
+        httpx.post(url, json={}, timeout=10, trust_env=False).raise_for_status()
 
     def serves(self) -> bool:
         """The frontend offers the model and knows the decode worker."""
         return self.lists_model() and self.instance() is not None
 
     def instance(self) -> int | None:
-        """The decode worker's instance id as the frontend knows it; None when it knows none."""
+        """The instance id of the decode worker that can move, as the frontend knows it; None when it knows none."""
+        found = self._instances() - {self._other}
+        return found.pop() if len(found) == 1 else None
+
+    def _instances(self) -> set[int]:
+        """All decode workers that the frontend knows."""
         try:
             reply = httpx.get(f"{FRONTEND}/health", timeout=2, trust_env=False).json()
         except (httpx.HTTPError, ValueError):
-            return None
-        found = [e for e in reply.get("instances", []) if (e["component"], e["endpoint"]) == ("backend", "generate")]
-        return int(found[0]["instance_id"]) if len(found) == 1 else None
+            return set()
+        generate = [e for e in reply.get("instances", []) if (e["component"], e["endpoint"]) == ("backend", "generate")]
+        return {int(e["instance_id"]) for e in generate}
 
     def lists_model(self) -> bool:
         """The frontend offers the model, which it does once it has a prefill and a decode worker for it."""
@@ -193,12 +239,12 @@ class DynamoFleet(Fleet):
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
     def decode_pids(self) -> list[int]:
-        """Processes of the decode worker on this machine, by what they were started with."""
-        mark = b"--disaggregation-mode\0decode\0"
+        """Processes of the decode worker that can move, on this machine, by what they were started with. The other is a child of ours."""
+        mark, others = b"--disaggregation-mode\0decode\0", {process.pid for process in self._processes}
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             try:
-                if mark in (entry / "cmdline").read_bytes():
+                if mark in (entry / "cmdline").read_bytes() and int(entry.name) not in others:
                     found.append(int(entry.name))
             except OSError:
                 continue  # it has just ended

@@ -11,24 +11,27 @@ import json
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "local-fleet"))
 
-from dynamo_fleet import DECODE, DYNAMO, Clients, DynamoFleet
+from dynamo_fleet import DECODE, DYNAMO, Clients, DynamoFleet, Newcomers
 from fleet import SetUpError
 
 POLICIES: Final = Path(__file__).resolve().parent / "policy-repo"
 
 
 class Move:
-    """One run: streams, a notice in their middle, the move, and requests after it."""
+    """One run: streams, a notice in their middle, the move, requests that begin meanwhile, and requests after it."""
 
-    def __init__(self, fleet: DynamoFleet, clients: int, tokens: int) -> None:
-        self.fleet = fleet
+    def __init__(self, fleet: DynamoFleet, clients: int, tokens: int, say: Callable[[str], None] = lambda _line: None) -> None:
+        """`say` gets a line for each thing that happens."""
+        self.fleet, self.say = fleet, say
         self.during = Clients(fleet.model, clients, tokens)
+        self.newcomers = Newcomers(fleet.model, 20, every_s=0.05)
         self.after = Clients(fleet.model, clients, 50)
 
     def build(self) -> None:
@@ -47,6 +50,11 @@ class Move:
         ended = [r["body"] | r["body"]["outcome"] for r in self.audit("outcome") if r["subject"] == DECODE]
         return next((body for body in ended if body["kind"] == "move"), None)
 
+    def hidden(self) -> tuple[float, float]:
+        """When the moving worker was out of discovery, from and to, in seconds since the epoch."""
+        at = {r["body"]["step"]: r["at"] for r in self.audit("step") if r["subject"] == DECODE}
+        return at["fenced"], at["unfenced"]
+
     async def run(self) -> dict[str, Any]:
         """The figures. Raises SetUpError when something doesn't come to be, TimeoutError when streams don't end."""
         fleet = self.fleet
@@ -55,23 +63,33 @@ class Move:
         network = fleet.netns(process)
         streaming = asyncio.create_task(self.during.run(120))
         await until("the streams to begin", lambda: all(s.chunks > 20 for s in self.during.streams), 30)
+        await asyncio.to_thread(fleet.open_other)
+        self.say(f"{len(self.during.streams)} clients stream from {DECODE} on node-a; a second decode worker takes new requests")
+        ended = asyncio.Event()
+        coming = asyncio.create_task(self.newcomers.run(lambda: not ended.is_set(), 60))
         fleet.nodes["node-a"].post_notice("preemption", "60s", "spot-0")
+        self.say("node-a is to be preempted in 60 s")
         moved = await until("the move to end", self.moved, 60)
         midway = sum(not s.ended for s in self.during.streams)
         pids = fleet.decode_pids()
         networks = {fleet.netns(pid) for pid in pids}
+        ended.set()
         if moved["status"] != "succeeded":
             streaming.cancel()
             raise SetUpError(f"the move is {moved['status']}: {moved['code']} {moved['outcome']['reason']}")
+        self.say(f"moved to {moved['to']}, stood still for {moved['measured']['stopped']:.2f} s; {midway} streams go on")
         fleet.nodes["node-a"].power_off()
-        await streaming
+        self.say("node-a is powered off")
+        await asyncio.gather(streaming, coming)
         await self.after.run(60)
-        streams = [*self.during.streams, *self.after.streams]
+        streams = [*self.during.streams, *self.newcomers.streams, *self.after.streams]
+        since, until_ = self.hidden()
         return {
             "streams": len(streams),
             "streams_whole": sum(not s.verdict() for s in streams),
             "problems": [v for s in streams if (v := s.verdict())],
             "still_streaming_after_the_move": midway,
+            "begun_while_it_moved": sum(since <= begun <= until_ for begun in self.newcomers.begun),
             "longest_pause_s": round(max(s.pause_s or 0.0 for s in self.during.streams), 3),
             "move": moved["status"],
             "reason": moved["reason"],
@@ -87,8 +105,11 @@ class Move:
 
 
 def good(figures: dict[str, Any]) -> bool:
-    """Every stream whole, in one move, on another node, under the same identity, and without Dynamo's own migration."""
-    whole = figures["streams_whole"] == figures["streams"] and figures["still_streaming_after_the_move"] > 0
+    """Every stream whole, those too that began meanwhile, in one move, on another node, under the same identity, and without Dynamo's own
+    migration.
+    """
+    whole = figures["streams_whole"] == figures["streams"]
+    whole = whole and figures["still_streaming_after_the_move"] > 0 and figures["begun_while_it_moved"] > 0
     moved = (figures["move"], figures["copies"], figures["elsewhere"]) == ("succeeded", 1, True)
     return whole and moved and figures["same_instance"] and not figures["dynamo_migrations"]
 
@@ -104,6 +125,17 @@ async def until(what: str, condition: Callable[[], Any], timeout_s: float) -> An
     return found
 
 
+class Said:
+    """Lines for whoever watches, with the seconds since the first."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out, self._began = out, time.monotonic()
+
+    def __call__(self, line: str) -> None:
+        """Print a line."""
+        print(f"{time.monotonic() - self._began:6.2f} s  {line}", file=self._out, flush=True)
+
+
 def main() -> int:
     """Build, move, report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
@@ -117,7 +149,8 @@ def main() -> int:
     try:
         fleet = DynamoFleet(folder / "fleet", criu=options.criu, dynamo=options.dynamo)
         with fleet:
-            move = Move(fleet, options.clients, options.tokens)
+            move = Move(fleet, options.clients, options.tokens, Said(sys.stderr))
+            move.say("starting Dynamo: a frontend with its KV router, a prefill worker and two decode workers; one of them on node-a")
             move.build()
             figures = asyncio.run(move.run())
     except (SetUpError, TimeoutError) as error:

@@ -118,14 +118,15 @@ def logs(fleet: DynamoFleet) -> str:
 @pytest.mark.lab
 @pytest.mark.timeout(180)
 async def test_a_decode_worker_moves_in_mid_stream(fleet: DynamoFleet) -> None:
-    """Nobody but Shunter notices: neither the clients nor Dynamo, which has nothing to migrate."""
+    """Nobody but Shunter notices: neither the clients, nor those that come meanwhile, nor Dynamo, which has nothing to migrate."""
     move = Move(fleet, clients=4, tokens=700)
     try:
         move.build()
         figures = await move.run()
     except SetUpError as error:
         raise AssertionError(f"{error}\n{logs(fleet)}") from error
-    assert (figures["streams"], figures["streams_whole"], figures["problems"]) == (8, 8, []), logs(fleet)
+    assert (figures["streams_whole"], figures["problems"]) == (figures["streams"], []), logs(fleet)
+    assert figures["begun_while_it_moved"] >= 3, "nobody came while the worker was hidden"
     assert figures["still_streaming_after_the_move"] == 4, "the move came too late to prove anything"
     assert (figures["move"], figures["from"], figures["to"]) == ("succeeded", "node-a/0", "node-b/0"), figures
     assert (figures["copies"], figures["elsewhere"]) == (1, True), figures
@@ -146,18 +147,19 @@ def slow_restores(fleet: DynamoFleet, node: str) -> tuple[Path, Path, Path]:
     return armed, begun, go
 
 
-def card(fleet: DynamoFleet) -> float | None:
-    """When the decode worker's model card in discovery was last renewed, seconds since the epoch; None when it isn't there."""
+def card(fleet: DynamoFleet, instance: int | None) -> float | None:
+    """When a worker's model card in discovery was last renewed, seconds since the epoch; None when it isn't there."""
     for path in (fleet.discovery / "v1" / "mdc").glob("*backend*"):
-        with contextlib.suppress(FileNotFoundError):
-            return path.stat().st_mtime
+        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
+            if json.loads(path.read_bytes())["instance_id"] == instance:
+                return path.stat().st_mtime
     return None
 
 
-async def renewed(fleet: DynamoFleet) -> None:
-    seen = card(fleet)
+async def renewed(fleet: DynamoFleet, instance: int | None) -> None:
+    seen = card(fleet, instance)
     assert seen is not None
-    await until("the lease to be renewed", lambda: (card(fleet) or 0.0) > seen, 15)
+    await until("the lease to be renewed", lambda: (card(fleet, instance) or 0.0) > seen, 15)
 
 
 @pytest.mark.lab
@@ -181,7 +183,7 @@ async def test_a_freeze_that_outlasts_the_discovery_lease(fleet: DynamoFleet) ->
         armed.touch()
         fleet.nodes["node-a"].post_notice("preemption", "90s", "spot-0")
         await until("the restore to begin", begun.exists, 30)
-        await until("Dynamo to forget the worker", lambda: card(fleet) is None and fleet.instance() is None, 40)
+        await until("Dynamo to forget the worker", lambda: card(fleet, instance) is None and fleet.instance() is None, 40)
         go.touch()
         moved = await until("the move to end", move.moved, 60)
         assert moved["status"] == "succeeded", moved
@@ -190,9 +192,8 @@ async def test_a_freeze_that_outlasts_the_discovery_lease(fleet: DynamoFleet) ->
         await streaming
         assert [s.verdict() for s in move.during.streams] == ["", ""], logs(fleet)
         for _ in range(2):  # it isn't known again by chance: its lease is renewed
-            await renewed(fleet)
+            await renewed(fleet, instance)
         after = Clients(fleet.model, 3, 40)
-        await until("the frontend to serve the model again", fleet.lists_model, 15)
         await after.run(60)
         assert [s.verdict() for s in after.streams] == ["", "", ""], logs(fleet)
         assert fleet.migrations() == 0
