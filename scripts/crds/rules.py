@@ -63,7 +63,7 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
         _at_most_looked_back("cooldown"),
     ),
     "CheckpointSpec": (("has(self.every) != has(self.cadence)", "say either every or cadence"),),
-    "Optimal": (_interval(*policy.Optimal.__struct_defaults__),),
+    "Optimal": (_interval(*policy.Optimal.__struct_defaults__[:2]),),
     "RebalanceSpec": (
         ("!has(self.gain) || (has(self.to) && has(self.to.prefer))", "gain needs to.prefer, a number by which places are compared"),
         _at_most_looked_back("cooldown"),

@@ -31,7 +31,7 @@ from shunter.model.ids import WorkerId
 from shunter.model.operation import Status
 from shunter.model.plan import OperationKind
 from shunter.model.policy import CheckpointSpec, Optimal
-from shunter.model.snapshot import Worker
+from shunter.model.snapshot import Notice, Worker
 from shunter.model.units import Duration
 
 
@@ -87,29 +87,34 @@ def _measured(d: Deciding, worker: WorkerId) -> dict[str, float]:
     return own
 
 
-def interval_of(spec: CheckpointSpec, pause: Pause) -> Interval:
-    """`every`, or the optimum within `min` and `max`; then lengthened until no more than `overhead` of the time is spent on images."""
+def interval_of(spec: CheckpointSpec, pause: Pause, hint: Notice | None = None) -> Interval:
+    """`every`, or the optimum within `min` and `max`; then lengthened until no more than `overhead` of the time is spent on images.
+
+    `hint` is one that is open for the worker: the optimum is then that of the hazard under a hint. `every` is what somebody chose.
+    """
     if spec.every is not None:
         chosen = Interval(seconds=float(spec.every))
     else:
         assert spec.cadence is not None, "one of the two is required"
-        chosen = _optimum(spec.cadence.optimal, pause)
+        chosen = _optimum(spec.cadence.optimal, pause, hint)
     if spec.overhead is None:
         return chosen
     return _lengthened(chosen, pause, spec.overhead.at_most)
 
 
-def _optimum(optimal: Optimal, pause: Pause) -> Interval:
+def _optimum(optimal: Optimal, pause: Pause, hint: Notice | None) -> Interval:
     if pause.seconds is None:
         detail = f"{pause}, so the longest interval: {optimal.max}"
         return Interval(seconds=float(optimal.max), evidence=(Evidence(gate="cadence.optimal", result=None, detail=detail),))
-    best = daly(pause.seconds, float(optimal.hazard))
+    hazard = optimal.hazard if hint is None else max(optimal.hazard, optimal.hinted)
+    because = "" if hint is None else f", likelier since a hint is open ({hint.kind.value} from {hint.source or 'an unnamed source'})"
+    best = daly(pause.seconds, float(hazard))
     seconds = min(float(optimal.max), max(float(optimal.min), best))
 
     def told() -> Evidence:
         detail = (
-            f"every {_said(seconds)}: {_said(best)} by Daly's formula for {pause} and one loss in {_said(1 / optimal.hazard)} that no "
-            f"notice announces, taken to come at any time alike; at least {optimal.min}, at most {optimal.max}"
+            f"every {_said(seconds)}: {_said(best)} by Daly's formula for {pause} and one loss in {_said(1 / hazard)} that no "
+            f"notice announces{because}, taken to come at any time alike; at least {optimal.min}, at most {optimal.max}"
         )
         return Evidence(gate="cadence.optimal", result=True, detail=detail)
 

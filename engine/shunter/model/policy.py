@@ -196,6 +196,9 @@ class Optimal(_Yaml, frozen=True, kw_only=True):
     """No shorter interval, whatever the formula says."""
     max: Duration = Duration(3600)
     """No longer interval, and the one taken where the pause can be neither measured nor planned, as the worker's size isn't known."""
+    hinted: Rate = Rate(1 / 14_400)
+    """The hazard while a hint is open for the worker's node or GPU (a rebalance recommendation, a cordon, maintenance that is far away, a
+    GPU with errors), where it is more than `hazard`."""
 
 
 class Cadence(_Yaml, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -113,6 +113,10 @@ class NoticeKind(enum.StrEnum):
     GONE = "gone"
 
 
+FAR_S: Final = 3600.0
+"""Maintenance whose window is further away than this, in seconds, is a hint for now."""
+
+
 class Notice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A signal that a node or GPU is going. `deadline` is None when there is none (a hint, or no end known); seconds since the epoch."""
 
@@ -127,6 +131,12 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The slot whose GPU it is about; None: the whole node."""
     dumpable: bool = True
     """False: the GPU is gone, and no dump through it may be tried."""
+
+    def hint(self, at: float) -> bool:
+        """At `at` (seconds since the epoch) it only makes a loss likelier: it may come to nothing, or is planned for a time far away."""
+        if self.kind is NoticeKind.MAINTENANCE:
+            return self.deadline is not None and self.deadline - at > FAR_S
+        return self.kind is NoticeKind.REBALANCE
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
