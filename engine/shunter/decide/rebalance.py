@@ -19,7 +19,7 @@ from shunter.decide.words import clock
 from shunter.decide.worth import Worth, weigh_move
 from shunter.model.expression import Scope, Undecided
 from shunter.model.finding import Brief, Evidence, Verdict
-from shunter.model.ids import NodeId, SlotId, WorkerId
+from shunter.model.ids import NodeId, SlotId
 from shunter.model.operation import OperationRecord, Status
 from shunter.model.plan import OperationKind, Preconditions
 from shunter.model.policy import Policy, RebalanceSpec
@@ -68,20 +68,21 @@ def _wanting(d: Deciding, policy: Policy) -> list[Worker]:
     running = [w for w in subjects if w.state is WorkerState.RUNNING and w.slot is not None and w.node is not None]
     wanting: list[Worker] = []
     if running:
-        covered = d.covered(policy)
-        wanting = [w for w in running if covered[w.id]]
-    true = d.truths_of(policy, spec_of(policy).when, wanting)
-    wanting = [w for w in wanting if true[w.id]]
-    d.leave(policy, subjects, partial(_content, d, policy), gist=partial(_gist, d, policy, true), but={w.id for w in wanting})
+        covered, true = d.covered(policy), d.truths(policy, spec_of(policy).when)
+        wanting = [w for w in running if covered[w.id] and true[w.id]]
+    d.leave(policy, subjects, partial(_content, d, policy), gist=partial(_gist, d, policy), but={w.id for w in wanting})
     return wanting
 
 
-def _gist(d: Deciding, policy: Policy, true: Mapping[WorkerId, bool | None], worker: Worker) -> Brief | None:
-    """What `_content` says, without evidence. `true` says of whom `when` is, as far as it was asked."""
+def _gist(d: Deciding, policy: Policy, worker: Worker) -> Brief | None:
+    """What `_content` says, without evidence."""
     covered = d.covered(policy)[worker.id]
     if covered is False:
         return UNCOVERED
-    return _content(d, policy, worker) if covered is None or true.get(worker.id) is None else _UNWANTED
+    running = worker.state is WorkerState.RUNNING and worker.slot is not None and worker.node is not None
+    if covered is None or not running or d.truths(policy, spec_of(policy).when)[worker.id] is None:
+        return _content(d, policy, worker)
+    return _UNWANTED
 
 
 def _content(d: Deciding, policy: Policy, worker: Worker) -> Said | None:
