@@ -1,7 +1,7 @@
 """Periodic images of running workers: due by age, a few at a time, backing off where they fail."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -11,14 +11,13 @@ from shunter.decide.budget import effective
 from shunter.decide.cadence import Pause, interval_of, pause_of
 from shunter.decide.deciding import Deciding
 from shunter.decide.gates import ask, missing, passed
-from shunter.decide.hints import condemned, hint
 from shunter.decide.history import HOUR, said
 from shunter.decide.plan import round_of
 from shunter.decide.said import UNCOVERED, Part, Said
 from shunter.decide.words import clock
 from shunter.model.expression import Undecided
 from shunter.model.finding import Brief, Evidence, Input, Verdict
-from shunter.model.ids import PoolId
+from shunter.model.ids import PoolId, WorkerId
 from shunter.model.plan import OperationKind, Preconditions
 from shunter.model.policy import CheckpointPolicy, CheckpointSpec, Policy
 from shunter.model.sample import Known, Missing
@@ -94,14 +93,15 @@ def spec_of(policy: Policy) -> CheckpointSpec:
 def _wanting(d: Deciding, policy: Policy) -> list[Worker]:
     """The workers that want a checkpoint, by what doesn't change while a plan is made. What is said of the others is left for later."""
     spec, subjects = spec_of(policy), d.subjects(policy)
-    wanting = _old(d, spec, (w for w in subjects if w.state is WorkerState.RUNNING and w.slot is not None))
+    wanting = [w for w in _old(d, spec, subjects) if w.state is WorkerState.RUNNING and w.slot is not None]
     if wanting:
         covered = d.covered(policy)
         wanting = [w for w in wanting if covered[w.id]]
+    true: Mapping[WorkerId, bool | None] = {}
     if wanting and spec.when is not None:
-        true = d.truths(policy, spec.when)
+        true = d.truths_of(policy, spec.when, wanting)
         wanting = [w for w in wanting if true[w.id]]
-    d.leave(policy, subjects, partial(_against, d, policy), gist=partial(_gist, d, policy), but={w.id for w in wanting})
+    d.leave(policy, subjects, partial(_against, d, policy), gist=partial(_gist, d, policy, true), but={w.id for w in wanting})
     return wanting
 
 
@@ -119,11 +119,11 @@ def _is_old(d: Deciding, spec: CheckpointSpec, worker: Worker) -> bool:
     if taken is None:
         return True
     simple = spec.every is not None and spec.overhead is None
-    return d.now - taken >= (spec.every or 0.0 if simple else interval_of(spec, pause_of(d, spec, worker), hint(d.world, worker)).seconds)
+    return d.now - taken >= (spec.every or 0.0 if simple else interval_of(spec, pause_of(d, spec, worker)).seconds)
 
 
-def _gist(d: Deciding, policy: Policy, worker: Worker) -> Brief | None:
-    """What `_against` says, without evidence."""
+def _gist(d: Deciding, policy: Policy, true: Mapping[WorkerId, bool | None], worker: Worker) -> Brief | None:
+    """What `_against` says, without evidence. `true` says of whom `when` is, as far as it was asked."""
     covered, spec = d.covered(policy)[worker.id], spec_of(policy)
     if covered is False:
         return UNCOVERED
@@ -131,8 +131,7 @@ def _gist(d: Deciding, policy: Policy, worker: Worker) -> Brief | None:
         return _against(d, policy, worker)
     if not _is_old(d, spec, worker):
         return _RECENT[_gate(spec)]
-    true = d.truths(policy, spec.when)[worker.id] if spec.when is not None else None
-    return _against(d, policy, worker) if true is None else _UNWANTED
+    return _against(d, policy, worker) if true.get(worker.id) is None else _UNWANTED
 
 
 def _against(d: Deciding, policy: Policy, worker: Worker) -> Said | None:
@@ -151,7 +150,7 @@ def _against(d: Deciding, policy: Policy, worker: Worker) -> Said | None:
 def _begin(d: Deciding, policy: Policy, worker: Worker, gates: list[Part]) -> Due:
     spec = spec_of(policy)
     pause = pause_of(d, spec, worker)
-    interval = interval_of(spec, pause, hint(d.world, worker))
+    interval = interval_of(spec, pause)
     gates.extend(interval.evidence)
     return Due(worker=worker, taken=d.taken.get(worker.id), pause=pause, interval=interval.seconds, gates=gates)
 
@@ -217,7 +216,7 @@ def _held(d: Deciding, policy: Policy, one: Due) -> Refusal | None:
     worker = one.worker
     assert worker.node is not None, "it occupies a slot"
     reasons = (
-        ("node.noticed", condemned(d.world, worker)),
+        ("node.noticed", d.world.leaving(worker)),
         ("snapshot", d.outdated()),
         ("lane", d.involuntary(worker.graph, preview=policy.mode == "preview")),
         ("worker", d.ledger.blocked(worker.id) or (d.ledger.claimed(worker.slot) if worker.slot else None)),

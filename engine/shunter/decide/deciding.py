@@ -1,9 +1,9 @@
 """One evaluation in the making: what every rule reads, and where it puts what it found."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 from weakref import ref
 
 from shunter.decide.budget import Budgets
@@ -29,6 +29,7 @@ from shunter.model.snapshot import Image, Slot, Snapshot, Worker
 
 _RECENT = 30.0
 """Seconds for which a snapshot is good for voluntary work, whatever the step between snapshots is."""
+_ANYBODY: Final = WorkerSelector()
 
 
 class Deciding:
@@ -56,7 +57,7 @@ class Deciding:
         self._concerning: dict[tuple[str, str], list[Policy]] = {}
         self._sheets: dict[str | None, Workers] = {}
         self._covered: dict[PolicyName, Mapping[WorkerId, bool | None]] = {}
-        self._truths: dict[tuple[PolicyName, str], Mapping[WorkerId, bool | None]] = {}
+        self._truths: dict[tuple[str, str], Mapping[WorkerId, bool | None]] = {}
         self.notes = Notes()
         self._teller = Teller(self.rules)
         self.turns = Turns()
@@ -187,14 +188,20 @@ class Deciding:
         return self._concerning[key]
 
     def truths(self, policy: Policy, expression: Expression) -> Mapping[WorkerId, bool | None]:
-        """The truth of a condition for each of the policy's subjects; None: it has no answer."""
+        """The truth of a condition for each of the policy's subjects, and perhaps for others; None: it has no answer."""
         select = policy.selector
         if select is None:
             return {}
-        known = self._truths.get((policy.name, expression.text))
+        key = ("" if expression.text in self._widespread else policy.name, expression.text)
+        known = self._truths.get(key)
         if known is None:
-            known = self._truths[policy.name, expression.text] = self._ask_all(policy, select, expression)
+            known = self._truths[key] = self._ask_all(policy, select if key[0] else _ANYBODY, expression)
         return known
+
+    def truths_of(self, policy: Policy, expression: Expression, workers: Sequence[Worker]) -> Mapping[WorkerId, bool | None]:
+        """The same for these workers alone: most conditions matter for few."""
+        answers = self.rules.test_all(expression, Workers(self.scopes, workers, policy)) if workers else ()
+        return dict(zip([w.id for w in workers], answers, strict=True))
 
     def _ask_all(self, policy: Policy, select: WorkerSelector, expression: Expression) -> Mapping[WorkerId, bool | None]:
         key = (self.rules, expression.text, select.graph, select.role)
@@ -210,11 +217,26 @@ class Deciding:
             sheet = Workers(self.scopes, self.subjects(policy), policy)
         else:
             # both roles together, so that what is read of them is read once for all policies of the graph
-            if select.graph not in self._sheets:
-                self._sheets[select.graph] = Workers(self.scopes, self.world.among(select.graph, None), None)
-            sheet = self._sheets[select.graph]
+            sheet = self._sheet(select.graph)
         answers = zip(sheet.workers, self.rules.test_all(expression, sheet), strict=True)
         return {w.id: answer for w, answer in answers if select.role is None or w.role == select.role}
+
+    def _sheet(self, graph: str | None) -> Workers:
+        if graph not in self._sheets:
+            self._sheets[graph] = Workers(self.scopes, self.world.among(graph, None), None)
+        return self._sheets[graph]
+
+    @cached_property
+    def _widespread(self) -> Set[str]:
+        """Conditions of selectors that are the same for policies of many graphs and read nothing but the worker: to ask about the whole
+        fleet once is less than to ask about one graph after the other.
+        """
+        asked: Counter[str] = Counter()
+        for policy in self.policies.policies:
+            if policy.mode != "off" and policy.selector is not None and policy.selector.where is not None:
+                where = policy.selector.where
+                asked[where.text] += len(self.subjects(policy)) if self._teller.of_worker_alone(where) else 0
+        return {text for text, number in asked.items() if 2 * number > len(self.world.workers)}
 
     def covered(self, policy: Policy) -> Mapping[WorkerId, bool | None]:
         """Whether the policy's selector covers each of its subjects: all at once, without evidence. None: it can't be said."""

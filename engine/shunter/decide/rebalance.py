@@ -9,7 +9,6 @@ import msgspec
 
 from shunter.decide.deciding import Deciding
 from shunter.decide.gates import ask, missing, weigh
-from shunter.decide.hints import condemned
 from shunter.decide.history import FAILURES, HOUR, failed_nodes, said
 from shunter.decide.hold import Held, held
 from shunter.decide.place import Job, place
@@ -19,7 +18,7 @@ from shunter.decide.words import clock
 from shunter.decide.worth import Worth, weigh_move
 from shunter.model.expression import Scope, Undecided
 from shunter.model.finding import Brief, Evidence, Verdict
-from shunter.model.ids import NodeId, SlotId
+from shunter.model.ids import NodeId, SlotId, WorkerId
 from shunter.model.operation import OperationRecord, Status
 from shunter.model.plan import OperationKind, Preconditions
 from shunter.model.policy import Policy, RebalanceSpec
@@ -68,21 +67,20 @@ def _wanting(d: Deciding, policy: Policy) -> list[Worker]:
     running = [w for w in subjects if w.state is WorkerState.RUNNING and w.slot is not None and w.node is not None]
     wanting: list[Worker] = []
     if running:
-        covered, true = d.covered(policy), d.truths(policy, spec_of(policy).when)
-        wanting = [w for w in running if covered[w.id] and true[w.id]]
-    d.leave(policy, subjects, partial(_content, d, policy), gist=partial(_gist, d, policy), but={w.id for w in wanting})
+        covered = d.covered(policy)
+        wanting = [w for w in running if covered[w.id]]
+    true = d.truths_of(policy, spec_of(policy).when, wanting)
+    wanting = [w for w in wanting if true[w.id]]
+    d.leave(policy, subjects, partial(_content, d, policy), gist=partial(_gist, d, policy, true), but={w.id for w in wanting})
     return wanting
 
 
-def _gist(d: Deciding, policy: Policy, worker: Worker) -> Brief | None:
-    """What `_content` says, without evidence."""
+def _gist(d: Deciding, policy: Policy, true: Mapping[WorkerId, bool | None], worker: Worker) -> Brief | None:
+    """What `_content` says, without evidence. `true` says of whom `when` is, as far as it was asked."""
     covered = d.covered(policy)[worker.id]
     if covered is False:
         return UNCOVERED
-    running = worker.state is WorkerState.RUNNING and worker.slot is not None and worker.node is not None
-    if covered is None or not running or d.truths(policy, spec_of(policy).when)[worker.id] is None:
-        return _content(d, policy, worker)
-    return _UNWANTED
+    return _content(d, policy, worker) if covered is None or true.get(worker.id) is None else _UNWANTED
 
 
 def _content(d: Deciding, policy: Policy, worker: Worker) -> Said | None:
@@ -153,7 +151,7 @@ def _held(d: Deciding, policy: Policy, one: Leaver) -> Refusal | None:
     assert slot is not None, "it was seen to occupy a slot"
     moves = [r for r in d.history.of_worker(worker.id) if r.planned.kind is OperationKind.MOVE and r.status is not Status.SUPERSEDED]
     reasons: tuple[tuple[str, Callable[[], str | None]], ...] = (
-        ("node.noticed", lambda: condemned(d.world, worker)),
+        ("node.noticed", lambda: d.world.leaving(worker)),
         ("snapshot", d.outdated),
         ("lane", lambda: d.involuntary(worker.graph, preview=policy.mode == "preview")),
         ("worker", lambda: d.ledger.blocked(worker.id) or d.ledger.claimed(slot)),

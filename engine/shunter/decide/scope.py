@@ -18,6 +18,8 @@ _MEANS: Final = frozenset({"kvUsage"})
 """Shares can't be added up; everything else can."""
 _NO_METRICS: Final[dict[str, Value]] = {}
 _NOTHING: Final[dict[str, Sample]] = {}
+_VALUE: Final[Callable[[Any], float]] = attrgetter("value")
+_AT: Final[Callable[[Any], float]] = attrgetter("at")
 _NAMED = 3
 """At most so many members are named in a pool's reason for having no value."""
 
@@ -266,13 +268,13 @@ def _figure(world: World, running: Sequence[Worker], field: str, unit: str) -> S
         if held.known.all():
             return _summed(held.values.tolist(), field, unit, at=float(held.times.min()) if running else world.at)
     samples = [taken.get(w.id, _NOTHING).get(field) for w in running]
-    known = [s for s in samples if isinstance(s, Known)]
-    if len(known) < len(samples):
+    if not {Known}.issuperset(map(type, samples)):
         both = zip(running, samples, strict=True)
         unknown = [f"{w.id}: {say(s) if s else 'not collected'}" for w, s in both if not isinstance(s, Known)]
         more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
         return Missing(reason=f"{', '.join(unknown[:_NAMED])}{more}")
-    return _summed([s.value for s in known], field, unit, at=min((s.at for s in known), default=world.at))
+    values, times = list(map(_VALUE, samples)), list(map(_AT, samples))
+    return _summed(values, field, unit, at=min(times, default=world.at))
 
 
 def _summed(values: Sequence[float], field: str, unit: str, *, at: float) -> Known:
