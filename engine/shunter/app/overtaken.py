@@ -1,4 +1,6 @@
-"""What a notice overtakes: voluntary operations under way that would bring a worker to the wrong place, or too late."""
+"""What a notice overtakes: voluntary operations under way that would bring a worker to the wrong place, or too late. And what it leaves
+behind when it is withdrawn.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,9 +16,15 @@ def overtaken(active: Iterable[OperationRecord], notices: Sequence[Notice], now:
     That is so where it would go to a node that is going itself, or leaves a node that is going but wouldn't have ended by the deadline. By
     its estimate: an operation of which none is known, and a notice without a deadline, overtake nothing. One that has stopped its worker is
     let alone: it is the quickest way by then. One that waits for its turn hinders nothing.
+
+    What answers a notice that isn't open any more is given up as long as it waits. What is under way ends: an agent that has just started
+    anew has heard of nothing yet, and half a move is no safer than a whole one.
     """
-    found = []
+    found, still = [], {notice.id for notice in notices}
     for record in active:
+        if record.waits and record.cancelled is None and record.planned.notice is not None and record.planned.notice not in still:
+            found.append((record.id, "the notice that it answers was withdrawn"))
+            continue
         if record.planned.lane == "involuntary" or record.waits or record.frozen_at is not None:
             continue
         if record.cancelled is None and record.outcome is None and (why := _why(record, notices, now)) is not None:

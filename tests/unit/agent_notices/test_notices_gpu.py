@@ -132,3 +132,19 @@ def test_a_log_that_cant_be_read_is_a_blind_source(tmp_path: Path) -> None:
     (problem,) = gpus.health()
     assert problem.code == "SH646"
     assert heard.problems == [problem]
+
+
+def test_a_log_that_comes_back_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shunter_agent.notices.gpu._AGAIN_S", 0.02)
+    heard, log = Heard(), tmp_path / "kmsg"
+    gpus = source(heard, log)
+    gpus.start(heard)
+    while not heard.problems:
+        assert heard.news.wait(10)
+    log.write_text(f"4,77,1,-;{FELL_OFF}\n")
+    end = time.monotonic() + 10
+    while not heard.notices or gpus.health():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    gpus.stop()
+    assert len(heard.problems) == 1

@@ -1,9 +1,10 @@
 from collections.abc import Callable, Mapping
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from shunter.model.errors import Problem
-from shunter_agent.notices.merged import DAMPED_S, FLAPPING_S, FLAPS, Event, Merged, merge
+from shunter_agent.notices.merged import DAMPED_S, FLAPPING_S, FLAPS, STALE_S, Event, Merged, merge
 from shunter_agent.notices.port import Notice
 
 
@@ -27,6 +28,29 @@ def test_a_deadline_that_was_over_when_it_came_is_now_and_no_missing_one() -> No
     assert told(merge([notice("a", 100, 40)], {}, 102))[0].deadline == 100
     assert told(merge([notice("a", 100, 40), notice("b", 101, 220)], {}, 102))[0].deadline == 100
     assert told(merge([notice("a", 100)], {}, 102))[0].deadline is None
+
+
+def test_a_deadline_that_was_over_long_ago_isnt_believed_beside_another() -> None:
+    """A source that tells an old story would leave no time for the real one."""
+    old, new = notice("a", 10_000, 10_000 - STALE_S - 1, source="taint"), notice("b", 10_001, 10_120)
+    assert [n.deadline for n in told(merge([old, new], {}, 10_002))] == [10_120]
+    assert [n.deadline for n in told(merge([old], {}, 10_002))] == [10_000], "alone it still says that the node goes"
+    late = notice("a", 10_000, 10_000 - STALE_S + 1, source="taint")
+    assert [n.deadline for n in told(merge([late, new], {}, 10_002))] == [10_000], "an agent that started late"
+
+
+def test_a_canary_is_merged_with_nothing_and_not_damped() -> None:
+    real = notice("a", 100, 220)
+    bird = msgspec.structs.replace(notice("canary-aws", 101, 103), canary=True)
+    other = msgspec.structs.replace(notice("canary-file", 101, 103, source="file"), canary=True)
+    events = merge([real, bird, other], {}, 102)
+    assert sorted(told(events), key=lambda n: n.id) == [real, bird, other]
+    later = msgspec.structs.replace(bird, seen_at=200.0)
+    assert [n.seen_at for n in told(merge([later], {**events}, 202)) if n.canary] == [200.0], "when it was last heard"
+    for at in range(10):
+        events = merge([bird], events, 300.0 + at)
+        events = merge([], events, 300.5 + at)
+        assert not any(n.canary for n in told(events))
 
 
 def test_different_kinds_stay_apart() -> None:

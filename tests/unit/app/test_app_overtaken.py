@@ -1,5 +1,6 @@
 """A notice gives up what would bring a worker to the wrong place or too late, as long as its worker runs; and nothing else."""
 
+import msgspec
 import pytest
 from shunter.app.overtaken import overtaken
 from shunter.model.errors import Problem
@@ -64,3 +65,15 @@ def test_the_wrong_place_and_too_late(given: Notice, why: str | None) -> None:
 )
 def test_what_has_stopped_its_worker_or_waits_or_goes_back_is_let_alone(spared: dict[str, object]) -> None:
     assert overtaken([record(**spared)], [notice("a", 1), notice("b", 1)], NOW) == []
+
+
+def test_what_answers_a_withdrawn_notice_is_given_up_as_long_as_it_waits() -> None:
+    """A cancelled event starts no further work, and breaks off none."""
+    answering = msgspec.structs.replace(MOVE, lane="involuntary", notice=NoticeId("n-a"))
+    waits = msgspec.structs.replace(record(waits=True), planned=answering)
+    assert overtaken([waits], [notice("a", 60)], NOW) == []
+    assert overtaken([waits], [notice("b", None)], NOW) == [("move-w", "the notice that it answers was withdrawn")]
+    assert overtaken([msgspec.structs.replace(waits, waits=False)], [], NOW) == []
+    told = Problem(code="SH1", what="", remedy="")
+    assert overtaken([msgspec.structs.replace(waits, cancelled=told)], [], NOW) == [], "once is enough"
+    assert overtaken([record(waits=True)], [], NOW) == [], "it answers none"
