@@ -19,6 +19,8 @@ def notices_text(evaluation: Evaluation, snapshot: Snapshot, console: Console) -
         page.blank()
         tag = mark(pretend=node.id in marks.nodes)
         page.line(f"{tag}{node.id}: {_sources(node)}", style="bold")
+        if node.reachable and node.sources:
+            page.line(f"{tag}{_tried(node, snapshot.at)}", indent=2, hang=2)
         for problem in node.problems:
             page.line(f"{tag}{problem}", indent=2, hang=2, style="red")
         for notice in (n for n in snapshot.notices if n.node == node.id):
@@ -26,7 +28,9 @@ def notices_text(evaluation: Evaluation, snapshot: Snapshot, console: Console) -
 
 
 def notices_document(evaluation: Evaluation, snapshot: Snapshot) -> dict[str, object]:
-    """The same as values for JSON: `at`, and `nodes` with `sources`, `problems` and `notices`, each with its `operations` and `held`."""
+    """The same as values for JSON: `at`, and `nodes` with `sources`, `canaries` (by source, when it was last tried out), `problems` and
+    `notices`, each with its `operations` and `held`.
+    """
     return {
         "at": snapshot.at,
         "nodes": [
@@ -34,6 +38,7 @@ def notices_document(evaluation: Evaluation, snapshot: Snapshot) -> dict[str, ob
                 "id": node.id,
                 "reachable": node.reachable,
                 "sources": node.sources,
+                "canaries": node.canaries,
                 "problems": node.problems,
                 "notices": [
                     {"notice": n, "operations": _done(evaluation, n), "held": _held(evaluation, snapshot, n)}
@@ -50,6 +55,14 @@ def _sources(node: Node) -> str:
     if not node.reachable:
         return "doesn't answer; what follows is what it said last"
     return f"watches {', '.join(node.sources)}" if node.sources else "watches nothing: it won't be heard of before it is gone"
+
+
+def _tried(node: Node, now: float) -> str:
+    """When each source's code was last tried out with a notice that was none, and which have yet to be."""
+    heard = [f"{name} {span(max(0.0, now - at))} ago" for name, at in sorted(node.canaries.items()) if name in node.sources]
+    never = [name for name in node.sources if name not in node.canaries]
+    told = [f"heard their canaries: {', '.join(heard)}"] if heard else []
+    return "; ".join([*told, *([f"not tried out: {', '.join(never)}"] if never else [])])
 
 
 def _notice(page: Page, marks: Marks, evaluation: Evaluation, snapshot: Snapshot, notice: Notice) -> None:

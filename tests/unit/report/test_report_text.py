@@ -70,8 +70,10 @@ SEALED = tuple(
 )  # fmt: skip
 
 
+TRIED = msgspec.structs.replace(SNAPSHOT.fleet.nodes[0], sources=("aws", "file"), canaries={"aws": NOW - 3000, "old": NOW - 9})
 MORE = msgspec.structs.replace(
     SNAPSHOT,
+    fleet=msgspec.structs.replace(SNAPSHOT.fleet, nodes=(TRIED, *SNAPSHOT.fleet.nodes[1:])),
     notices=(
         *(msgspec.structs.replace(n, source="aws", detail="spot: terminate at 2027-01-15T08:02:00Z") for n in NOTICES),
         Notice(
@@ -96,8 +98,9 @@ def test_notices_for_programs_say_the_same():
     nodes = notices_document(NOTICED, MORE)["nodes"]
     (first,) = nodes[0]["notices"]  # type: ignore[index]
     assert ([o.worker for o in first["operations"]], [f.subject for f in first["held"]]) == (["decode-0"], ["decode-1"])
+    assert nodes[0]["canaries"] == {"aws": NOW - 3000, "old": NOW - 9}  # type: ignore[index]
     assert [(n["id"], n["sources"], [p.code for p in n["problems"]]) for n in nodes] == [  # type: ignore[attr-defined]
-        ("node-a", ("aws",), ["SH645"]),
+        ("node-a", ("aws", "file"), ["SH645"]),
         ("node-b", (), []),
         ("node-c", (), []),
     ]
