@@ -36,15 +36,17 @@ lint: dev-env ## formatting, lint, types, import rules, generated files
 	scripts/generate-wire --check
 	$(BIN)/python scripts/generate-schemas --check
 	$(BIN)/python scripts/generate-crds --check
+	$(BIN)/python scripts/generate-argocd --check
 	$(BIN)/python scripts/generate-reference --check
 
 docs: dev-env ## the parts of docs/reference that come from the code
 	$(BIN)/python scripts/generate-reference
 
-generate: dev-env ## protobuf modules, JSON Schemas and custom resources, from schemas/*.proto and shunter.model
+generate: dev-env ## protobuf modules, JSON Schemas, custom resources and their health checks, from schemas/*.proto and shunter.model
 	scripts/generate-wire
 	$(BIN)/python scripts/generate-schemas
 	$(BIN)/python scripts/generate-crds
+	$(BIN)/python scripts/generate-argocd
 
 # -- what the others need
 
