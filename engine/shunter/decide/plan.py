@@ -6,7 +6,6 @@ from collections.abc import Iterable
 import msgspec
 
 from shunter.decide.history import HOUR
-from shunter.model.canon import encode
 from shunter.model.ids import Incarnation, OperationId, WorkerId
 from shunter.model.plan import OperationKind, PlannedOperation
 
@@ -18,7 +17,7 @@ _SLACK = 4.0
 
 def operation_id(kind: OperationKind, worker: WorkerId, incarnation: Incarnation, cause: str, attempt: int) -> OperationId:
     """`move-1f0c2d3e4a5b6978`: from what is decided, not from when."""
-    parts = encode([kind.value, worker, incarnation, cause, attempt])
+    parts = msgspec.json.encode([kind.value, worker, incarnation, cause, attempt])  # no keys to sort and no doubles: the canonical bytes
     return OperationId(f"{kind.value}-{hashlib.sha256(parts).hexdigest()[:16]}")
 
 

@@ -153,7 +153,7 @@ class Scopes:
             found = self._nodes[node.id] = {
                 "node.id": node.id,
                 "node.labels": node.labels,
-                "node.gpuModel": next((s.gpu_model for s in in_order(node.slots) if s.gpu_model), ""),
+                "node.gpuModel": _model(node),
                 "node.freeSlots": len(self._world.vacant.get(node.id, ())),
                 "node.noticed": node.id in self._world.going,
             }
@@ -250,6 +250,12 @@ def _or_missing(given: Mapping[str, Sample], field: str) -> Value:
 def _image_age(world: World, worker: Worker) -> Value:
     images = world.images.get(worker.id, ())
     return world.at - max(i.taken_at for i in images) if images else Missing(reason="it has no image")
+
+
+def _model(node: Node) -> str:
+    """The GPU model of its first slot that has any."""
+    models = {s.gpu_model for s in node.slots}
+    return models.pop() if len(models) == 1 else next((s.gpu_model for s in in_order(node.slots) if s.gpu_model), "")
 
 
 def _parted(scope: Scope) -> Bound:
