@@ -19,6 +19,7 @@ import msgspec
 import past
 import placement
 import tick
+from shunter.app.collector import paused
 from shunter.audit.journal import Journal
 from shunter.decide.evaluate import evaluate
 from shunter.lang.bulk import BulkCelRules
@@ -84,10 +85,11 @@ def _decided(policies: PolicySet, made: Snapshot, *, findings: bool = False) -> 
     last: list[Evaluation] = []
 
     def work() -> None:
-        last[:] = [evaluate(policies, [large.fresh(made)], EngineState(), made.at, rules)]
-        assert last[0].plan.digest
-        if findings:
-            len(last[0].findings)
+        with paused():  # as the engine does
+            last[:] = [evaluate(policies, [large.fresh(made)], EngineState(), made.at, rules)]
+            assert last[0].plan.digest
+            if findings:
+                list(last[0].findings)
 
     taken = _processor(7, work)
     fleet, count = made.fleet, len(policies.policies)

@@ -22,6 +22,7 @@ from shunter.app import gone
 from shunter.app.applications import Applications
 from shunter.app.aside import Aside
 from shunter.app.astray import astray
+from shunter.app.collector import paused
 from shunter.app.degraded import Watch, urgent
 from shunter.app.duty import Duty, Told
 from shunter.app.following import Following
@@ -213,7 +214,7 @@ class Leading:
         state, snapshots, crowded = self.store.state(now), list(self.snapshots), self.trail.crowded
 
         def weigh() -> tuple[Evaluation, News | None, Counter[Verdict]]:
-            with duty.metrics.decide_seconds.time():
+            with paused(), duty.metrics.decide_seconds.time():
                 found = evaluate(policies, snapshots, state, now, duty.rules, duty.profile)
             news = None if crowded else self.tracker.observe(found, now, self.epoch, snapshot.fleet)
             return found, news, tally(found.findings)

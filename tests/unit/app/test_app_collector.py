@@ -1,0 +1,59 @@
+import gc
+import threading
+from weakref import ref
+
+import pytest
+from shunter.app.collector import paused
+
+
+class Ring:
+    """Two that hold each other."""
+
+    def __init__(self) -> None:
+        self.other = Ring.__new__(Ring)
+        self.other.other = self
+
+
+def test_it_runs_again_after_the_last_pause_and_also_after_an_error():
+    assert gc.isenabled()
+    with paused():
+        assert not gc.isenabled()
+        with pytest.raises(KeyError), paused():
+            raise KeyError
+        assert not gc.isenabled(), "somebody still wants it quiet"
+    assert gc.isenabled()
+
+
+def test_what_was_left_meanwhile_is_found_at_the_end():
+    with paused():
+        seen = ref(Ring())
+        assert seen() is not None
+    assert seen() is None
+
+
+def test_a_collector_that_others_stopped_stays_stopped():
+    gc.disable()
+    try:
+        with paused():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_pauses_of_several_threads_end_with_the_last():
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with paused():
+            entered.set()
+            assert leave.wait(5)
+
+    thread = threading.Thread(target=hold)
+    with paused():
+        thread.start()
+        assert entered.wait(5)
+    assert not gc.isenabled()
+    leave.set()
+    thread.join(5)
+    assert gc.isenabled()
