@@ -7,6 +7,7 @@ from shunter.cluster.kinds import GROUP, PLURALS, VERSION
 from shunter.cluster.status import PolicyStatus
 from shunter.lang.schema import KINDS, Schema, definitions, policy_schema
 
+from crds.operation import operation_definition
 from crds.structural import structural
 
 CATEGORY: Final = "shunter"
@@ -120,6 +121,7 @@ def _text(document: Schema) -> str:
 
 def rendered() -> dict[str, str]:
     """File name to text, for all of them and the Kustomization that lists them."""
-    files = {f"{PLURALS[kind]}.{GROUP}.yaml": _text(definition(kind)) for kind in KINDS}
+    made = [*(definition(kind) for kind in KINDS), operation_definition(CATEGORY)]
+    files = {f"{one['metadata']['name']}.yaml": _text(one) for one in made}
     listed = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": sorted(files)}
     return {**files, "kustomization.yaml": _text(listed)}

@@ -4,11 +4,34 @@ import fcntl
 import os
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from shunter.act.store import Store
 from shunter.model.errors import Problem, Rejected, Stalled
-from shunter.model.ids import Epoch
+from shunter.model.ids import Epoch, OperationId
+
+
+class Leadership(Protocol):
+    """What allows an engine to act."""
+
+    @property
+    def epoch(self) -> Epoch:
+        """The number of this leadership."""
+        ...
+
+    @property
+    def lost(self) -> Problem:
+        """What is said when it isn't held any more."""
+        ...
+
+    @property
+    def revoked(self) -> frozenset[OperationId]:
+        """Operations that somebody who may wants to be given up."""
+        ...
+
+    def held(self) -> bool:
+        """We lead. Asked before every order."""
+        ...
 
 
 class Lease:
@@ -37,6 +60,21 @@ class Lease:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def lost(self) -> Problem:
+        """See `Leadership`."""
+        return Problem(
+            code="SH508",
+            what="the lock file isn't ours any more",
+            remedy="Start one engine on a state directory",
+            subject=self._path.name,
+        )
+
+    @property
+    def revoked(self) -> frozenset[OperationId]:
+        """None: who wants that here changes the policies."""
+        return frozenset()
 
     def held(self) -> bool:
         """The lock is still ours, and still the one that another engine would find at this path."""

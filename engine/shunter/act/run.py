@@ -9,6 +9,8 @@ from typing import TypeVar
 
 import msgspec
 
+from shunter.act.beyond import Deposed
+from shunter.act.lease import Leadership
 from shunter.act.port import Agent, CopyView
 from shunter.act.resolve import image_of
 from shunter.act.store import Store
@@ -47,7 +49,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
 
     `audit` returns once the record is durable, or raises Stalled. `gone` says that a node is known to be dead for good (a notice of kind
     `gone`), so that its copies needn't be asked for. `astray` says, when an operation is to begin, why where it would go won't last; empty:
-    nothing speaks against it. `progress` is told each step, for people.
+    nothing speaks against it. `progress` is told each step, for people. `lead` is asked before each order whether we still lead; None: that
+    can't be lost while it runs.
     """
 
     store: Store
@@ -59,7 +62,13 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     gone: Callable[[NodeId], bool] = lambda _node: False
     astray: Callable[[PlannedOperation], str] = lambda _planned: ""
     progress: Callable[[OperationRecord], None] = lambda _record: None
+    lead: Leadership | None = None
     times: Times = Times()
+
+    def still_leads(self) -> None:
+        """Before each order. Raises Deposed once we lead no more: what a next engine orders mustn't be crossed."""
+        if self.lead is not None and not self.lead.held():
+            raise Deposed(self.lead.lost)
 
 
 class Unresolved(Unknown):
@@ -173,7 +182,8 @@ class Run:
 
     @property
     def order(self) -> pb.Order:
-        """The head of every order of this operation."""
+        """The head of every order of this operation. Raises Deposed."""
+        self.parts.still_leads()
         return pb.Order(
             operation=self.record.id,
             epoch=self.record.epoch,

@@ -5,6 +5,9 @@ SQLite in WAL mode with synchronous FULL: what a method wrote is on disk when it
 When the disk takes no writes, nothing voluntary begins, and what of it is under way comes to an end: back to where it was, or on if it is
 committed. That, and what is involuntary, is in memory then (`act.volatile`): not durable, and whoever runs the store must say so
 (`unwritten`). `recover` brings it to the disk, in order and as a whole, as soon as there is one again.
+
+With a `beyond`, operations are durable only when they are there as well: it is another place from which a next engine goes on, elsewhere.
+What it can't take is what the disk can't take.
 """
 
 import os
@@ -16,6 +19,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from shunter.act.beyond import Beyond, Deposed, Remembered
 from shunter.act.volatile import Volatile
 from shunter.model.canon import decode, encode
 from shunter.model.errors import Problem, Rejected, Stalled
@@ -49,26 +53,25 @@ CREATE TABLE IF NOT EXISTS ended (worker TEXT PRIMARY KEY, operation TEXT NOT NU
 """
 
 
-class Remembered(msgspec.Struct, frozen=True, kw_only=True):
-    """The fleet and notices as they last were, and when (seconds since the epoch)."""
-
-    at: float
-    fleet: Fleet
-    notices: tuple[Notice, ...] = ()
-
-
 class Store:
     """See the module. Every method that writes raises Stalled SH501 when the disk doesn't take it, unless it goes on in memory.
 
     Nothing voluntary may start unless `healthy`, or after `probe`. `gate` is what else must hold for that: the audit's disk, for one.
     """
 
-    def __init__(self, path: Path, *, busy_s: float = 5.0, read_only: bool = False, wal_pages: int = 1000) -> None:
+    def __init__(
+        self, path: Path, *, busy_s: float = 5.0, read_only: bool = False, wal_pages: int = 1000, beyond: Beyond | None = None
+    ) -> None:
         """Open or make it (0600). `busy_s`: how long to wait for another process's lock. With `read_only` it must be there, and nothing
         of it is changed, so that it can be looked at while an engine works on it. `wal_pages`: how long the write-ahead log may grow before
-        it is brought into the file. Raises Stalled SH501, SH502 (newer format).
+        it is brought into the file. `beyond` None: the disk is enough. Raises Stalled SH501, SH502 (newer format).
         """
         self.path = path
+        self._beyond = beyond
+        self._touched: dict[OperationId, OperationRecord] = {}
+        """Operations that the transaction under way has written."""
+        self._owed: dict[OperationId, OperationRecord] = {}
+        """Operations that are in memory only, as they are now."""
         self.gate: Callable[[], bool] = lambda: True
         self._memory: Volatile | None = None
         self._why: Problem | None = None
@@ -130,13 +133,39 @@ class Store:
     def recover(self) -> bool:
         """Bring what is in memory only to the disk, all or nothing, or try a write if there is nothing; say whether it succeeded."""
         try:
-            self._on_disk(self._again)
+            self._on_disk(self._again, owed=True)
         except Stalled:
             return False
+        self._owed.clear()
         if self._memory is not None:
             self._memory.close()
             self._memory = None
         return True
+
+    def rebase(self, epoch: Epoch, records: Iterable[OperationRecord], fleet: Remembered | None) -> None:
+        """Begin an epoch with these operations instead of those that are here: `beyond` is where it is known what became of them. Which
+        workers were ended on purpose is worked out anew. The fleet is taken over if it is newer than what is remembered here. Raises
+        Stalled SH501.
+        """
+
+        def work() -> None:
+            self._set_meta("epoch", epoch)
+            here = self.load_fleet()
+            if fleet is not None and (here is None or here.at < fleet.at):
+                self._change("INSERT OR REPLACE INTO fleet VALUES (1, ?)", encode(fleet))
+            self._change("DELETE FROM operations")
+            self._change("DELETE FROM ended")
+            for record in sorted(records, key=lambda r: (r.outcome.at if r.outcome else float("inf"), r.created_at)):
+                self._put(record)
+                if record.outcome is not None:
+                    self._note_end(record, record.outcome)
+
+        try:
+            _transaction(self._db, work)
+        except (OSError, sqlite3.Error) as error:
+            raise self._stalled(error) from error
+        finally:
+            self._touched.clear()
 
     # -- operations
 
@@ -240,8 +269,11 @@ class Store:
 
     def save_fleet(self, fleet: Fleet, notices: tuple[Notice, ...], at: float) -> None:
         """Remember the fleet, so that a restarted engine knows its parked and lost workers; in memory if need be."""
-        body = encode(Remembered(at=at, fleet=fleet, notices=notices))
+        remembered = Remembered(at=at, fleet=fleet, notices=notices)
+        body = encode(remembered)
         self._write(lambda: self._change("INSERT OR REPLACE INTO fleet VALUES (1, ?)", body), _always)
+        if self._beyond is not None:
+            self._beyond.remember(remembered)
 
     def load_fleet(self) -> Remembered | None:
         """What `save_fleet` was last given; None before the first time."""
@@ -285,19 +317,35 @@ class Store:
         if self._memory is None:
             try:
                 return self._on_disk(work)
+            except Deposed:
+                raise
             except Stalled:
                 if not urgent():
                     raise
                 self._memory = self._copied()
         elif not urgent():
             raise Stalled(self._why or self._problem("it goes on in memory"))
-        return _in_memory(self._memory, work)
+        self._touched.clear()
+        done = _in_memory(self._memory, work)
+        self._owed |= self._touched
+        return done
 
-    def _on_disk(self, work: Callable[[], T]) -> T:
+    def _on_disk(self, work: Callable[[], T], *, owed: bool = False) -> T:
+        """Do `work` as one transaction, which is committed once `beyond` has what it changed, too; with `owed`, what is only in memory."""
+        self._touched.clear()
+
+        def hand_over() -> None:
+            if self._beyond is not None:
+                records = self._owed if owed else self._touched
+                self._beyond.put(tuple(records.values()), together=not owed)
+
         try:
-            done = _transaction(self._db, work)
+            done = _transaction(self._db, work, hand_over)
         except (OSError, sqlite3.Error) as error:
             raise self._stalled(error) from error
+        except Stalled as error:
+            self._why = error.problem
+            raise
         self._why = None
         return done
 
@@ -364,6 +412,7 @@ class Store:
             self._change("DELETE FROM ended WHERE worker=?", record.planned.worker)
 
     def _put(self, record: OperationRecord) -> None:
+        self._touched[record.id] = record
         self._change(
             "INSERT INTO operations VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET"
             " status=excluded.status, step=excluded.step, ended_at=excluded.ended_at, body=excluded.body",
@@ -426,11 +475,14 @@ def _in_memory(memory: Volatile, work: Callable[[], T]) -> T:
     return done
 
 
-def _transaction(db: sqlite3.Connection, work: Callable[[], T]) -> T:
-    """Raises sqlite3.Error and what `work` does; then nothing of it was done."""
+def _transaction(db: sqlite3.Connection, work: Callable[[], T], last: Callable[[], None] = lambda: None) -> T:
+    """`last` is called when all of it is written, right before it counts. Raises sqlite3.Error and what the two do; then nothing of it was
+    done.
+    """
     db.execute("BEGIN IMMEDIATE")
     try:
         done = work()
+        last()
         db.execute("COMMIT")
     except BaseException:
         with suppress(sqlite3.Error):  # what it undoes has failed already, and that is the error to tell

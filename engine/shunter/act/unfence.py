@@ -126,6 +126,7 @@ class Unfencing:
             return
         about = {"node": node, "operation": operation, "incarnation": row.incarnation}
         self._record(worker, f"puts {worker} on {node} back into the router's sight: no operation under way keeps it out", about)
+        self._parts.still_leads()
         await agent.unfence(pb.Order(operation=operation, epoch=self._epoch, worker=worker, incarnation=incarnation), quick)
         self._record(worker, f"{worker} on {node} is back in the router's sight", about)
 

@@ -91,13 +91,13 @@ class Clustered:
         return self._kept
 
 
-def access_of(settings: ClusterSettings) -> Access:
-    """The way to the API server that the settings name. Raises Stalled SH250."""
-    return in_cluster() if settings.kubeconfig is None else from_kubeconfig(settings.kubeconfig, settings.context)
+def reached(kubeconfig: Path | None, context: str | None) -> Access:
+    """The way to the API server: as a kubeconfig says, None: as a pod is given. Raises Stalled SH250."""
+    return in_cluster() if kubeconfig is None else from_kubeconfig(kubeconfig, context)
 
 
 def cluster_source(settings: ClusterSettings, folder: Path) -> Clustered:
     """The policies of the settings' namespace. Raises Stalled SH250."""
-    access = access_of(settings)
+    access = reached(settings.kubeconfig, settings.context)
     source = ClusterSource(lambda: Api(access), settings.namespace or access.namespace, settle_s=float(settings.settle))
     return Clustered(source, folder)

@@ -26,6 +26,9 @@ from shunter.report.words import count, moment
 
 FULL: Final = "SH531"
 VOLATILE: Final = "SH532"
+_ELSEWHERE: Final = ("SH25", "SH55")
+"""How codes begin that are of the API server, which has operations as well."""
+_DISK: Final = "Free the disk or mend it, and don't stop the engine before; until then nothing voluntary starts"
 _FILE: Final = 4096
 """Bytes of the file that says the condition: written in place, so that a full disk takes it."""
 
@@ -165,7 +168,7 @@ def _in_memory(since: float, why: Problem, changes: int, records: int, subject: 
     return Problem(
         code="SH532",
         what=f"since {moment(since)} {why.what}; what is involuntary goes on, but is in memory only{lost}",
-        remedy="Free the disk or mend it, and don't stop the engine before; until then nothing voluntary starts",
+        remedy=f"{why.remedy}. Until then nothing voluntary starts" if why.code.startswith(_ELSEWHERE) else _DISK,
         subject=subject,
     )
 

@@ -2,10 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TypeAlias
 
 from shunter.act.agents import AgentClient, TlsFiles
-from shunter.act.lease import Lease
+from shunter.act.lease import Leadership, Lease
 from shunter.act.store import Store
 from shunter.app.audits import audit_path, shipping, write
 from shunter.app.degraded import Watch
@@ -22,11 +25,23 @@ from shunter.model.ids import NodeId, node_of
 from shunter.model.plan import PlannedOperation
 from shunter.observe.prometheus import Prometheus
 
+Backing: TypeAlias = Callable[[Path, int], AbstractContextManager[tuple[Store, Leadership]]]
+"""Opens, for a state folder and so many pages of write-ahead log, where operations are kept and what allows to act on them."""
+
+
+@contextlib.contextmanager
+def local(state: Path, wal_pages: int) -> Iterator[tuple[Store, Leadership]]:
+    """All on this machine: SQLite and a lock file. Raises Rejected SH507, Stalled SH501, SH502, SH508."""
+    with contextlib.closing(Store(state / "engine.db", wal_pages=wal_pages)) as store, Lease(state / "engine.lock", store) as lease:
+        yield store, lease
+
 
 class Engine(Duty):
     """One engine process. `run` returns when `stop` is set."""
 
-    async def run(self, stop: asyncio.Event) -> None:
+    _served = False
+
+    async def run(self, stop: asyncio.Event, backing: Backing = local) -> None:
         """Lead until `stop` is set. Raises Rejected SH507 when another engine does; Stalled when state can't be written at the start, and
         SH911 when the health port is taken.
         """
@@ -38,8 +53,8 @@ class Engine(Duty):
         room = Room(state, (state / "engine.db", *own), sizes)
         with contextlib.ExitStack() as stack:
             stack.callback(room.close)
-            store = stack.enter_context(contextlib.closing(Store(state / "engine.db", wal_pages=sizes.wal_pages)))
-            lease = stack.enter_context(Lease(state / "engine.lock", store))
+            store, lease = stack.enter_context(backing(state, sizes.wal_pages))
+            self.health.stands_by = False
             journal = stack.enter_context(write(state, audit, sizes.wal_pages))
             keeper = Keeper(inputs_path(audit_path(state)), audit, journal.redaction, self.feed.read, self.clock)
             stack.callback(keeper.close)
@@ -50,8 +65,7 @@ class Engine(Duty):
             trail = Trail(journal, self.clock)
             room.hold()
             watch = Watch(store, trail, room, state, self.clock)
-            if self.settings.listen:
-                stack.callback(self._serve())
+            stack.enter_context(self.serving())
             agents = {NodeId(a.node): AgentClient(NodeId(a.node), a.address, _tls(self.settings)) for a in self.settings.agents}
             prometheus = Prometheus(self.settings.prometheus.url, deadline_s=float(self.settings.prometheus.deadline))
             try:
@@ -64,6 +78,22 @@ class Engine(Duty):
         slots = (operation.from_slot, operation.to_slot, operation.expect.at)
         about = {node_of(slot) for slot in slots if slot} | set(operation.copies)
         return any(node.runtime == "pretend" for node in self.scene.fleet.nodes if node.id in about)
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[None]:
+        """Serve metrics and health, if the settings want that and it isn't done already: an engine that waits for the lead does, too.
+
+        Raises Stalled SH911.
+        """
+        if not self.settings.listen or self._served:
+            yield
+            return
+        stop, self._served = self._serve(), True
+        try:
+            yield
+        finally:
+            self._served = False
+            stop()
 
     def _serve(self) -> Callable[[], None]:
         try:

@@ -9,11 +9,11 @@ import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from shunter.act.agents import AgentClient
 from shunter.act.execute import Executor
-from shunter.act.lease import Lease
+from shunter.act.lease import Leadership
 from shunter.act.run import Parts, Times
 from shunter.act.scheduler import Scheduler
 from shunter.act.store import Store
@@ -41,7 +41,7 @@ from shunter.audit.trail import Trail
 from shunter.decide.evaluate import evaluate
 from shunter.decide.hold import horizon
 from shunter.model.canon import plain
-from shunter.model.errors import Problem, ShunterError, Stalled
+from shunter.model.errors import ShunterError, Stalled
 from shunter.model.finding import Verdict, tally
 from shunter.model.ids import Epoch, NodeId, NoticeId, OperationId
 from shunter.model.operation import OperationRecord
@@ -59,10 +59,6 @@ TICK_AFTER_S = 0.2
 News: TypeAlias = tuple[Tracker, tuple[Record, ...]]
 """What a tick's decisions leave to compare with, and the records of what changed in them."""
 
-_LOST: Final = Problem(
-    code="SH508", what="the lock file isn't ours any more", remedy="Start one engine on a state directory", subject="engine.lock"
-)
-
 
 class Leading:
     """The engine while it leads: what `Engine.run` opened, and the loops over it."""
@@ -71,7 +67,7 @@ class Leading:
         self,
         duty: Duty,
         store: Store,
-        lease: Lease,
+        lease: Leadership,
         trail: Trail,
         watch: Watch,
         agents: Mapping[NodeId, AgentClient],
@@ -106,6 +102,7 @@ class Leading:
             gone=lambda node: node in self.sight.gone,
             astray=lambda planned: astray(planned, self.duty.scene.notices),
             progress=self._progress,
+            lead=lease,
             times=Times(hold=float(duty.settings.hold)),
         )
         self.executor = Executor(parts, self.epoch)
@@ -163,7 +160,7 @@ class Leading:
                 began = time.monotonic()
                 duty.wake.clear()
                 if not self.lease.held():
-                    raise Stalled(_LOST)
+                    raise Stalled(self.lease.lost)
                 try:
                     await self.tick(duty.clock())
                 except Stalled as error:
@@ -258,9 +255,13 @@ class Leading:
         self.in_force = policies
 
     def _make_way(self, now: float) -> None:
-        """Give up what a notice has overtaken."""
+        """Give up what a notice has overtaken, and what somebody has deleted."""
         for operation, because in overtaken(self.store.active(), self.duty.scene.notices, now):
             self._give_up(operation, because)
+        if revoked := self.lease.revoked:
+            for record in self.store.active():
+                if record.id in revoked and record.cancelled is None:
+                    self._give_up(record.id, "its resource was deleted")
 
     def _give_up(self, operation: OperationId, because: str) -> bool:
         """False, and told, when that can't be written: a disk that takes no writes keeps nothing else from being decided."""

@@ -28,8 +28,9 @@ address = "10.0.0.11:7443"
 """
 
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -40,6 +41,8 @@ from shunter.observe.catalog import Catalog
 from shunter.source.command import Access
 from shunter.source.keys import Signers
 from shunter.source.trust import Mode, Trust
+
+LEAST_LEASE_S: Final = 3.0
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,6 +86,24 @@ class ClusterSettings(_Section, frozen=True, kw_only=True):
     """Of the kubeconfig. None: its current one."""
     settle: Duration = Duration(20)
     """While resources state different commits, what was read before stays for this long at most: a sync isn't taken by halves."""
+
+
+class LeaseSettings(_Section, frozen=True, kw_only=True):
+    """The engine as one of several in a Kubernetes cluster: a Lease says which of them leads, operations are custom resources, and another
+    goes on with what one began. A section without keys is enough in a pod.
+    """
+
+    namespace: str = ""
+    """Where the Lease and the operations are. Empty: the pod's own namespace, or the kubeconfig's."""
+    kubeconfig: Path | None = None
+    """None: the pod's service account."""
+    context: str | None = None
+    """Of the kubeconfig. None: its current one."""
+    name: str = "shunter-leader"
+    """Of the Lease. Engines with the same are of one fleet."""
+    lasts: Duration = Duration(15)
+    """After so long without a sign of the leader another takes over. A leader that can't renew the Lease stops after two thirds of it: the
+    longer it is, the longer an outage of the API server may last until what is under way has to wait for its end."""
 
 
 class PoliciesSettings(_Section, frozen=True, kw_only=True):
@@ -208,6 +229,8 @@ class Settings(_Section, frozen=True, kw_only=True):
     health: HealthSettings = HealthSettings()
     limits: LimitsSettings = LimitsSettings()
     audit: AuditSettings = AuditSettings()
+    cluster: LeaseSettings | None = None
+    """None: this engine alone leads on its state folder."""
 
     def spans(self) -> dict[str, Duration]:
         """The times by their keys."""
@@ -260,6 +283,25 @@ def _absolute(section: _Section, base: Path) -> Any:  # noqa: ANN401  (a section
     return msgspec.structs.replace(section, **changed)
 
 
+def _wrong(settings: Settings) -> Iterator[str]:
+    """What each section by itself can't say."""
+    places = (settings.policies.git, settings.policies.directory, settings.policies.cluster)
+    if sum(place is not None for place in places) != 1:
+        yield "policies needs one of `git`, `directory` and `cluster`"
+    if settings.policies.git is None and settings.policies.trust.mode is not Mode.OFF:
+        yield "policies.trust needs `git`: nobody signs a directory or a custom resource"
+    for key, span in settings.spans().items():
+        if span <= 0:
+            yield f"{key} must be more than 0"
+    if settings.cluster is not None and settings.cluster.lasts < LEAST_LEASE_S:
+        yield f"cluster.lasts must be at least {LEAST_LEASE_S:g}s: a Lease is renewed several times in it"
+    if settings.limits.voluntary < 1:
+        yield "limits.voluntary must be at least 1"
+    nodes = [agent.node for agent in settings.agents]
+    if not nodes or len(set(nodes)) != len(nodes):
+        yield "agents must name each node once, and at least one"
+
+
 def load(path: Path) -> Settings:
     """Read the file. Raises Rejected SH910 with what is wrong and where."""
 
@@ -282,18 +324,7 @@ def load(path: Path) -> Settings:
         ) from error
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise refuse(f"the settings are not valid: {error}") from error
-    places = (settings.policies.git, settings.policies.directory, settings.policies.cluster)
-    if sum(place is not None for place in places) != 1:
-        raise refuse("policies needs one of `git`, `directory` and `cluster`")
-    if settings.policies.git is None and settings.policies.trust.mode is not Mode.OFF:
-        raise refuse("policies.trust needs `git`: nobody signs a directory or a custom resource")
-    for key, span in settings.spans().items():
-        if span <= 0:
-            raise refuse(f"{key} must be more than 0")
-    if settings.limits.voluntary < 1:
-        raise refuse("limits.voluntary must be at least 1")
-    nodes = [agent.node for agent in settings.agents]
-    if not nodes or len(set(nodes)) != len(nodes):
-        raise refuse("agents must name each node once, and at least one")
+    for wrong in _wrong(settings):
+        raise refuse(wrong)
     resolved: Settings = _absolute(settings, path.parent.resolve())
     return resolved

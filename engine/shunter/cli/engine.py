@@ -30,7 +30,8 @@ def engine(
     """Follow the policies: decide, act, and keep the audit.
 
     Prints each new plan and each step of each operation. Where `shunter apply` leads, it waits for that to make way. Ends on SIGTERM or
-    Ctrl-C: what is under way is taken up by the next engine.
+    Ctrl-C: what is under way is taken up by the next engine. With `[cluster]` in the settings it waits for the lead, and ends when it has
+    lost it, to be started anew.
     """
     settings = load(config)
     console = Console(width=None if sys.stdout.isatty() else 140)
@@ -64,4 +65,11 @@ async def _until_stopped(running: Engine, tell: Callable[[Problem], None]) -> No
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await lead(running.settings.state, running.run, stop, tell)
+    if running.settings.cluster is None:
+        await lead(running.settings.state, running.run, stop, tell)
+        return
+    from shunter.app.electing import Electing
+
+    running.health.stands_by = True
+    with running.serving():
+        await Electing(running.settings, running.settings.cluster, tell).lead(running.run, stop)

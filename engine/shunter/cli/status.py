@@ -10,7 +10,8 @@ import msgspec
 import typer
 from rich.console import Console
 
-from shunter.act.store import Remembered, Store
+from shunter.act.beyond import Remembered
+from shunter.act.store import Store
 from shunter.app.audits import read as read_audit
 from shunter.app.degraded import Condition, condition
 from shunter.app.settings import load

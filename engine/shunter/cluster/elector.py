@@ -93,6 +93,7 @@ class Elector:
         self._meta = {"name": name, "namespace": namespace}
         self._seen: tuple[object, float] | None = None
         self._stamped = 0.0
+        self._highest = 0
         self.problem: Problem | None = None
         """Why the Lease can't be read or written at present, or None."""
         self.leader: str | None = None
@@ -147,13 +148,14 @@ class Elector:
             lease = await self._api.get(self._path, timeout_s=self._terms.request)
         except Absent:
             began = self._clock()
-            return self._taken(await self._write(None, {}, self._above() + 1), began)
+            return self._taken(await self._write(None, {}, max(self._highest, self._above()) + 1), began)
         spec = lease.get("spec") or {}
+        self._highest = max(self._highest, int(spec.get("leaseTransitions") or 0))
         self.leader = spec.get("holderIdentity") or None
         if self.leader not in (None, self._identity) and not self._expired(lease, spec):
             return None  # our own name without a term of ours: a write whose answer got lost
         began = self._clock()
-        epoch = max(int(spec.get("leaseTransitions") or 0), self._above()) + 1
+        epoch = max(self._highest, self._above()) + 1
         return self._taken(await self._write(lease, {**spec, "acquireTime": self._stamp()}, epoch), began)
 
     def _expired(self, lease: Object, spec: Object) -> bool:
