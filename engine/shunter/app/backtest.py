@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -30,6 +31,8 @@ _ANSWER_S = 120.0
 """How long one instant may take: once in a while a chunk of history is fetched for it."""
 _BLOCK = 20
 """So many instants are decided on in one go."""
+_SELDOM = 100_000
+"""So many more objects must there be before the garbage collector looks at the young ones."""
 _RUNNING = (WorkerState.RUNNING, WorkerState.FENCED)
 _REMARKS = (
     "Workers begin where they are now, each with its newest image as if it had just been taken: where they were then isn't recorded",
@@ -73,7 +76,7 @@ async def backtest(
     began = _as_it_began(fleet, times[0])
     runs = [Run(s, began, notices, rules, profile, begin=times[0], end=times[-1], step=span.step) for s in sets]
     silent = done = 0
-    async with contextlib.aclosing(_seen(server, asked(sets), _all_running(began), span, catalog)) as blocks:
+    async with contextlib.aclosing(_seen(server, asked(sets), _all_running(began), span, catalog)) as blocks, _seldom_collected():
         async for block in blocks:
             # while one thread decides, this one goes on fetching
             await asyncio.to_thread(_play, runs, block)
@@ -100,6 +103,17 @@ async def _seen(server: Ranged, ask: Asked, fleet: Fleet, span: Span, catalog: C
             yield block
     finally:
         await moments.aclose()
+
+
+@contextlib.asynccontextmanager
+async def _seldom_collected() -> AsyncGenerator[None, None]:
+    """Deciding leaves no rings of objects behind, and what it keeps only grows: looking for rings takes time and finds nothing."""
+    before = gc.get_threshold()
+    gc.set_threshold(_SELDOM, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _play(runs: Sequence[Run], block: Sequence[_Seen]) -> None:

@@ -204,9 +204,15 @@ def _point(at: float, live: Sequence[Worker], samples: Samples, verdicts: Mappin
         members[worker.pool].append(worker.id)
     pools: dict[PoolId, tuple[int, float | None, float | None]] = {}
     for pool, own in sorted(members.items()):
-        waiting = [_value(samples, w, "waiting") for w in own]
-        usage = [_value(samples, w, "kvUsage") for w in own]
-        total = sum(w for w in waiting if w is not None) if None not in waiting else None
-        mean = sum(u for u in usage if u is not None) / len(own) if None not in usage else None
-        pools[pool] = (len(own), total, mean)
+        waiting, usage = _values(samples, own, "waiting"), _values(samples, own, "kvUsage")
+        pools[pool] = (len(own), sum(waiting) if waiting is not None else None, sum(usage) / len(own) if usage is not None else None)
     return Point(at=at, pools=pools, verdicts={policy: dict(counts) for policy, counts in verdicts.items()})
+
+
+def _values(samples: Samples, workers: Sequence[WorkerId], field: str) -> list[float] | None:
+    """What the workers have of the field; None where it isn't known of one of them."""
+    if isinstance(samples.workers, SampleTable):
+        column = samples.workers.column(field, workers)
+        return column.values.tolist() if column.known.all() else None
+    found = [value for worker in workers if (value := _value(samples, worker, field)) is not None]
+    return found if len(found) == len(workers) else None

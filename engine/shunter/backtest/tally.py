@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from shunter.model.backtest import Act, BudgetUse, Tally
-from shunter.model.finding import Finding, Verdict
+from shunter.model.finding import Brief, Finding, Verdict, chapters
 from shunter.model.ids import PolicyName
 from shunter.model.policy import DisruptionBudget, PolicySet
 
@@ -17,7 +17,7 @@ class Tallies:
     def __init__(self, policies: PolicySet) -> None:
         self._names = tuple(p.name for p in policies.policies if p.acts and p.mode != "off")
         self._budgets = frozenset(p.name for p in policies.policies if isinstance(p.document, DisruptionBudget))
-        self._last: dict[tuple[PolicyName, str], Verdict] = {}
+        self._last: defaultdict[PolicyName, dict[str, Verdict]] = defaultdict(dict)
         self._steps: defaultdict[PolicyName, Counter[Verdict]] = defaultdict(Counter)
         self._acted: Counter[PolicyName] = Counter()
         self._flips: Counter[PolicyName] = Counter()
@@ -28,15 +28,15 @@ class Tallies:
 
     def said(self, findings: Sequence[Finding]) -> Mapping[PolicyName, Counter[Verdict]]:
         """Count a step's findings. Returns how many subjects each policy said what of."""
-        said: defaultdict[PolicyName, Counter[Verdict]] = defaultdict(Counter)
-        for finding in findings:
-            if finding.policy in self._budgets:
-                self._budget(finding)
+        said: dict[PolicyName, Counter[Verdict]] = {}
+        for policy, subjects, briefs, tell in chapters(findings):
+            if policy in self._budgets:
+                for place in range(len(subjects)):
+                    self._budget(tell(place))
                 continue
-            said[finding.policy][finding.verdict] += 1
-            self._follow(finding)
-        for policy, counts in said.items():
-            self._steps[policy].update(counts.keys())
+            said[policy] = Counter([brief.verdict for brief in briefs])
+            self._steps[policy].update(said[policy].keys())
+            self._follow(policy, subjects, briefs)
         return said
 
     def begun(self, acts: Iterable[Act]) -> None:
@@ -66,16 +66,17 @@ class Tallies:
             BudgetUse(policy=policy, group=group, held=held, told=told) for (policy, group), (held, _, told) in sorted(self._held.items())
         )
 
-    def _follow(self, finding: Finding) -> None:
-        key = (finding.policy, finding.subject)
-        before = self._last.get(key)
-        if finding.verdict is before:
-            return
-        self._last[key] = finding.verdict
-        self._acted[finding.policy] += finding.verdict is Verdict.ACT
-        self._flips[finding.policy] += before is not None
-        if finding.verdict is Verdict.INCONCLUSIVE:
-            self._missing[finding.policy][finding.gate or finding.reason] += 1
+    def _follow(self, policy: PolicyName, subjects: Sequence[str], briefs: Sequence[Brief]) -> None:
+        last = self._last[policy]
+        for subject, brief in zip(subjects, briefs, strict=True):
+            before, verdict = last.get(subject), brief.verdict
+            if verdict is before:
+                continue
+            last[subject] = verdict
+            self._acted[policy] += verdict is Verdict.ACT
+            self._flips[policy] += before is not None
+            if verdict is Verdict.INCONCLUSIVE:
+                self._missing[policy][brief.gate or brief.reason] += 1
 
     def _budget(self, finding: Finding) -> None:
         """The words of the step at which it was used the most."""

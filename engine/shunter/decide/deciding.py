@@ -1,5 +1,6 @@
 """One evaluation in the making: what every rule reads, and where it puts what it found."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cached_property
@@ -343,11 +344,11 @@ class Deciding:
     def taken(self) -> Mapping[WorkerId, float]:
         """When each worker's newest image was taken, also by a checkpoint that the snapshot doesn't show yet; only those that have one."""
         taken = self.world.taken.copy()
-        for name, begun in self.history.past.dumped.items():
-            worker = self.world.workers.get(name)
-            for incarnation, at in begun if worker is not None else ():
-                if worker is not None and incarnation == worker.incarnation:
-                    taken[name] = max(at, taken.get(name, at))
+        workers = self.world.workers
+        for (name, incarnation), begun in self.history.past.dumped.items():
+            worker = workers.get(name)
+            if worker is not None and worker.incarnation == incarnation and begun > taken.get(name, -math.inf):
+                taken[name] = begun
         return taken
 
     def holding(self) -> Holding:

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from heapq import merge
-from operator import attrgetter
+from operator import attrgetter, is_
 
 from shunter.model.ids import NodeId, PolicyName, WorkerId, node_of
 from shunter.model.operation import EngineState, OperationRecord, Status
@@ -14,36 +14,40 @@ from shunter.model.plan import OperationKind
 HOUR = 3600.0
 """How far back `EngineState.recent` reaches."""
 FAILURES = (Status.ROLLED_BACK, Status.FAILED)
+_FORGOTTEN = 1000
+"""So many of the oldest records are looked through for where the known ones begin."""
 _order = attrgetter("created_at", "planned.id")
 
 
 class Ended:
     """What ended within the hour, in the order in which it was made, by worker. It doesn't change: `then` makes what follows it."""
 
-    def __init__(self, recent: Sequence[OperationRecord]) -> None:
+    def __init__(self, recent: tuple[OperationRecord, ...]) -> None:
         self.recent = recent
         known = [r for r in recent if r.status is not Status.UNKNOWN]
         self.records: list[OperationRecord] = sorted(known, key=_order)
         self.unknown: tuple[OperationRecord, ...] = tuple(r for r in recent if r.status is Status.UNKNOWN)
         self.of_worker: dict[WorkerId, tuple[OperationRecord, ...]] = {}
-        for worker, own in _by_worker(self.records).items():
-            self.of_worker[worker] = tuple(own)
-        self.dumped: dict[WorkerId, tuple[tuple[int, float], ...]] = {w: d for w, own in self.of_worker.items() if (d := _dumped(own))}
-        """Of each worker the incarnations of which a checkpoint succeeded, and when the last of them was begun."""
+        for worker, records in _by_worker(self.records).items():
+            self.of_worker[worker] = tuple(records)
+        self.dumped: dict[tuple[WorkerId, int], float] = {}
+        """When the last checkpoint of a worker at an incarnation that succeeded was begun."""
+        for worker, own in self.of_worker.items():
+            self.dumped |= _dumped(worker, own)
         self.measured: tuple[OperationRecord, ...] = tuple(filter(_measured, self.records))
         """What succeeded, with what was measured of it."""
 
-    def then(self, recent: Sequence[OperationRecord]) -> "Ended":
-        """The same as `Ended(recent)`, in less time where most of the records are the very same."""
+    def then(self, recent: tuple[OperationRecord, ...]) -> "Ended":
+        """The same as `Ended(recent)`, in less time where the oldest of them were forgotten, and newer ones came after them."""
         if recent is self.recent:
             return self
-        now, before = set(map(id, recent)), set(map(id, self.recent))
-        gone, new = [r for r in self.recent if id(r) not in now], [r for r in recent if id(r) not in before]
-        if len(gone) + len(new) > len(recent) // 2 or len(now) < len(recent) or len(before) < len(self.recent):
+        first = next((n for n, record in enumerate(self.recent[:_FORGOTTEN]) if record is recent[0]), None) if recent else None
+        kept = len(self.recent) - (first or 0)
+        if first is None or kept > len(recent) or not all(map(is_, recent[:kept], self.recent[first:])):
             return Ended(recent)
-        return self._changed(recent, gone, new)
+        return self._changed(recent, self.recent[:first], recent[kept:])
 
-    def _changed(self, recent: Sequence[OperationRecord], gone: Sequence[OperationRecord], new: Sequence[OperationRecord]) -> "Ended":
+    def _changed(self, recent: tuple[OperationRecord, ...], gone: Sequence[OperationRecord], new: Sequence[OperationRecord]) -> "Ended":
         other = object.__new__(Ended)
         other.recent, other.records = recent, self.records.copy()
         for record in gone:
@@ -64,12 +68,13 @@ class Ended:
         return other
 
     def _enter(self, worker: WorkerId, own: tuple[OperationRecord, ...]) -> None:
-        dumped = _dumped(own)
-        self.of_worker[worker], self.dumped[worker] = own, dumped
-        if not own:
-            del self.of_worker[worker]
-        if not dumped:
-            del self.dumped[worker]
+        for incarnation in {r.planned.expect.incarnation for r in (*self.of_worker.get(worker, ()), *own)}:
+            self.dumped.pop((worker, incarnation), None)
+        self.dumped |= _dumped(worker, own)
+        if own:
+            self.of_worker[worker] = own
+        else:
+            self.of_worker.pop(worker, None)
 
 
 class History:
@@ -134,15 +139,14 @@ def _measured(record: OperationRecord) -> bool:
     return record.outcome is not None and record.outcome.status is Status.SUCCEEDED and bool(record.outcome.measured.bytes)
 
 
-def _dumped(records: Iterable[OperationRecord]) -> tuple[tuple[int, float], ...]:
-    """By incarnation, when the last checkpoint that succeeded was begun."""
-    found: dict[int, float] = {}
+def _dumped(worker: WorkerId, records: Iterable[OperationRecord]) -> dict[tuple[WorkerId, int], float]:
+    found: dict[tuple[WorkerId, int], float] = {}
     for record in records:
         planned = record.planned
         if planned.kind is OperationKind.CHECKPOINT and record.status is Status.SUCCEEDED:
-            incarnation = planned.expect.incarnation
-            found[incarnation] = max(record.created_at, found.get(incarnation, record.created_at))
-    return tuple(found.items())
+            key = worker, planned.expect.incarnation
+            found[key] = max(record.created_at, found.get(key, record.created_at))
+    return found
 
 
 def failed_nodes(records: Iterable[OperationRecord]) -> frozenset[NodeId]:

@@ -18,9 +18,10 @@ _RETRY = 60.0
 
 def retain(d: Deciding, policy: Policy) -> None:
     """Plan a discard for every covered worker that has images to spare and nothing else to do."""
-    for worker in d.subjects(policy):
+    several = d.world.several
+    for worker in d.subjects(policy) if several else ():
         # the only image of a worker is never one too many
-        if len(d.world.images.get(worker.id, ())) > 1 and d.covered(policy)[worker.id] is True:
+        if worker.id in several and d.covered(policy)[worker.id] is True:
             _retain(d, policy, worker)
 
 

@@ -108,6 +108,11 @@ class Images:
         return {w: _taken(own) for w, own in self.by_worker.items()}
 
     @cached_property
+    def several(self) -> frozenset[WorkerId]:
+        """Workers that have more than one."""
+        return frozenset([w for w, own in self.by_worker.items() if len(own) > 1])
+
+    @cached_property
     def held(self) -> dict[NodeId, int]:
         """Bytes that each node holds; nodes that hold none aren't in it."""
         return _moved({}, (), self.all)
@@ -214,6 +219,11 @@ class World:
     def images(self) -> dict[WorkerId, tuple[Image, ...]]:
         """Each worker's images, the newest first."""
         return self._images.by_worker
+
+    @property
+    def several(self) -> frozenset[WorkerId]:
+        """Workers that have more than one image."""
+        return self._images.several
 
     @property
     def taken(self) -> dict[WorkerId, float]:
