@@ -1,0 +1,143 @@
+"""What is carried over from one decision to the next is what would be worked out anew."""
+
+import random
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shunter.decide.history import Ended, History
+from shunter.decide.memory import Memory
+from shunter.decide.world import Images, World
+from shunter.model.ids import Digest, Epoch, ImageId, Incarnation, NodeId, OperationId, PolicyName, WorkerId, slot_id
+from shunter.model.operation import EngineState, Measured, OperationRecord, Outcome, Status
+from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
+from shunter.model.snapshot import Fleet, Image, Node, Slot, Snapshot, Worker, WorkerState
+
+NOW = 1_800_000_000.0
+
+
+def record(dice: random.Random, number: int) -> OperationRecord:
+    planned = PlannedOperation(
+        id=OperationId(f"o-{dice.randrange(10**9)}-{number}"),
+        kind=dice.choice((OperationKind.CHECKPOINT, OperationKind.CHECKPOINT, OperationKind.MOVE)),
+        worker=WorkerId(f"w{dice.randrange(4)}"),
+        lane="voluntary",
+        policy=PolicyName(dice.choice("pq")),
+        reason="r",
+        expect=Preconditions(incarnation=Incarnation(dice.randrange(2))),
+    )
+    status = dice.choice((Status.SUCCEEDED, Status.SUCCEEDED, Status.SUCCEEDED, Status.FAILED, Status.UNKNOWN))
+    measured = Measured(bytes=dice.choice((None, None, 10)))
+    return OperationRecord(
+        planned=planned,
+        plan=Digest("d"),
+        epoch=Epoch(1),
+        created_at=NOW + dice.randrange(20),
+        outcome=Outcome(status=status, at=NOW + number, measured=measured),
+    )
+
+
+def all_of(ended: Ended) -> tuple[object, ...]:
+    return ended.recent, ended.records, ended.unknown, ended.of_worker, ended.dumped, ended.measured
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 10**9))
+def test_what_ended_is_indexed_alike_whether_at_once_or_one_after_the_other(seed: int) -> None:
+    dice = random.Random(seed)
+    recent: tuple[OperationRecord, ...] = ()
+    ended = Ended(recent)
+    for step in range(12):
+        forgotten = dice.randrange(0, 3)
+        recent = (*recent[forgotten:], *(record(dice, 10 * step + n) for n in range(dice.randrange(0, 5))))
+        if dice.random() < 0.2 and recent:  # an engine's state may change in any way
+            place = dice.randrange(len(recent))
+            recent = (
+                (*recent[:place], *recent[place + 1 :])
+                if dice.random() < 0.5
+                else (*recent[:place], msgspec.structs.replace(recent[place], epoch=Epoch(2)), *recent[place + 1 :])
+            )
+        before, was = ended, all_of(ended)
+        ended = ended.then(recent)
+        assert all_of(ended) == all_of(Ended(recent))
+        assert all_of(before) == was, "what was handed out stays as it is"
+
+
+def test_a_history_has_the_operations_of_a_policy_in_the_order_in_which_they_began() -> None:
+    dice = random.Random(7)
+    records = [record(dice, n) for n in range(30)]
+    active = tuple(msgspec.structs.replace(r, outcome=None) for r in records[20:])
+    history = History(EngineState(active=active, recent=tuple(records[:20])))
+    wanted = sorted((*active, *records[:20]), key=lambda r: (r.created_at, r.id))
+    assert [r for r in wanted if r.planned.policy == "p"] == history.of_policy(PolicyName("p"))
+    assert len(history.active) == 10 + sum(r.status is Status.UNKNOWN for r in records[:20])
+
+
+def image(dice: random.Random, number: int) -> Image:
+    return Image(
+        id=ImageId(f"i{number}"),
+        worker=WorkerId(f"w{dice.randrange(4)}"),
+        incarnation=Incarnation(dice.randrange(2)),
+        taken_at=NOW + dice.randrange(50),
+        bytes=dice.choice((0, 5, 7)),
+        nodes=tuple(NodeId(n) for n in "abc" if dice.random() < 0.5),
+        role="decode",
+        graph="g",
+        engine="vllm",
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 10**9))
+def test_images_are_indexed_alike_whether_at_once_or_one_after_the_other(seed: int) -> None:
+    dice = random.Random(seed)
+    held = {n: image(dice, n) for n in range(dice.randrange(0, 12))}
+    images = Images(tuple(held.values()))
+    for step in range(10):
+        for number in dice.sample(sorted(held), min(len(held), dice.randrange(0, 3))):
+            del held[number]
+        held |= {n: image(dice, n) for n in range(100 * step, 100 * step + dice.randrange(0, 3))}
+        images = images.then(tuple(held.values()))
+        anew = Images(tuple(held.values()))
+        if dice.random() < 0.7:  # what was never asked for is never worked out
+            assert images.by_worker == anew.by_worker
+            assert images.taken == anew.taken
+            assert images.several == anew.several
+        if dice.random() < 0.7:
+            assert images.held == anew.held
+
+
+def snapshot(dice: random.Random, at: float, before: Fleet | None) -> Snapshot:
+    """Of the fleet before some parts, or none, are others."""
+    nodes = tuple(Node(id=NodeId(n), slots=(Slot(id=slot_id(NodeId(n), 0)), Slot(id=slot_id(NodeId(n), 1)))) for n in "abc")
+    workers = tuple(
+        Worker(
+            id=WorkerId(f"w{n}"), role=dice.choice(("prefill", "decode")), graph=dice.choice("gh"), engine="vllm",
+            state=dice.choice((WorkerState.RUNNING, WorkerState.PARKED)), node=None, slot=None, incarnation=Incarnation(0),
+        )
+        for n in range(4)
+    )  # fmt: skip
+    images = tuple(image(dice, n) for n in range(3))
+    if before is not None:
+        nodes, workers, images = (
+            old if dice.random() < 0.6 else new
+            for old, new in zip((before.nodes, before.workers, before.images), (nodes, workers, images), strict=True)
+        )  # type: ignore[assignment]
+    return Snapshot(at=at, fleet=Fleet(nodes=nodes, workers=workers, images=images))
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 10**9))
+def test_worlds_that_share_say_what_each_would_say_alone(seed: int) -> None:
+    dice = random.Random(seed)
+    memory, kept = Memory(), list[Snapshot]()
+    for step in range(8):
+        kept = [*kept[-2:], snapshot(dice, NOW + step, kept[-1].fleet if kept else None)]
+        for (shared, scopes), one in zip(memory.worlds(kept), kept, strict=True):
+            alone = World(one)
+            assert shared.snapshot is one
+            assert scopes.now == one.at
+            for name in ("nodes", "workers", "pools", "graphs", "away", "slots", "vacant", "images", "taken", "several", "holding"):
+                assert getattr(shared, name) == getattr(alone, name), name
+            assert shared.among("g", "decode") == alone.among("g", "decode")
+            assert shared.among(None, "prefill") == alone.among(None, "prefill")
