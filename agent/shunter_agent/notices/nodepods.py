@@ -52,12 +52,14 @@ class PodObject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def signals(pods: Sequence[PodObject], node: NodeObject | None, name: str) -> Iterator[Signal]:
-    """What the pods on the node say. `name` is the node's name here, of which slots are named."""
+    """What the pods on the node say. `name` is the node's name here, of which slots are named; without a `node` nobody can say whether a
+    shutdown is this one.
+    """
     ready = next((c for c in (node.status.conditions or () if node else ()) if c.type == "Ready" and c.status == "True"), None)
     up_since = ready.since if ready is not None else None
     for pod in pods:
         disrupted = next((c for c in pod.status.conditions or () if c.type == "DisruptionTarget" and c.status == "True"), None)
-        if disrupted is not None and _shutdown(disrupted, up_since):
+        if node is not None and disrupted is not None and _shutdown(disrupted, up_since):
             yield Signal(
                 key="shutdown",
                 kind=NoticeKind.PREEMPTION,

@@ -9,6 +9,7 @@ import os
 import random
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -251,7 +252,7 @@ class NodeSource:
         self._nodes = Copy(lambda: access.client(times), "/api/v1/nodes", f"metadata.name={node}", NodeObject, times)
         self._pods = Copy(lambda: access.client(times), "/api/v1/pods", f"spec.nodeName={node}", PodObject, times)
         self._with_pods = pods
-        self._seen = False
+        self._seen = threading.Event()
         self._reading, self._pod_reading = Reading(), Reading()
 
     def looks(self) -> tuple[Look, ...]:
@@ -274,16 +275,17 @@ class NodeSource:
         """Wait for news of the node. Raises Retry SH648, or SH649 when there is none of that name."""
         self._nodes.step()
         node = self._node()
-        if node is None and not self._seen:
+        if node is None and not self._seen.is_set():
             what = f"the cluster has no node {self._node_name}"
             raise retry("SH649", what, "Name it in [kubernetes] as `kubectl get nodes` does", self._node_name)
-        self._seen = True
+        self._seen.set()
         self._reading = self._read(kubernetes.signals(node, self._gpus) if node is not None else (_DELETED,), self._reading)
         return self._reading.notices
 
     def ask_pods(self) -> Mapping[str, Notice]:
         """Wait for news of the pods on it. Raises Retry SH648."""
         self._pods.step()
+        self._seen.wait(self._times.request)  # a shutdown is judged by when the node was ready
         self._pod_reading = self._read(nodepods.signals(list(self._pods.objects.values()), self._node(), self._name), self._pod_reading)
         return self._pod_reading.notices
 
