@@ -75,7 +75,20 @@ class Depot(Protocol):
         ...
 
     def folder(self, image: str) -> Path:
-        """Where a whole image's files are."""
+        """Where a whole image's files are, to restore from them: they are what an agent of this fleet made. Followed by one `done`.
+
+        Blocks: an image that is encrypted is decrypted for it, and one that nobody has looked at since a restart is read through. Raises
+        Rejected when it isn't what was made, or not here; Retry without room for it.
+        """
+        ...
+
+    def done(self, image: str) -> None:
+        """The restore has read what it needs."""
+        ...
+
+    @property
+    def in_memory(self) -> bool:
+        """What is made, received or restored lies in memory, beside the memory of its worker."""
         ...
 
     def all(self) -> tuple[ImageFacts, ...]:

@@ -73,14 +73,17 @@ def compare(needed: Mapping[str, str], here: Mapping[str, str], node: str) -> li
     return found
 
 
-def enough(size: int, free: Room, node: str) -> list[Problem]:
-    """SH656 when the disk, SH657 when the memory isn't enough for an image of `size` bytes."""
+def enough(size: int, free: Room, node: str, *, in_memory: bool = False) -> list[Problem]:
+    """SH656 when the disk, SH657 when the memory isn't enough for an image of `size` bytes; `in_memory`: it is kept there, beside its
+    worker, until it is encrypted."""
     found = []
     if free.disk is not None and free.disk < size * DISK_MARGIN:
         what = f"the image needs about {Bytes(size)} on the disk and a margin of 20 %, free are {Bytes(free.disk)}"
         found.append(Problem(code="SH656", what=what, remedy="Discard images, or choose another node", subject=node))
-    if free.memory is not None and free.memory < size * MEMORY_MARGIN:
-        what = f"the worker needs about {Bytes(size)} of memory and a margin of 10 %, available are {Bytes(free.memory)}"
+    needed = size * 2 if in_memory else size
+    if free.memory is not None and free.memory < needed * MEMORY_MARGIN:
+        whose = "the worker and its image, which is encrypted later, need" if in_memory else "the worker needs"
+        what = f"{whose} about {Bytes(needed)} of memory and a margin of 10 %, available are {Bytes(free.memory)}"
         found.append(Problem(code="SH657", what=what, remedy="Choose another node", subject=node))
     return found
 
@@ -118,7 +121,8 @@ async def preflight(node: Node, message: pb.PreflightOrder, room_of: Callable[[P
     if message.destination:
         problems = slot_problems(node, head, message.slot)
         problems += compare(message.facts, node.facts, node.settings.node)
-        problems += enough(message.bytes, await node.in_thread(room_of, node.depot.root), node.settings.node)
+        room_now = await node.in_thread(room_of, node.depot.root)
+        problems += enough(message.bytes, room_now, node.settings.node, in_memory=node.depot.in_memory)
         return pb.PreflightReply(refusals=[wire.refusal(problem) for problem in problems], facts=node.facts)
     guard.check_step("freeze", head, seen)
     row = node.row(head.worker)

@@ -21,6 +21,10 @@ node = "ip-10-0-0-11"                # its name there
 ca = "ca.pem"
 cert = "agent.pem"
 key = "agent.key"
+[images]
+unsigned = "refuse"                  # or "accept": images that no agent has signed, as releases before this one made them
+keys = ["image.key"]                 # optional: images are encrypted on the disk. The first key encrypts, all decrypt
+work = "/run/shunter-images"         # with keys: where images are plain while they are made, received or restored; best a tmpfs
 [labels]
 capacity = "spot"
 [[slots]]
@@ -69,6 +73,20 @@ class TlsSettings(_Section, frozen=True, kw_only=True):
     ca: Path
     cert: Path
     key: Path
+
+
+class ImageSettings(_Section, frozen=True, kw_only=True):
+    """What images are taken, and how they are kept."""
+
+    unsigned: Literal["refuse", "accept"] = "refuse"
+    """Images without the signature of the agent that made them, which releases before this one didn't make: whether they are received
+    and restored."""
+    keys: tuple[Path, ...] = ()
+    """Files of 32 random bytes. With any, images are encrypted on the disk: by the first one; the others only decrypt what they encrypted
+    when they were first. Without a copy of its key elsewhere an image is lost with its node."""
+    work: Path | None = None
+    """With `keys`: the folder in which images are plain while they are made, received or restored; made 0700. None: one in /dev/shm, in
+    memory, which has to have room for an image beside its worker."""
 
 
 class SlotSettings(_Section, frozen=True, kw_only=True):
@@ -177,6 +195,7 @@ class Settings(_Section, frozen=True, kw_only=True):
     criu: Path = Path("/opt/shunter/criu/bin/criu")
     bridge: str = ""
     prefix: int = 24
+    images: ImageSettings = ImageSettings()
     labels: dict[str, str] = {}
     notices: Path | None = None
     clouds: tuple[CloudSettings, ...] = ()
@@ -270,7 +289,7 @@ def _check_worker(worker: WorkerSettings, slots: dict[int, SlotSettings], taken:
 
 
 def _absolute(settings: Settings, base: Path) -> Settings:
-    tls = settings.tls
+    tls, images = settings.tls, settings.images
     return msgspec.structs.replace(
         settings,
         state=base / settings.state,
@@ -280,6 +299,9 @@ def _absolute(settings: Settings, base: Path) -> Settings:
         kubernetes=_beside(settings.kubernetes, base) if settings.kubernetes else None,
         http=tuple(_beside(one, base) for one in settings.http),
         tls=TlsSettings(ca=base / tls.ca, cert=base / tls.cert, key=base / tls.key),
+        images=msgspec.structs.replace(
+            images, keys=tuple(base / key for key in images.keys), work=base / images.work if images.work else None
+        ),
     )
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -14,7 +14,7 @@ from shunter_agent.depot import ImageFacts
 from shunter_agent.images.bases import Bases, bases_of
 from shunter_agent.images.copying import Job
 from shunter_agent.images.growth import Growth
-from shunter_agent.images.manifest import ImageFile, ImageInfo, ImageManifest
+from shunter_agent.images.manifest import ImageInfo, ImageManifest
 from shunter_agent.images.room import Dump
 from shunter_agent.images.store import ImageStore
 from shunter_agent.images.transfer import Peer, Sent, send_growing, send_whole
@@ -35,7 +35,7 @@ class StoredDepot:
         self.root = store.root
         self.store = store
         self._tls = tls
-        self._known: dict[str, Mapping[str, ImageFile]] = {}
+        self._known: dict[str, ImageManifest] = {}
         self._dumps: dict[str, Dump] = {}
 
     def begin(self, image: str, expected: int = 0) -> Path:
@@ -54,7 +54,9 @@ class StoredDepot:
     def commit(self, image: ImageFacts, *, durable: bool) -> ImageFacts:
         """See `depot.Depot`. What was sent already isn't digested again. Raises Rejected SH801 to SH804; Stalled SH667."""
         try:
-            manifest = self.store.commit(_info(image), self._known.pop(image.id, None), fsync=durable)
+            sent = self._known.pop(image.id, None)
+            files = {file.name: file for file in sent.files} if sent else None
+            manifest = self.store.commit(_info(image), files, fsync=durable, signature=sent.signature if sent else None)
         except OSError as error:
             raise _disk(image.id, error) from error
         self._written(image.id)
@@ -87,8 +89,20 @@ class StoredDepot:
             raise
 
     def folder(self, image: str) -> Path:
-        """See `depot.Depot`. Raises Rejected SH801, SH802."""
-        return self.store.folder(image)
+        """See `depot.Depot`. Raises as `ImageStore.open_to_restore` does, but Stalled SH667 when the disk doesn't take it."""
+        try:
+            return self.store.open_to_restore(image)
+        except OSError as error:
+            raise _disk(image, error) from error
+
+    def done(self, image: str) -> None:
+        """See `depot.Depot`. Raises OSError."""
+        self.store.close(image)
+
+    @property
+    def in_memory(self) -> bool:
+        """See `depot.Depot`."""
+        return self.store.in_memory
 
     def all(self) -> tuple[ImageFacts, ...]:
         """See `depot.Depot`."""
@@ -96,26 +110,24 @@ class StoredDepot:
 
     def discard(self, image: str) -> bool:
         """See `depot.Depot`. Raises Rejected SH801."""
-        existed = (self.root / image).is_dir()
         try:
-            self.store.discard(image)
+            return self.store.discard(image)
         except OSError as error:
             raise _disk(image, error) from error
-        return existed
 
     def sending(
         self, folder: Path, image: str, node: str, address: str, progress: Callable[[int], None], expected: int = 0, worker: str = ""
     ) -> "GrowingImage":
         """See `depot.Depot`. Raises Rejected SH805 for an address that is none, and what `send_growing` does before the first byte."""
         bases = cache(lambda: bases_of(self.store, worker) if worker else {})
-        return GrowingImage(folder, image, Peer.at(node, address), self._tls, progress, self._remember, expected, bases)
+        return GrowingImage(folder, image, Peer.at(node, address), self._tls, progress, self._remember, expected, bases, self.store)
 
     def send(self, image: str, node: str, address: str, progress: Callable[[int], None]) -> int:
         """See `depot.Depot`."""
         return send_whole(self.store, image, Peer.at(node, address), self._tls, progress=progress).bytes
 
     def _remember(self, image: str, sent: Sent) -> None:
-        self._known[image] = sent.files
+        self._known[image] = sent.manifest
 
 
 class GrowingImage:
@@ -131,6 +143,7 @@ class GrowingImage:
         sent: Callable[[str, Sent], None],
         expected: int,
         bases: Callable[[], Bases],
+        store: ImageStore,
     ) -> None:
         self._growth = Growth()
         self._facts: ImageFacts | None = None
@@ -158,6 +171,7 @@ class GrowingImage:
                     progress=count,
                     taken=begun.set,
                     bases=bases,
+                    store=store,
                 )
             except BaseException as error:
                 self._result = error

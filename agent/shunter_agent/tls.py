@@ -28,15 +28,18 @@ def _context(files: TlsFiles, purpose: int) -> ssl.SSLContext:
         context.load_verify_locations(files.ca)
         context.load_cert_chain(files.cert, files.key)
     except (OSError, ssl.SSLError) as error:
-        raise Stalled(
-            Problem(
-                code="SH810",
-                what=f"the TLS files can't be read: {error}",
-                remedy="Check that the CA, certificate and key exist, belong together and are readable by the agent",
-                subject=f"{files.ca}, {files.cert}, {files.key}",
-            )
-        ) from error
+        raise Stalled(unreadable(f"{files.ca}, {files.cert}, {files.key}", str(error))) from error
     return context
+
+
+def unreadable(files: str, why: str) -> Problem:
+    """SH810, of the files that are named."""
+    return Problem(
+        code="SH810",
+        what=f"the TLS files can't be read: {why}",
+        remedy="Check that the CA, certificate and key exist, belong together and are readable by the agent",
+        subject=files,
+    )
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:

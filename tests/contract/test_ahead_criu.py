@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 from shunter_agent.images import spread
+from shunter_agent.images.store import ImageStore
 from shunter_agent.runtime.criu import CriuRuntime
 from shunter_agent.runtime.network import Uplink
 from shunter_agent.runtime.port import WorkerSpec
 from test_chunks_sent import Moves
+from test_images_sealed import sealed
 from test_transfer import Pair, until
 
 pytestmark = pytest.mark.lab
@@ -25,6 +27,7 @@ if os.fork() and os.fork():
 else:
     who = "child%d" % os.getpid()
 rounds, grown, scratch = 0, [], bytearray(4 << 20)
+file = open(os.path.join(sys.argv[1], who), "wb", buffering=0)  # of one name and size for ever: an image of any moment fits it
 while True:
     rounds += 1
     at = rounds * 4096 * 7 % len(scratch)
@@ -36,20 +39,23 @@ while True:
         right = right and hashlib.blake2b(memory).hexdigest() == known
     if not right:
         os._exit(9)
-    with open(os.path.join(sys.argv[1], who + ".new"), "w") as file:
-        file.write(str(rounds))
-    os.rename(os.path.join(sys.argv[1], who + ".new"), os.path.join(sys.argv[1], who))
+    os.pwrite(file.fileno(), b"%012d" % rounds, 0)
     time.sleep(0.005)
 """
 
 
 def rounds(folder: Path) -> dict[str, int]:
-    return {path.name: int(path.read_text()) for path in folder.iterdir() if path.suffix != ".new"}
+    return {path.name: int(path.read_text() or 0) for path in folder.iterdir()}
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
-    made = Pair(tmp_path)
+@pytest.fixture(params=["plain", "sealed"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
+    """Sealed: what is plain is on the lab's tmpfs."""
+
+    def store(root: Path, _authority: object, _tls: object) -> ImageStore:
+        return sealed(root, work=Path("/run") / f"work-{root.name}") if request.param == "sealed" else ImageStore(root)
+
+    made = Pair(tmp_path, stores=store)
     with contextlib.closing(made.server):
         yield made
 
@@ -75,19 +81,22 @@ def test_a_tree_of_processes_goes_on_from_an_image_on_top_of_its_copy(criu: Path
         frozen = runtime.freeze(worker, spec, network, folder, lambda _at: None)
         moves.finish("i1", sending)
         frozen.release()
-        at, there = rounds(told), pair.there.folder("i1")
+        at, there = rounds(told), pair.there.open_to_restore("i1")
         assert copied > 24 << 20
         assert sending.bytes - copied < 16 << 20, "what hadn't changed wasn't sent again"
         assert spread.is_spread(there)
         worker = runtime.restore(spec, network, there).resume()
+        pair.there.close("i1")
         until(lambda: all(rounds(told)[who] > at[who] + 60 for who in at), "all three go on, and find their memory as it was", 30)
         runtime.end(worker)
         at = rounds(told)
         pair.there.sync("i1")
-        assert not spread.is_spread(there)
+        assert not pair.there.is_spread("i1")
         assert pair.there.verify("i1") == pair.here.verify("i1") == ()
         assert pair.there.get("i1") == pair.here.get("i1")
-        worker = runtime.restore(spec, network, there).resume()
+        assert pair.there.unsealed() == ()
+        worker = runtime.restore(spec, network, pair.there.open_to_restore("i1")).resume()
+        pair.there.close("i1")
         until(lambda: all(rounds(told)[who] != at[who] for who in at), "they go on from the joined image, too", 30)
     finally:
         runtime.end(worker)

@@ -29,10 +29,10 @@ def key(path: Path) -> Path:
     return path
 
 
-def sealed(root: Path, *keys: Path) -> ImageStore:
+def sealed(root: Path, *keys: Path, work: Path | None = None) -> ImageStore:
     root.parent.mkdir(exist_ok=True, parents=True)
     files = keys or (key(root.parent / f"{root.name}.key"),)
-    return ImageStore(root, keys=Keys(files), work=root.parent / f"{root.name}.work")
+    return ImageStore(root, keys=Keys(files), work=work or root.parent / f"{root.name}.work")
 
 
 def again(kept: ImageStore, *keys: Path) -> ImageStore:
@@ -290,7 +290,7 @@ def test_no_image_is_lost_when_sealing_dies(kept: ImageStore, monkeypatch: pytes
             raise KeyboardInterrupt
 
     rename = Path.rename
-    monkeypatch.setattr(store, "_fsync_path", step)
+    monkeypatch.setattr(store, "sync_path", step)
     monkeypatch.setattr(Path, "rename", lambda self, to: (step(self), rename(self, to))[1])
     with contextlib.suppress(KeyboardInterrupt):
         dying.sync("i1")

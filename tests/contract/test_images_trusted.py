@@ -40,7 +40,7 @@ def sent(pair: Pair, image: str = "i1") -> None:
     send_whole(pair.here, image, pair.peer, pair.tls, limits=QUICK)
 
 
-def altered(pair: Pair, image: str = "i1", **changes: object) -> ImageManifest:
+def altered(pair: Pair, image: str, **changes: object) -> ImageManifest:
     """Change a manifest where it lies, as somebody who can write there would."""
     path = pair.here.folder(image) / MANIFEST
     manifest = msgspec.structs.replace(msgspec.json.decode(path.read_bytes(), type=ImageManifest), **changes)
@@ -88,7 +88,7 @@ def test_both_sides_of_a_move_keep_the_same_manifest(pair: Pair) -> None:
 )
 def test_a_changed_manifest_is_refused_with_both_values(pair: Pair, changes: dict[str, object], found: str, signed: str) -> None:
     pair.image()
-    altered(pair, **changes)
+    altered(pair, "i1", **changes)
     with pytest.raises(Rejected, match="SH816") as refused:
         sent(pair)
     before, after = refused.value.problem.what.split(", and n1 signed ")
@@ -107,7 +107,7 @@ def test_changed_bytes_with_a_manifest_to_match_are_refused_with_both_digests(pa
     flip(folder / "core-1.img", 2)
     forged = pair.here.commit(info("i1"))
     assert forged.signature != before.signature
-    altered(pair, signature=before.signature)
+    altered(pair, "i1", signature=before.signature)
     with pytest.raises(Rejected, match=r"SH816") as refused:
         sent(pair)
     assert entries_of(before) in refused.value.problem.what
@@ -148,7 +148,7 @@ def test_chunks_that_make_another_file_than_the_manifest_says_are_refused(pair: 
         else f
         for f in manifest.files
     )
-    altered(pair, files=files)
+    altered(pair, "i1", files=files)
     with pytest.raises(Rejected, match=r"SH804 .*pages-1\.img"):
         pair.here.open_to_restore("i1")
 

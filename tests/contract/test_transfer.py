@@ -43,17 +43,19 @@ QUICK = Limits(connect_s=2, idle_s=2, total_s=20)
 
 
 class Authority:
-    """A certificate authority that makes certificates with any URIs."""
+    """A certificate authority that makes certificates with any URIs; below another one where that is given."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, above: "Authority | None" = None, *, is_ca: bool = True) -> None:
         self._folder = folder
         folder.mkdir(parents=True)
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
-        self._ca = self._sign(self._name, self._key, [], is_ca=True)
-        (folder / "ca.pem").write_bytes(self._ca.public_bytes(serialization.Encoding.PEM))
+        self._key: Any = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, folder.name)])
+        signed = (above or self)._sign(self._name, self._key, [], is_ca=is_ca)
+        self.ca = folder / "ca.pem"
+        self.certificate = signed.public_bytes(serialization.Encoding.PEM)
+        self.ca.write_bytes(self.certificate)
 
-    def _sign(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, uris: list[str], is_ca: bool) -> x509.Certificate:
+    def _sign(self, subject: x509.Name, key: Any, uris: list[str], is_ca: bool) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
         builder = (
             x509.CertificateBuilder(self._name, subject, key.public_key(), x509.random_serial_number())
@@ -65,18 +67,18 @@ class Authority:
             builder = builder.add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(u) for u in uris]), critical=False)
         return builder.sign(self._key, hashes.SHA256())
 
-    def files(self, name: str, *uris: str) -> TlsFiles:
-        key = ec.generate_private_key(ec.SECP256R1())
+    def files(self, name: str, *uris: str, key: Any = None) -> TlsFiles:
+        key = key or ec.generate_private_key(ec.SECP256R1())
         certificate = self._sign(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), key, list(uris), is_ca=False)
-        paths = TlsFiles(ca=self._folder / "ca.pem", cert=self._folder / f"{name}.pem", key=self._folder / f"{name}.key")
+        paths = TlsFiles(ca=self.ca, cert=self._folder / f"{name}.pem", key=self._folder / f"{name}.key")
         paths.cert.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         paths.key.write_bytes(
             key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         )
         return paths
 
-    def agent(self, node: str) -> TlsFiles:
-        return self.files(node, f"spiffe://shunter/agent/{node}")
+    def agent(self, node: str, key: Any = None) -> TlsFiles:
+        return self.files(node, f"spiffe://shunter/agent/{node}", key=key)
 
 
 def until(condition: Callable[[], object], what: str, deadline_s: float = 10) -> None:
@@ -93,16 +95,22 @@ def info(image: str = "i1") -> ImageInfo:
 class Pair:
     """Agents n1, which sends, and n2, which receives."""
 
-    def __init__(self, tmp_path: Path, allow: Allowance | None = None) -> None:
-        self.authority = Authority(tmp_path / "tls")
-        self.tls = self.authority.agent("n1")
-        self.here = ImageStore(tmp_path / "n1")
-        self.there = ImageStore(tmp_path / "n2")
+    def __init__(
+        self,
+        tmp_path: Path,
+        allow: Allowance | None = None,
+        stores: Callable[[Path, Authority, TlsFiles], ImageStore] = lambda root, _authority, _tls: ImageStore(root),
+        authority: Authority | None = None,
+    ) -> None:
+        self.authority = authority or Authority(tmp_path / "tls")
+        self.tls, there = self.authority.agent("n1"), self.authority.agent("n2")
+        self.here = stores(tmp_path / "n1", self.authority, self.tls)
+        self.there = stores(tmp_path / "n2", self.authority, there)
         self.received: list[tuple[str, str]] = []
         self.told: list[Problem] = []
         self.server = ImageServer(
             self.there,
-            self.authority.agent("n2"),
+            there,
             "127.0.0.1",
             0,
             allow=allow or Allowance(idle_s=2, handshake_s=2),

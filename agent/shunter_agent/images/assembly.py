@@ -167,8 +167,11 @@ class Assembly:
 
     def _copy(self, place: Place, area: str, name: str, offset: int, chunk: Wanted) -> bool:
         """Take a chunk from another image here, and look at what was taken. False when it isn't what it was any more."""
+        path = self._store.plain_path(place)
+        if path is None:
+            return self._copy_sealed(place, area, name, offset, chunk)
         try:
-            source = os.open(place.path, os.O_RDONLY | os.O_CLOEXEC)
+            source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return False  # discarded meanwhile
         try:
@@ -178,6 +181,16 @@ class Assembly:
             self._put(area, name, offset, body, chunk.blake3, (source, place.offset))
         finally:
             os.close(source)
+        return True
+
+    def _copy_sealed(self, place: Place, area: str, name: str, offset: int, chunk: Wanted) -> bool:
+        try:
+            body = self._store.read(place, chunk.size)
+        except OSError:
+            return False  # discarded meanwhile, or damaged
+        if len(body) != chunk.size or blake3(body).hexdigest() != chunk.blake3:
+            return False
+        self._put(area, name, offset, body, chunk.blake3)
         return True
 
     def _patch(self, header: Patch, link: Link) -> None:
@@ -203,11 +216,8 @@ class Assembly:
 
     def _base(self, digest: str) -> bytes:
         for place in self._places(digest):
-            try:
-                with place.path.open("rb", buffering=0) as file:
-                    return os.pread(file.fileno(), CHUNK, place.offset)
-            except FileNotFoundError:
-                continue
+            with contextlib.suppress(OSError):  # discarded meanwhile, or damaged
+                return self._store.read(place, CHUNK)
         return b""
 
     # -- the end

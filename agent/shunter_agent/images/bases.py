@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from shunter.model.errors import Rejected
 
-from shunter_agent.images import spread
-from shunter_agent.images.cutting import Piece, along, pagemaps_of, pages_name
+from shunter_agent.images.cutting import Piece, along, pages_name
 from shunter_agent.images.index import Place
 from shunter_agent.images.manifest import Chunk
 from shunter_agent.images.pagemap import PAGE, Run
@@ -31,18 +30,18 @@ def bases_of(store: ImageStore, worker: str) -> Bases:
     for manifest in reversed(store.list()):
         if manifest.spec.worker == worker and manifest.in_chunks:
             try:
-                folder = store.folder(manifest.id)
+                pagemaps = {} if store.is_spread(manifest.id) else store.pagemaps(manifest.id)
             except Rejected:
                 continue  # discarded meanwhile
-            if spread.is_spread(folder):
+            if not pagemaps:
                 continue
             files = {file.name: file for file in manifest.files}
             found: dict[tuple[str, int], Base] = {}
-            for name, pagemap in pagemaps_of(folder).items():
+            for name, pagemap in pagemaps.items():
                 file, pieces = files.get(pages_name(pagemap)), along(pagemap.own)
                 if file is not None and [part.size for part in file.parts] == [piece.size for piece in pieces]:
                     for part, piece in zip(file.parts, pieces, strict=True):
-                        found[name, piece.window] = Base(part, piece, Place(folder / file.name, piece.offset))
+                        found[name, piece.window] = Base(part, piece, Place(manifest.id, file.name, piece.offset))
             return found
     return {}
 

@@ -18,13 +18,14 @@ _LENGTH: Final = struct.Struct(">I")
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """Sender: an image follows, of about `bytes` bytes (0: not known). `digests` is a digest of what its manifest will say of its files;
-    empty while it is still being written. `chunks`: it may come in chunks, if the receiver likes."""
+    empty while it is still being written. `chunks`: it may come in chunks, if the receiver likes. `signed`: its manifest will be."""
 
     image: str
     version: int = VERSION
     digests: str = ""
     bytes: int = 0
     chunks: bool = False
+    signed: bool = False
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):

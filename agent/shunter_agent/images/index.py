@@ -1,7 +1,6 @@
 """Which chunks a store's whole images hold, and where. It is made of their manifests each time, so there is nothing of it to lose."""
 
 import threading
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from shunter_agent.images.manifest import ImageManifest
@@ -11,24 +10,23 @@ LEAST: Final = 4096
 
 
 class Place(NamedTuple):
-    """Where bytes lie: a file of a whole image, and from which byte on."""
+    """Where bytes lie: a file of a whole image, and from which byte on. `ImageStore.read` reads there."""
 
-    path: Path
+    image: str
+    name: str
     offset: int
 
 
 class ChunkIndex:
     """Chunks by digest. Usable from any thread. A place that it gives may be gone, or damaged, by the time that it is read."""
 
-    def __init__(self, root: Path) -> None:
-        """`root` is the folder of the images."""
-        self._root = root
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._places: dict[bytes, dict[str, tuple[str, int]]] = {}
         self._held: dict[str, set[bytes]] = {}
 
     def add(self, manifest: ImageManifest) -> None:
-        """An image is whole, and its files are all where its manifest says. Idempotent."""
+        """An image is whole, and its files are all what its manifest says. Idempotent."""
         held: dict[bytes, tuple[str, int]] = {}
         for file in manifest.files:
             at = 0
@@ -54,7 +52,7 @@ class ChunkIndex:
         """Where bytes of this BLAKE3 (hex) are; empty: nowhere here."""
         with self._lock:
             holders = self._places.get(bytes.fromhex(digest), {})
-            return tuple(Place(self._root / image / name, offset) for image, (name, offset) in holders.items())
+            return tuple(Place(image, name, offset) for image, (name, offset) in holders.items())
 
     def __len__(self) -> int:
         """How many different chunks there are."""

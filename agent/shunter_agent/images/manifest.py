@@ -12,6 +12,8 @@ from shunter_agent.images.cutting import CHUNK
 from shunter_agent.runtime.port import WorkerSpec
 
 MANIFEST: Final = "manifest.json"
+HEAD: Final = "sealed.json"
+"""Beside the files of an image that is encrypted: see `sealing`."""
 _IMAGE_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}", re.ASCII)
 _BESIDE: Final = re.compile(r".*\.log|stats-.*", re.ASCII)
 _FILE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}", re.ASCII)
@@ -64,8 +66,23 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, str] = {}
 
 
+class Signature(msgspec.Struct, frozen=True, kw_only=True):
+    """Who made an image, and that it is what they made. See `signing`.
+
+    `statement` is the JSON that was signed, as it was: so a release that knows more fields can still check it. `certificates` are those of
+    the signer in DER, its own first and then what is between it and the authority; `value` is the signature by the first one's key.
+    """
+
+    statement: bytes
+    certificates: tuple[bytes, ...]
+    value: bytes
+
+
 class ImageManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole image. `bytes` is the sum of its files' sizes; files are sorted by name, without the manifest itself."""
+    """A whole image. `bytes` is the sum of its files' sizes; files are sorted by name, without the manifest itself.
+
+    `signature` is None for an image of a release that signed none.
+    """
 
     id: str
     spec: WorkerSpec
@@ -76,6 +93,7 @@ class ImageManifest(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[ImageFile, ...]
     pause_s: float | None = None
     facts: dict[str, str] = {}
+    signature: Signature | None = None
 
     @property
     def in_chunks(self) -> bool:
@@ -114,7 +132,7 @@ def check_id(image: str) -> str:
 
 def belongs(name: str) -> bool:
     """The file is part of an image. Logs and statistics aren't: a driver goes on writing them when the image is complete."""
-    return name != MANIFEST and not _BESIDE.fullmatch(name)
+    return name not in (MANIFEST, HEAD) and not _BESIDE.fullmatch(name)
 
 
 def check_name(name: str) -> str:

@@ -22,6 +22,7 @@ from shunter_agent.images.cutting import CHUNK, Piece, along, fixed, pagemaps_of
 from shunter_agent.images.foresight import Foresight
 from shunter_agent.images.frames import Again, Answer, Broken, Data, Listed, Offer, Patch, Stored, Wait, Wanted, Whole
 from shunter_agent.images.growth import GROWING, LOOK_S, REASSURE_S, Growth
+from shunter_agent.images.index import Place
 from shunter_agent.images.manifest import Chunk, ImageFile, ImageManifest, belongs
 from shunter_agent.images.pagemap import Pagemap, Run, dump
 from shunter_agent.images.talk import Talk
@@ -35,6 +36,9 @@ _LISTED: Final = 1 << 14
 """Chunks behind one Listed header."""
 _SMALL: Final = 1 << 16
 """Bytes of a file that it isn't worth asking about."""
+
+
+Reading = Callable[[Place, int], bytes]
 
 
 class Item(NamedTuple):
@@ -54,14 +58,16 @@ class ChunkSender:
         talk: Talk,
         folder: Path,
         bases: Callable[[], Bases],
+        read: Reading,
         known: bool,
         progress: Callable[[int], None],
         manifest: ImageManifest | None = None,
     ) -> None:
-        """`manifest` says how the files of an image that is whole already are cut."""
+        """`manifest` says how the files of an image that is whole already are cut; `read` reads where a base is, as `ImageStore.read`."""
         self._talk = talk
         self._folder = folder
         self._bases = bases
+        self._read = read
         self._known = known
         self._progress = progress
         self.bytes = 0
@@ -240,8 +246,7 @@ class ChunkSender:
     def _patch(self, area: str, name: str, item: Item, base: Base) -> None:
         data = item.data
         try:
-            with base.place.path.open("rb", buffering=0) as file:
-                old = os.pread(file.fileno(), base.chunk.size, base.place.offset)
+            old = self._read(base.place, base.chunk.size)
         except OSError:  # discarded meanwhile
             old = b""
         pieces, fresh = patch(old, base.piece, data, item.piece)

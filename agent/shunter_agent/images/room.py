@@ -1,6 +1,7 @@
 """Who may write how much to the disk of the images: all that are on their way share what is free, and none may take the journal's part."""
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,25 @@ STEP: Final = 64 << 20
 """Bytes by which an image that grows beyond what it announced, or that announced nothing, asks for more."""
 KEEP: Final = 256 << 20
 """Bytes that no image may take: a full disk would stop the agent's journal, and with it every order."""
+
+
+def is_in_memory(folder: Path) -> bool:
+    """The folder is on a tmpfs, or another file system without a disk."""
+    device = folder.stat().st_dev
+    found = f"{os.major(device)}:{os.minor(device)}"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields, _, kind = line.partition(" - ")
+        if fields.split()[2] == found:
+            return kind.split()[0] in ("tmpfs", "ramfs")
+    return False
+
+
+def available_memory() -> int:
+    """Bytes that the kernel could give without swapping; 0 when it doesn't say."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 class _Promise(Protocol):

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap, aes_key_wrap
 from shunter.model.errors import Problem, Rejected, Stalled
 
+from shunter_agent.images.checking import damaged
 from shunter_agent.images.cutting import CHUNK
 from shunter_agent.images.manifest import HEAD, MANIFEST, Chunk, ImageFile, ImageManifest
 
@@ -66,7 +67,7 @@ class Keys:
         try:
             return aes_key_unwrap(key, head.key)
         except (InvalidUnwrap, ValueError) as error:
-            raise Rejected(_damaged(image, f"its own key in {HEAD} isn't what was written")) from error
+            raise Rejected(damaged(image, f"its own key in {HEAD} isn't what was written")) from error
 
 
 def _read_key(path: Path) -> bytes:
@@ -102,10 +103,6 @@ def sealed_by_another(image: str, by: str, here: str) -> Problem:
         remedy="Name the file of that key under `keys` in the `[images]` of this node's settings, after the others; or use another copy",
         subject=image,
     )
-
-
-def _damaged(image: str, what: str) -> Problem:
-    return Problem(code="SH804", what=f"the image is damaged: {what}", remedy="Discard it, and restore from another copy", subject=image)
 
 
 def frames_of(file: ImageFile) -> tuple[int, ...]:
@@ -161,7 +158,7 @@ def _checked(source: io.FileIO, file: ImageFile, image: str) -> Iterator[bytes]:
             digest.update(data)
             yield data
         if digest.hexdigest() != part.blake3:
-            raise Rejected(_damaged(image, f"the bytes of {file.name} are not those that were written"))
+            raise Rejected(damaged(image, f"the bytes of {file.name} are not those that were written"))
 
 
 def _write(path: Path, parts: Iterable[bytes], *, sync: bool = True) -> None:
@@ -187,7 +184,7 @@ class SealedImage:
             data = self._cipher(_MANIFEST_FILE, MANIFEST, 1).open(0, (folder / MANIFEST).read_bytes())
             self.manifest: ImageManifest = msgspec.json.decode(data, type=ImageManifest)
         except (msgspec.DecodeError, msgspec.ValidationError, InvalidTag) as error:
-            raise Rejected(_damaged(self._image, "its manifest isn't what was written")) from error
+            raise Rejected(damaged(self._image, "its manifest isn't what was written")) from error
         self._numbers = {file.name: number for number, file in enumerate(self.manifest.files)}
         self._found: dict[str, list[int]] = {}
 
@@ -222,7 +219,7 @@ class SealedImage:
                     yield cipher.open(frame, sealed.read(starts[frame + 1] - starts[frame] + _TAG))
                 except InvalidTag as error:
                     what = f"the bytes of {file.name} are not those that were written"
-                    raise Rejected(_damaged(self._image, what)) from error
+                    raise Rejected(damaged(self._image, what)) from error
 
     def open_into(self, folder: Path) -> None:
         """Write its plain files and manifest into a folder, which exists. Raises as `read` does."""
@@ -239,7 +236,7 @@ class SealedImage:
         except Rejected as error:
             return error.problem
         except OSError as error:
-            return _damaged(self._image, f"it can't be read: {error.strerror or error}")
+            return damaged(self._image, f"it can't be read: {error.strerror or error}")
         return None
 
 

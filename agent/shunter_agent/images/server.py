@@ -152,6 +152,8 @@ class ImageServer:
         if hello.digests and self._has(hello):
             link.send(Ready(have=True))
             return
+        if self._store.trust is not None and not hello.signed:
+            self._store.trust.check_unsigned(hello.image)  # now, not once its worker stands still
         if hello.bytes > self._allow.bytes:
             raise Rejected(too_large(hello.bytes, self._allow.bytes))
         making = Assembly if hello.chunks else Incoming

@@ -5,92 +5,138 @@ conversations: folders are 0700 and files 0600, and what is discarded is unlinke
 
 How durable: with `fsync` an image is on the disk before it is visible. A move doesn't wait for that while its worker stands still: its
 image is committed without, and `sync` is called once the worker runs again; until then a power cut at both nodes could lose it.
+
+How secret: with `keys`, what is kept in the folder `root` is sealed (see `sealing`). CRIU can't encrypt, and a worker that stands still
+can't wait for it: an image is made and received in plain bytes in the folder `work`, which had better be a tmpfs, and is sealed when it is
+brought to the disk; the plain bytes are gone then. For a restore they are put there again, until `close`.
+
+How trustworthy: with a `signer`, images that are made here are signed; with `trust`, only signed ones are received and restored. Before a
+restore all bytes are compared with the manifest, unless this agent has seen that they are right and nobody has touched the files since.
 """
 
 import contextlib
-import itertools
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
 
 import msgspec
-from blake3 import blake3
 from shunter.model.errors import Problem, Rejected
 
 from shunter_agent.images import spread
-from shunter_agent.images.cutting import Piece, fixed, pieces_of
-from shunter_agent.images.index import ChunkIndex
-from shunter_agent.images.manifest import MANIFEST, Chunk, ImageFile, ImageInfo, ImageManifest, belongs, check_id, manifest_of
-from shunter_agent.images.room import Room
-
-PARTIAL: Final = ".partial"
-DOOMED: Final = ".discarded"
+from shunter_agent.images.checking import compare, damaged, describe, exists, files_in, missing, named
+from shunter_agent.images.cutting import pagemaps_of, pieces_of
+from shunter_agent.images.folders import DOOMED, PARTIAL, SEALING, Seen, doom, looks, own, remove, seen, sweep, sync_folder, sync_path
+from shunter_agent.images.index import ChunkIndex, Place
+from shunter_agent.images.manifest import MANIFEST, ImageFile, ImageInfo, ImageManifest, Signature, check_id, manifest_of
+from shunter_agent.images.pagemap import NotAPagemap, Pagemap, parse
+from shunter_agent.images.room import Room, available_memory, is_in_memory
+from shunter_agent.images.sealing import Keys, SealedImage, is_sealed, seal, sealed_by_another, shred
+from shunter_agent.images.signing import Signer, Trust, covers
 
 
 class ImageStore:
     """Images under one folder, which is this agent's alone. May be used from several threads."""
 
-    def __init__(self, root: Path) -> None:
-        """Make the folder if it is missing, and remove what an earlier run left half made or half discarded. Raises OSError."""
+    def __init__(
+        self, root: Path, *, keys: Keys | None = None, work: Path | None = None, signer: Signer | None = None, trust: Trust | None = None
+    ) -> None:
+        """Make the folders that are missing, and remove what an earlier run left half made or half discarded. `work` is used with `keys`.
+
+        Raises OSError; Stalled SH820 when the folder for plain bytes is somebody else's.
+        """
         self.root = root
+        self.work = work if keys is not None and work is not None else root
+        """Where images are plain."""
+        self.trust = trust
         self.room = Room(self.free_bytes)
         """What is left of the disk for images."""
-        self.index = ChunkIndex(root)
+        self.index = ChunkIndex()
         """Which chunks the whole images here hold."""
+        self._keys = keys
+        self._signer = signer
         self._lock = threading.Lock()
-        self._joining = threading.Lock()
-        self._manifests: dict[str, tuple[tuple[int, int, int], ImageManifest]] = {}
+        self._resting = threading.RLock()
+        """Held while an image is joined, sealed or opened."""
+        self._users: Counter[str] = Counter()
+        self._manifests: dict[str, tuple[Seen, ImageManifest]] = {}
         """As they were read last: one with millions of chunks takes long to read, and an agent is asked for its images every second."""
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        root.chmod(0o700)
-        for left in [*root.glob(f"*{PARTIAL}"), *root.glob(f"*{DOOMED}")]:
-            shutil.rmtree(left)
+        self._sealed: dict[str, tuple[Seen, SealedImage]] = {}
+        self._right: dict[str, frozenset[Seen]] = {}
+        """Images whose bytes were found to be those of their manifests, and what their files looked like then."""
+        for folder in {root, self.work}:
+            own(folder)
+            sweep(folder)
         for manifest in self.list():
-            if not spread.is_spread(self._whole(manifest.id)):
+            plain = self._plain(manifest.id)
+            if plain is not None and is_sealed(self.root / manifest.id):
+                shutil.rmtree(plain)  # a run that died had it opened
+                plain = None
+            if plain is None or not spread.is_spread(plain):
                 self.index.add(manifest)
 
     def begin(self, image: str) -> Path:
         """An empty folder for a new image. Raises Rejected SH801, and SH803 when there is one of this id, whole or in the making."""
         folder = self._partial(image)
         with self._lock:
-            if self._whole(image).exists():
-                raise Rejected(_exists(image, "is here already"))
+            if self._whole(image).exists() or (self.root / image).exists():
+                raise Rejected(exists(image, "is here already"))
             try:
                 folder.mkdir(mode=0o700)
             except FileExistsError as error:
-                raise Rejected(_exists(image, "is being made or received at this moment")) from error
+                raise Rejected(exists(image, "is being made or received at this moment")) from error
         return folder
 
-    def commit(self, info: ImageInfo, known: Mapping[str, ImageFile] | None = None, *, fsync: bool = True) -> ImageManifest:
+    def commit(
+        self, info: ImageInfo, known: Mapping[str, ImageFile] | None = None, *, fsync: bool = True, signature: Signature | None = None
+    ) -> ImageManifest:
         """Write the manifest and make the image visible. All regular files in the folder belong to it, except
         logs and statistics, which stay beside it.
 
-        `known` are files whose digest somebody has computed over their final bytes already; they aren't read again. Raises Rejected SH801,
+        `known` are files whose digest somebody has computed over their final bytes already; they aren't read again. `signature` was made
+        over the same image already: another would make another manifest of it. Raises Rejected SH801,
         SH802 when it was never begun, SH804 when the folder holds anything but files, or a
-        has another size; OSError.
+        has another size; Stalled SH810 when it can't be signed; OSError.
         """
         folder = self._partial(info.id)
         if not folder.is_dir():
-            raise Rejected(_missing(info.id))
+            raise Rejected(missing(info.id))
         cuts = {} if known else pieces_of(folder)
-        manifest = manifest_of(info, tuple(_describe(path, known or {}, cuts, info.id) for path in _files(folder, info.id)))
+        manifest = manifest_of(info, tuple(describe(path, known or {}, cuts, info.id) for path in files_in(folder, info.id)))
+        if signature is not None and covers(signature, manifest):
+            manifest = msgspec.structs.replace(manifest, signature=signature)
+        else:
+            manifest = self.sign(manifest)
         self._publish(folder, manifest, fsync)
         return manifest
 
+    @property
+    def signs(self) -> bool:
+        """Images that are made here get a signature."""
+        return self._signer is not None
+
+    def sign(self, manifest: ImageManifest) -> ImageManifest:
+        """Signed by this agent, or as it is without a signer. Raises Stalled SH810."""
+        return self._signer.sign(manifest) if self._signer is not None else manifest
+
     def commit_received(self, manifest: ImageManifest, *, fsync: bool) -> None:
-        """Make an image visible with a manifest from elsewhere; the caller has checked sizes and digests. Raises Rejected; OSError."""
+        """Make an image visible with a manifest from elsewhere; the caller has checked sizes and digests.
+
+        Raises Rejected, with SH815 to SH817 when it isn't signed as `trust` wants it; OSError.
+        """
         folder = self._partial(manifest.id)
         if not folder.is_dir():
-            raise Rejected(_missing(manifest.id))
+            raise Rejected(missing(manifest.id))
+        if self.trust is not None:
+            self.trust.check(manifest)
         if not spread.is_spread(folder):
             shutil.rmtree(folder / spread.COPY, ignore_errors=True)  # it was copied to be on top of it, and wasn't
-            if sorted(path.name for path in _files(folder, manifest.id)) != [file.name for file in manifest.files]:
-                raise Rejected(_damaged(manifest.id, "its files are not those of its manifest"))
+            if sorted(path.name for path in files_in(folder, manifest.id)) != [file.name for file in manifest.files]:
+                raise Rejected(damaged(manifest.id, "its files are not those of its manifest"))
         elif fsync and not spread.join(folder, manifest):
-            raise Rejected(_damaged(manifest.id, "its parts don't make what its manifest says"))
+            raise Rejected(damaged(manifest.id, "its parts don't make what its manifest says"))
         self._publish(folder, manifest, fsync)
 
     def _publish(self, folder: Path, manifest: ImageManifest, fsync: bool) -> None:
@@ -99,180 +145,301 @@ class ImageStore:
         descriptor = os.open(folder / MANIFEST, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
-        if fsync:
-            _fsync(folder)
+        if fsync and self._keys is None:
+            sync_folder(folder)
+        self._right[manifest.id] = looks(folder)
         folder.rename(self._whole(manifest.id))
         if not spread.is_spread(self._whole(manifest.id)):
             self.index.add(manifest)
-        if fsync:
-            _fsync_path(self.root)
+        if fsync and self._keys is not None:
+            self.sync(manifest.id)
+        elif fsync:
+            sync_path(self.root)
+
+    # -- what becomes of it later
 
     def join(self, image: str) -> None:
         """Make an image that was received on top of a copy what was dumped (see `spread`). Nothing for any other.
 
         Raises Rejected SH801, SH802, and SH804 when its parts don't make what its manifest says; Retry SH814; OSError.
         """
-        with self._joining:
-            manifest, folder = self.get(image), self._whole(image)
-            if not spread.is_spread(folder):
+        with self._resting:
+            manifest, folder = self.get(image), self._plain(image)
+            if folder is None or not spread.is_spread(folder):
                 return
+            right = self._seems_right(image, folder)
             with self.room.share(image) as share:
                 share.announce(manifest.bytes)
                 if not spread.join(folder, manifest):
-                    raise Rejected(_damaged(image, "its parts don't make what its manifest says"))
+                    raise Rejected(damaged(image, "its parts don't make what its manifest says"))
+            if right:
+                self._right[image] = looks(folder)
             self.index.add(manifest)
             if not folder.exists():
                 self.index.remove(image)
 
     def sync(self, image: str) -> None:
-        """Bring a whole image to the disk, joined if it was spread. Raises as `join` does."""
+        """Bring a whole image to the disk: joined if it was spread, sealed if there are keys. Raises as `join` does."""
         self.join(image)
-        _fsync(self._whole(image))
-        _fsync_path(self.root)
+        folder = self._plain(image)
+        if self._keys is None:
+            sync_folder(self.folder(image))
+        elif folder is not None:
+            self._seal(image, folder, self._keys)
+        sync_path(self.root)
+
+    def _seal(self, image: str, folder: Path, keys: Keys) -> None:
+        with self._resting:
+            sealed = self.root / image
+            if not is_sealed(sealed):
+                making = self.root / f"{image}{SEALING}"
+                shutil.rmtree(making, ignore_errors=True)
+                making.mkdir(mode=0o700)
+                seal(folder, self.get(image), keys, making)
+                sync_path(making)
+                if folder == sealed:  # plain since a time without keys
+                    folder = doom(folder)
+                making.rename(sealed)
+                sync_path(self.root)
+            if not self._users[image]:
+                remove(folder)
+                self._right.pop(image, None)
+
+    def unsealed(self) -> tuple[str, ...]:
+        """Whole images that lie here in plain bytes and are to be sealed; none without keys."""
+        if self._keys is None:
+            return ()
+        return tuple(manifest.id for manifest in self.list() if not is_sealed(self.root / manifest.id))
+
+    @contextlib.contextmanager
+    def opened(self, image: str) -> Iterator[Path]:
+        """Its plain files, for as long as the context lasts. Raises as `open` does."""
+        folder = self.open(image)
+        try:
+            yield folder
+        finally:
+            self.close(image)
+
+    def open(self, image: str) -> Path:
+        """The folder of its plain files, to which it is decrypted first if it is sealed. Each call is followed by a `close`.
+
+        Raises Rejected SH801, SH802, SH804, SH819; Retry SH814 when there is no room for them; OSError.
+        """
+        with self._resting:
+            self.get(image)
+            folder = self._plain(image)
+            if folder is None:
+                with self.room.share(image) as share:
+                    folder = self._unseal(image, share.announce)
+            self._users[image] += 1
+            return folder
+
+    def _unseal(self, image: str, announce: Callable[[int], None]) -> Path:
+        sealed, making = self._sealed_image(image), self._partial(image)
+        announce(sealed.manifest.bytes)
+        making.mkdir(mode=0o700)
+        try:
+            sealed.open_into(making)
+            self._right[image] = looks(making)  # as it was compared when it was sealed, and nobody else can have written it
+            making.rename(self._whole(image))
+        except BaseException:
+            shutil.rmtree(making, ignore_errors=True)
+            raise
+        return self._whole(image)
+
+    def close(self, image: str) -> None:
+        """An `open` is over. Plain files of a sealed image that nobody uses any more are deleted. Raises OSError."""
+        with self._resting:
+            self._users[image] -= 1
+            if self._users[image] > 0:
+                return
+            del self._users[image]
+            folder = self._plain(image)
+            if self._keys is not None and folder is not None and is_sealed(self.root / image):
+                remove(folder)
+                self._right.pop(image, None)
+
+    def open_to_restore(self, image: str) -> Path:
+        """As `open`, of an image that is what a trusted agent made, to the last byte.
+
+        Raises as `open` does, Rejected SH815 to SH817 as `Trust.check` does, and SH804 with what is wrong.
+        """
+        if self.trust is not None:
+            self.trust.check(self.get(image))
+        folder = self.open(image)
+        try:
+            if not self._seems_right(image, folder):
+                for problem in self.verify(image):
+                    raise Rejected(problem)
+                self._right[image] = looks(folder)
+        except BaseException:
+            self.close(image)
+            raise
+        return folder
+
+    def _seems_right(self, image: str, folder: Path) -> bool:
+        return self._right.get(image) == looks(folder)
 
     def abandon(self, image: str) -> None:
         """Delete an image in the making. Idempotent. Raises Rejected SH801."""
         self._delete(self._partial(image))
 
-    def discard(self, image: str) -> None:
-        """Delete a whole image. Idempotent. Raises Rejected SH801."""
+    def discard(self, image: str) -> bool:
+        """Delete a whole image. False when there was none. Idempotent. Raises Rejected SH801."""
         self.index.remove(image)
-        self._delete(self._whole(image))
-        self._manifests.pop(image, None)
+        plain = self._delete(self._whole(image))
+        sealed = self._delete(self.root / image)
+        for known in (self._manifests, self._sealed, self._right):
+            known.pop(image, None)
+        return plain or sealed
 
-    def _delete(self, folder: Path) -> None:
-        doomed = folder.with_name(f"{folder.name}{DOOMED}")
+    def _delete(self, folder: Path) -> bool:
         with contextlib.suppress(FileNotFoundError):
-            folder.rename(doomed)  # so that it is never seen half deleted
-            shutil.rmtree(doomed)
+            shred(doom(folder))
+            return True
+        return False
+
+    # -- what is here
 
     def get(self, image: str) -> ImageManifest:
-        """Its manifest. Raises Rejected SH801, SH802 when there is no such whole image, SH804 when the manifest can't be read."""
-        path = self._whole(image) / MANIFEST
+        """Its manifest.
+
+        Raises Rejected SH801, SH802 when there is no such whole image, SH804 when the manifest can't be read, SH819 when it is sealed by a
+        key that isn't here.
+        """
+        plain = self._plain(image)
+        if plain is None:
+            return self._sealed_image(image).manifest
+        path = plain / MANIFEST
         try:
-            seen = path.stat()
-            key = (seen.st_ino, seen.st_mtime_ns, seen.st_size)
+            now = seen(path)
             known = self._manifests.get(image)
-            if known is not None and known[0] == key:
+            if known is not None and known[0] == now:
                 return known[1]
             data = path.read_bytes()
         except FileNotFoundError as error:
             self._manifests.pop(image, None)
-            raise Rejected(_missing(image)) from error
+            raise Rejected(missing(image)) from error
         try:
             manifest = msgspec.json.decode(data, type=ImageManifest)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise Rejected(_damaged(image, f"its manifest can't be read: {error}")) from error
-        if manifest.id != image:
-            raise Rejected(_damaged(image, f"its manifest is that of {manifest.id!r}"))
-        self._manifests[image] = key, manifest
+            raise Rejected(damaged(image, f"its manifest can't be read: {error}")) from error
+        self._manifests[image] = now, named(manifest, image)
         return manifest
 
+    def _sealed_image(self, image: str) -> SealedImage:
+        folder = self.root / check_id(image)
+        try:
+            if not is_sealed(folder):
+                raise Rejected(missing(image))
+            now = seen(folder / MANIFEST)
+            known = self._sealed.get(image)
+            if known is None or known[0] != now:
+                known = self._sealed[image] = now, SealedImage(folder, self._keys_for(image))
+                named(known[1].manifest, image)
+        except FileNotFoundError as error:
+            raise Rejected(missing(image)) from error
+        return known[1]
+
+    def _keys_for(self, image: str) -> Keys:
+        if self._keys is None:
+            raise Rejected(sealed_by_another(image, "of a node that had one", ""))
+        return self._keys
+
     def folder(self, image: str) -> Path:
-        """Where a whole image's files are. Raises Rejected SH801, SH802."""
-        folder = self._whole(image)
-        if not folder.is_dir():
-            raise Rejected(_missing(image))
+        """Where a whole image's plain files are. Raises Rejected SH801, SH802 when there are none."""
+        folder = self._plain(image)
+        if folder is None:
+            raise Rejected(missing(image))
         return folder
+
+    def read(self, place: Place, size: int) -> bytes:
+        """Bytes of a whole image; fewer, or others than were looked for, when it has changed. Raises OSError when they can't be had."""
+        folder = self._plain(place.image)
+        try:
+            if folder is None:
+                return self._sealed_image(place.image).read(place.name, place.offset, size)
+        except Rejected as error:
+            raise FileNotFoundError(error.problem.what) from error
+        with (folder / place.name).open("rb", buffering=0) as file:
+            return os.pread(file.fileno(), size, place.offset)
+
+    def plain_path(self, place: Place) -> Path | None:
+        """The file that holds these bytes as they are; None when they are sealed, or gone."""
+        folder = self._plain(place.image)
+        return folder / place.name if folder is not None else None
+
+    def pagemaps(self, image: str) -> dict[str, Pagemap]:
+        """The pagemaps of a whole image that is joined, by file name. Raises Rejected SH802, SH804; OSError."""
+        folder = self._plain(image)
+        if folder is not None:
+            return pagemaps_of(folder)
+        sealed, found = self._sealed_image(image), {}
+        for file in sealed.manifest.files:
+            if file.name.startswith("pagemap-"):
+                with contextlib.suppress(NotAPagemap):
+                    found[file.name] = parse(sealed.read(file.name, 0, file.size))
+        return found
+
+    def is_spread(self, image: str) -> bool:
+        """It was received on top of a copy, and isn't joined yet."""
+        folder = self._plain(image)
+        return folder is not None and spread.is_spread(folder)
 
     def list(self) -> "list[ImageManifest]":
         """All whole images, oldest first. One whose manifest can't be read is left out; `verify` says what is wrong with it."""
         found = []
-        for path in self.root.iterdir():
-            if path.is_dir() and path.suffix not in (PARTIAL, DOOMED):
+        for name in {path.name for folder in {self.root, self.work} for path in folder.iterdir() if path.is_dir()}:
+            if not name.endswith((PARTIAL, DOOMED, SEALING)):
                 with contextlib.suppress(Rejected):
-                    found.append(self.get(path.name))
+                    found.append(self.get(name))
         return sorted(found, key=lambda manifest: (manifest.taken_at, manifest.id))
 
     def verify(self, image: str) -> tuple[Problem, ...]:
-        """Read it all and compare with its manifest. Empty: it is as it was. Logs beside it don't count.
+        """Read it all and compare with its manifest and signature. Empty: it is as it was. Logs beside it don't count.
 
         Raises as `join` does, which comes first.
         """
         self.join(image)
-        manifest, folder = self.get(image), self._whole(image)
-        return tuple(problem for file in manifest.files for problem in _compare(folder / file.name, file, image))
+        manifest, folder = self.get(image), self._plain(image)
+        if folder is None:
+            wrong = self._sealed_image(image).check()
+            found = [wrong] if wrong is not None else []
+        else:
+            found = [problem for file in manifest.files for problem in compare(folder / file.name, file, image)]
+        try:
+            if self.trust is not None:
+                self.trust.check(manifest)
+        except Rejected as error:
+            found.append(error.problem)
+        return tuple(found)
 
     def free_bytes(self) -> int:
-        """Bytes that can still be written to its file system."""
-        return _free(self.root)
+        """Bytes that can still be written to its file systems; what is yet to be sealed is taken off."""
+        free = _free(self.root)
+        if self._keys is None:
+            return free
+        waiting = sum(self.get(image).bytes for image in self.unsealed())
+        return min(free - waiting, _free(self.work), *([available_memory()] if self.in_memory else []))
+
+    @property
+    def in_memory(self) -> bool:
+        """Plain files are in memory, not on a disk."""
+        return is_in_memory(self.work)
 
     def _whole(self, image: str) -> Path:
-        return self.root / check_id(image)
+        return self.work / check_id(image)
 
     def _partial(self, image: str) -> Path:
-        return self.root / f"{check_id(image)}{PARTIAL}"
+        return self.work / f"{check_id(image)}{PARTIAL}"
+
+    def _plain(self, image: str) -> Path | None:
+        """The folder of a whole image's plain files, if it has any."""
+        for folder in (self._whole(image), self.root / image):
+            if folder.is_dir() and not is_sealed(folder):
+                return folder
+        return None
 
 
 def _free(root: Path) -> int:
     return shutil.disk_usage(root).free
-
-
-def _files(folder: Path, image: str) -> Iterable[Path]:
-    for path in sorted(folder.iterdir()):
-        if not belongs(path.name):
-            continue
-        if path.is_symlink() or not path.is_file():
-            raise Rejected(_damaged(image, f"{path.name} in it is not a plain file"))
-        yield path
-
-
-def _describe(path: Path, known: Mapping[str, ImageFile], cuts: Mapping[str, tuple[Piece, ...]], image: str) -> ImageFile:
-    size = path.stat().st_size
-    file = known.get(path.name)
-    if file is None:
-        return ImageFile.of(path.name, tuple(_chunks(path, cuts.get(path.name) or fixed(size))))
-    if file.size != size:
-        raise Rejected(_damaged(image, f"{path.name} has {size} bytes, and had {file.size} when its digest was computed"))
-    return file
-
-
-def _chunks(path: Path, pieces: Iterable[Piece]) -> Iterator[Chunk]:
-    with path.open("rb", buffering=0) as file:
-        for piece in pieces:
-            yield Chunk(blake3(os.pread(file.fileno(), piece.size, piece.offset)).hexdigest(), piece.size)
-
-
-def _as_it_was(path: Path, file: ImageFile) -> bool:
-    if not file.chunks:
-        return blake3().update_mmap(path).hexdigest() == file.blake3
-    starts = itertools.accumulate((chunk.size for chunk in file.chunks), initial=0)
-    pieces = (Piece(at, chunk.size) for at, chunk in zip(starts, file.chunks, strict=False))
-    return all(found == chunk for found, chunk in zip(_chunks(path, pieces), file.chunks, strict=True))
-
-
-def _compare(path: Path, file: ImageFile, image: str) -> Iterable[Problem]:
-    try:
-        size = path.stat().st_size
-        if size != file.size:
-            yield _damaged(image, f"{file.name} has {size} bytes instead of {file.size}")
-        elif not _as_it_was(path, file):
-            yield _damaged(image, f"the bytes of {file.name} are not those that were written")
-    except OSError as error:
-        yield _damaged(image, f"{file.name} can't be read: {error.strerror}")
-
-
-def _fsync(folder: Path) -> None:
-    for path in folder.iterdir():
-        _fsync_path(path)
-    _fsync_path(folder)
-
-
-def _fsync_path(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _exists(image: str, what: str) -> Problem:
-    return Problem(code="SH803", what=f"an image of this id {what}", remedy="Use a new id for each image", subject=image)
-
-
-def _missing(image: str) -> Problem:
-    return Problem(code="SH802", what="there is no such image here", remedy="List the node's images with `shunter status`", subject=image)
-
-
-def _damaged(image: str, what: str) -> Problem:
-    return Problem(code="SH804", what=f"the image is damaged: {what}", remedy="Discard it, and restore from another copy", subject=image)

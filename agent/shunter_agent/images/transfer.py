@@ -16,6 +16,7 @@ from shunter.model.errors import Problem, Rejected, Retry, Unknown
 from shunter_agent.images.bases import Bases
 from shunter_agent.images.frames import Broken, Hello, Link, Ready, Stored
 from shunter_agent.images.growth import Growth
+from shunter_agent.images.index import Place
 from shunter_agent.images.manifest import ImageFile, ImageInfo, ImageManifest, check_id, manifest_of
 from shunter_agent.images.offering import ChunkSender
 from shunter_agent.images.secure import Secure
@@ -85,9 +86,10 @@ def send_growing(
     progress: Callable[[int], None] = lambda _bytes: None,
     taken: Callable[[], None] = lambda: None,
     bases: Callable[[], Bases] = dict,
+    store: ImageStore | None = None,
 ) -> Sent:
-    """Send the image that is being written into `folder`, and return when it is whole and visible at the peer. `bases` are chunks here
-    which those of the image may differ little from.
+    """Send the image that is being written into `folder`, and return when it is whole and visible at the peer. `bases` are chunks in
+    `store` which those of the image may differ little from; the store also signs the image. None: it has none, and nobody signs.
 
     The peer keeps room for `expected` bytes (0: nobody knows); it may become larger or smaller. `describe` is called once `growth` has
     finished. `progress` gets the bytes sent so far; `taken` is called once the peer is ready for it. Raises Retry SH806 (nothing is left
@@ -99,17 +101,22 @@ def send_growing(
     with _link(peer, tls, limits, growth.goes_over) as link:
         talk = Talk(link)
         with _explained(peer):
-            ready = _open(talk, Hello(image=image, bytes=expected, chunks=True))
+            ready = _open(talk, Hello(image=image, bytes=expected, chunks=True, signed=store is not None and store.signs))
         make: Callable[[], _Sender] = partial(WholeSender, talk, folder, progress)
         if ready.chunks:
-            make = partial(ChunkSender, talk, folder, bases, ready.known > 0, progress)
+            make = partial(ChunkSender, talk, folder, bases, store.read if store else _nowhere, ready.known > 0, progress)
         with contextlib.closing(make()) as sender:
             with _explained(peer):
                 taken()
                 sender.follow(growth)
                 complete = time.monotonic()
                 sender.rest()
-            return _close(sender, manifest_of(describe(), sender.files()), began, complete, peer)
+            manifest = manifest_of(describe(), sender.files())
+            return _close(sender, store.sign(manifest) if store else manifest, began, complete, peer)
+
+
+def _nowhere(_place: Place, _size: int) -> bytes:
+    raise FileNotFoundError("there is no store to read from")
 
 
 def send_whole(
@@ -127,17 +134,17 @@ def send_whole(
     """
     store.join(image)
     manifest = store.get(image)
-    folder = store.folder(image)
     began = time.monotonic()
-    with _link(peer, tls, limits) as link:
+    with _link(peer, tls, limits) as link, contextlib.ExitStack() as opened:
         talk = Talk(link)
         with _explained(peer):
-            ready = _open(talk, Hello(image=image, digests=digests_of(manifest), bytes=manifest.bytes, chunks=manifest.in_chunks))
+            ready = _open(talk, _hello(manifest))
             if ready.have:
                 return Sent(manifest=manifest, bytes=0, seconds=time.monotonic() - began, after_s=0.0)
+        folder = opened.enter_context(store.opened(image))
         make: Callable[[], _Sender] = partial(WholeSender, talk, folder, progress)
         if ready.chunks:
-            make = partial(ChunkSender, talk, folder, dict, ready.known > 0, progress, manifest)
+            make = partial(ChunkSender, talk, folder, dict, store.read, ready.known > 0, progress, manifest)
         elif manifest.in_chunks and any(file.chunks for file in manifest.files):
             manifest = _unchunked(store, manifest)
         with contextlib.closing(make()) as sender:
@@ -148,11 +155,21 @@ def send_whole(
             return _close(sender, manifest, began, began, peer)
 
 
+def _hello(manifest: ImageManifest) -> Hello:
+    return Hello(
+        image=manifest.id,
+        digests=digests_of(manifest),
+        bytes=manifest.bytes,
+        chunks=manifest.in_chunks,
+        signed=manifest.signature is not None,
+    )
+
+
 def _unchunked(store: ImageStore, manifest: ImageManifest) -> ImageManifest:
     """The manifest for a release that knows no chunks. Raises Rejected SH804."""
     if store.verify(manifest.id):
         raise Rejected(_damaged(manifest.id))
-    folder = store.folder(manifest.id)
+    folder = store.folder(manifest.id)  # its sender has it open
     files = (msgspec.structs.replace(f, chunks=(), blake3=blake3().update_mmap(folder / f.name).hexdigest()) for f in manifest.files)
     return msgspec.structs.replace(manifest, files=tuple(files))
 

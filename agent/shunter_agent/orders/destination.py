@@ -108,8 +108,11 @@ class Destination:
         began = time.monotonic()
         node.busy_images[message.image] = head.operation
         try:
-            folder = node.depot.folder(message.image)
-            held = await node.in_thread(node.runtime.restore, reservation.spec, network, folder)
+            folder = await node.in_thread(node.depot.folder, message.image)
+            try:
+                held = await node.in_thread(node.runtime.restore, reservation.spec, network, folder)
+            finally:
+                node.in_background(node.depot.done, message.image)
         except Rejected as error:
             raise undone(error.problem) from error
         finally:

@@ -22,7 +22,7 @@ from shunter_agent.orders.destination import Destination
 from shunter_agent.orders.holds import Holds
 from shunter_agent.orders.source import Source
 from shunter_agent.orders.transfers import Transfers
-from shunter_agent.runtime.port import Dump, Process, WorkerSpec
+from shunter_agent.runtime.port import Dump, Gpus, Process, WorkerSpec
 from shunter_agent.settings import Settings, SlotSettings, TlsSettings
 
 SPEC = WorkerSpec(
@@ -84,7 +84,7 @@ class FakeNetwork:
 class FakeFrozen:
     def __init__(self, runtime: "FakeRuntime", process: Process, at: float) -> None:
         self.runtime, self.process, self.standing = runtime, process, True
-        self.dump = Dump(frozen_at=at, dump_s=0.5)
+        self.dump = Dump(frozen_at=at, dump_s=0.5, needs=runtime.needed)
 
     def thaw(self) -> None:
         self.runtime.faults.point("thaw")
@@ -126,9 +126,16 @@ class FakeRuntime:
         self.networks: dict[str, FakeNetwork] = {}
         self.frozen: FakeFrozen | None = None
         self.lives: Sequence[FakeLive] = ()
+        self.has_gpus, self.needed, self.gpu_facts = Gpus(), dict[str, str](), dict[str, str]()
 
     def facts(self) -> dict[str, str]:
-        return {"runtime": "fake", "kernel": "6.1", "cpu": "c"}
+        return {"runtime": "fake", "kernel": "6.1", "cpu": "c", **self.gpu_facts}
+
+    def gpus(self) -> Gpus:
+        return self.has_gpus
+
+    def needs(self, process: Process, spec: WorkerSpec) -> dict[str, str]:
+        return self.needed
 
     def network(self, spec: WorkerSpec, process: Process | None = None) -> FakeNetwork:
         self.faults.point("network")
@@ -200,6 +207,7 @@ class FakeDepot:
         self.partial: set[str] = set()
         self.peers: dict[str, list[str]] = {}
         self.expected = 0
+        self.opened: Counter[str] = Counter()
         self.copied: list[float] = []
         """Seconds that memory could be copied ahead for, each time."""
 
@@ -226,8 +234,15 @@ class FakeDepot:
     def get(self, image: str) -> ImageFacts | None:
         return self.whole.get(image)
 
+    in_memory = False
+
     def folder(self, image: str) -> Path:
+        self.faults.point("folder")
+        self.opened[image] += 1
         return self.root / image
+
+    def done(self, image: str) -> None:
+        self.opened[image] -= 1
 
     def all(self) -> tuple[ImageFacts, ...]:
         return tuple(self.whole.values())

@@ -1,0 +1,88 @@
+"""The folders of images: whose they are, what they are called while something is done to them, and how what is in them gets to the disk."""
+
+import contextlib
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import Final
+
+from shunter.model.errors import Problem, Stalled
+
+from shunter_agent.images.manifest import MANIFEST, belongs
+from shunter_agent.images.sealing import is_sealed
+
+PARTIAL: Final = ".partial"
+DOOMED: Final = ".discarded"
+SEALING: Final = ".sealing"
+
+
+Seen = tuple[str, int, int, int, int]
+
+
+def seen(path: Path) -> Seen:
+    """By what a file that was touched is told from one that wasn't: whatever is done to it sets the time of its change. Raises OSError."""
+    found = path.stat()
+    return path.name, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def looks(folder: Path) -> frozenset[Seen]:
+    """All files of an image in `folder` and its manifest, as `seen`. Raises OSError."""
+    return frozenset(seen(path) for path in folder.rglob("*") if path.is_file() and (belongs(path.name) or path.name == MANIFEST))
+
+
+def own(folder: Path) -> None:
+    """Make a folder that is nobody else's. Raises Stalled SH820, OSError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise Stalled(
+            Problem(
+                code="SH820",
+                what=f"the folder for images is a link, or belongs to user {found.st_uid}, and the agent is user {os.geteuid()}",
+                remedy="Remove it, or name another one, in a folder where others can't make any",
+                subject=str(folder),
+            )
+        )
+    folder.chmod(0o700)
+
+
+def sweep(folder: Path) -> None:
+    """Finish or remove what a run that died has left half done. Raises OSError."""
+    for making in folder.glob(f"*{SEALING}"):  # its head is written last
+        whole = making.with_name(making.name.removesuffix(SEALING))
+        if is_sealed(making) and not whole.exists():
+            making.rename(whole)
+        else:
+            shutil.rmtree(making)
+    for left in [*folder.glob(f"*{PARTIAL}"), *folder.glob(f"*{DOOMED}")]:
+        shutil.rmtree(left)
+
+
+def doom(folder: Path) -> Path:
+    """Put aside what is to be deleted, so that it is never seen half deleted. Raises FileNotFoundError."""
+    doomed = folder.with_name(f"{folder.name}{DOOMED}")
+    folder.rename(doomed)
+    return doomed
+
+
+def remove(folder: Path) -> None:
+    """Delete a folder of plain files, if it is there. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(doom(folder) if folder.suffix != DOOMED else folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring a folder and the files in it to the disk. Raises OSError."""
+    for path in folder.iterdir():
+        sync_path(path)
+    sync_path(folder)
+
+
+def sync_path(path: Path) -> None:
+    """Bring one file or folder to the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,124 @@
+"""How an agent keeps its images by its settings, and what its orders do for images that have to be opened."""
+
+from pathlib import Path
+
+import pytest
+from agent_fakes import SPEC, Bench, FakeClock, FakeRuntime, problem
+from shunter.model.errors import Rejected, Retry, Stalled
+from shunter.wire import agent_pb2 as pb
+from shunter_agent import agent
+from shunter_agent.images.manifest import ImageInfo
+from shunter_agent.images.store import ImageStore
+from shunter_agent.preflight import Room, preflight
+from shunter_agent.refusals import Undone
+from shunter_agent.settings import ImageSettings, Settings, SlotSettings, TlsSettings, load
+
+INFO = ImageInfo(id="i1", spec=SPEC, incarnation=1, taken_at=100.0, runtime="criu")
+
+
+def settings(folder: Path, **images: object) -> Settings:
+    tls = TlsSettings(ca=folder / "ca", cert=folder / "cert", key=folder / "key")
+    return Settings(
+        node="n",
+        listen="127.0.0.1:0",
+        image_listen="127.0.0.1:0",
+        state=folder / "state",
+        tls=tls,
+        slots=(SlotSettings(index=0),),
+        images=ImageSettings(**images),  # type: ignore[arg-type]
+    )
+
+
+def opened(folder: Path, **images: object) -> ImageStore:
+    return agent.open_images(settings(folder, **images), FakeRuntime(FakeClock()), FakeClock())
+
+
+def unsigned(root: Path) -> None:
+    plain = ImageStore(root)
+    (plain.begin("i1") / "core-1.img").write_bytes(b"core")
+    plain.commit(INFO)
+
+
+def key(path: Path) -> Path:
+    path.write_bytes(bytes(range(32)))
+    path.chmod(0o600)
+    return path
+
+
+def test_unsigned_images_are_refused_unless_the_settings_accept_them(tmp_path: Path) -> None:
+    unsigned(tmp_path / "state" / "images")
+    with pytest.raises(Rejected, match="SH815"):
+        opened(tmp_path).open_to_restore("i1")
+    opened(tmp_path, unsigned="accept").open_to_restore("i1")
+
+
+def test_an_agent_without_its_certificate_makes_no_image(tmp_path: Path) -> None:
+    kept = opened(tmp_path)
+    (kept.begin("i1") / "core-1.img").write_bytes(b"core")
+    with pytest.raises(Stalled, match="SH810"):
+        kept.commit(INFO)
+
+
+def test_images_are_encrypted_with_a_key_and_plain_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "IN_MEMORY", tmp_path / "shm")
+    unsigned(tmp_path / "state" / "images")
+    kept = opened(tmp_path, keys=(key(tmp_path / "key"),), unsigned="accept")
+    assert kept.work.parent == tmp_path / "shm"
+    kept.sync("i1")
+    assert b"decode" not in b"".join(path.read_bytes() for path in kept.root.rglob("*") if path.is_file())
+    assert kept.open_to_restore("i1").parent == kept.work
+    assert opened(tmp_path, keys=(key(tmp_path / "key"),), work=tmp_path / "work").work == tmp_path / "work"
+
+
+def test_two_agents_of_one_machine_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "IN_MEMORY", tmp_path / "shm")
+    keys = (key(tmp_path / "key"),)
+    assert opened(tmp_path / "a", keys=keys).work != opened(tmp_path / "b", keys=keys).work
+
+
+def test_paths_in_the_settings_are_relative_to_their_file(tmp_path: Path) -> None:
+    text = 'node = "n"\nlisten = "h:1"\nimage_listen = "h:2"\nstate = "s"\n[tls]\nca = "ca"\ncert = "c"\nkey = "k"\n[[slots]]\nindex = 0\n'
+    (tmp_path / "agent.toml").write_text(text + '[images]\nunsigned = "accept"\nkeys = ["one.key", "/two.key"]\nwork = "plain"\n')
+    found = load(tmp_path / "agent.toml").images
+    assert found == ImageSettings(unsigned="accept", keys=(tmp_path / "one.key", Path("/two.key")), work=tmp_path / "plain")
+    (tmp_path / "agent.toml").write_text(text + '[images]\nunsigned = "perhaps"\n')
+    with pytest.raises(Rejected, match="SH672"):
+        load(tmp_path / "agent.toml")
+
+
+async def test_what_was_opened_for_a_restore_is_closed(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, worker=False)
+    bench.give_image()
+    await bench.destination.prepare(bench.prepare())
+    bench.faults.at["restore"] = Rejected(problem("SH702"))
+    with pytest.raises(Undone):
+        await bench.destination.restore(bench.restore())
+    await bench.node.finish_background()
+    assert bench.depot.opened == {"image": 0}
+    del bench.faults.at["restore"]
+    await bench.destination.restore(bench.restore())
+    await bench.node.finish_background()
+    assert bench.depot.opened == {"image": 0}
+
+
+@pytest.mark.parametrize("error", [Rejected(problem("SH816")), Retry(problem("SH814"))])
+async def test_an_image_that_can_not_be_trusted_or_opened_is_not_restored(tmp_path: Path, error: Rejected | Retry) -> None:
+    bench = Bench(tmp_path, worker=False)
+    bench.give_image()
+    await bench.destination.prepare(bench.prepare())
+    bench.faults.at["folder"] = error
+    with pytest.raises((Undone, Retry), match=error.problem.code):
+        await bench.destination.restore(bench.restore())
+    assert bench.faults.done["restore"] == 0
+    assert bench.node.held == {}
+
+
+@pytest.mark.parametrize(("in_memory", "codes"), [(False, []), (True, ["SH657"])])
+async def test_an_image_in_memory_needs_its_room_beside_the_worker(tmp_path: Path, *, in_memory: bool, codes: list[str]) -> None:
+    bench = Bench(tmp_path, worker=False)
+    bench.depot.in_memory = in_memory
+    order = pb.PreflightOrder(order=bench.order(), destination=True, slot="n/0", facts=bench.node.facts, bytes=1000)
+    reply = await preflight(bench.node, order, lambda _root: Room(disk=10_000, memory=2000))
+    assert [refusal.code for refusal in reply.refusals] == codes
+    if codes:
+        assert "the worker and its image" in reply.refusals[0].what
