@@ -1,6 +1,7 @@
 """One row per signal: what a Node or Pod says, and the notice that it is. Objects as `kubectl get -o json` gives them."""
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -330,3 +331,9 @@ def test_a_worker_that_tolerates_the_drain_is_told() -> None:
         assert found.notices == {}
     for harmless in ({"key": "nvidia.com/gpu", "operator": "Exists"},):
         assert list(nodepods.signals([pod(tolerations=[harmless])], node(), "n")) == []
+
+
+def test_the_how_to_names_every_signal_that_is_read() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "hear-of-notices.md").read_text()
+    for key in (*kubernetes.TAINTS, *(key for key, _ in kubernetes.LABELS), kubernetes.DEADLINE, nodepods.SLOT):
+        assert key in text, key
