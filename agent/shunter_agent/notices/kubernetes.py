@@ -29,8 +29,10 @@ TAINTS: Final[Mapping[str, Meaning]] = {
     "aws-node-termination-handler/rebalance-recommendation": Meaning(
         NoticeKind.REBALANCE, _DAY, "the chance of a spot interruption has risen"
     ),
-    "node.kubernetes.io/out-of-service": Meaning(NoticeKind.GONE, None, "declared out of service", dumpable=False),
-    "node.cloudprovider.kubernetes.io/shutdown": Meaning(NoticeKind.GONE, None, "the cloud has shut it down", dumpable=False),
+    "node.kubernetes.io/out-of-service": Meaning(kind=NoticeKind.GONE, lasts=None, says="declared out of service", dumpable=False),
+    "node.cloudprovider.kubernetes.io/shutdown": Meaning(
+        kind=NoticeKind.GONE, lasts=None, says="the cloud has shut it down", dumpable=False
+    ),
     "karpenter.sh/disrupted": Meaning(NoticeKind.DRAIN, _DAY, "Karpenter takes it out"),
     "karpenter.sh/disruption": Meaning(NoticeKind.DRAIN, _DAY, "Karpenter takes it out"),
     "ToBeDeletedByClusterAutoscaler": Meaning(NoticeKind.DRAIN, _HOUR, "the cluster autoscaler takes it out"),
