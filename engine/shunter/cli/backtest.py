@@ -4,7 +4,7 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
@@ -26,7 +26,9 @@ from shunter.model.policy import PolicySet
 from shunter.model.snapshot import Fleet, Notice
 from shunter.observe.prometheus import Prometheus
 from shunter.report.backtest import backtest_json, backtest_markdown, backtest_text
-from shunter.report.timeline import timeline_svg
+from shunter.report.drawing import Drawing, svg
+from shunter.report.picture import check_pictures, png
+from shunter.report.timeline import timeline
 
 _DEADLINE_S: Final = 60.0
 """How long Prometheus may take for half an hour of one metric."""
@@ -58,14 +60,23 @@ def run_backtest(
     folder: Annotated[str | None, typer.Option("--folder", help="Where policies are in it; as the settings say, or its root.")] = None,
     enforce: Annotated[bool, typer.Option("--enforce", help="Carry out what policies in `mode: preview` decide too.")] = False,
     output: Annotated[Format, typer.Option("--format", "-f", help="text for people, json, or markdown for a pull request.")] = Format.TEXT,
-    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Also draw pools, policies and operations over time.")] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            "--timeline",
+            "--svg",
+            metavar="FILE",
+            help="Also draw pools, policies and operations over time, as .svg or .png. --svg is its old name.",
+        ),
+    ] = None,
     link: Annotated[str, typer.Option("--link", metavar="URL", help="Where all of it is, for --format markdown.")] = "",
 ) -> None:
     """Decide at each step of the past on what Prometheus knew then, as if what was decided had happened.
 
     Says when each policy would have acted, what it would have undone again, which budgets it would have used, which sessions it would have
-    kept, and what that saves against four other ways; and what can't be known. With --compare --svg, the picture is that of HEAD.
+    kept, and what that saves against four other ways; and what can't be known. With --compare --timeline, the picture is that of HEAD.
     """
+    drawn = _drawer(picture) if picture is not None else None
     settings, now = load(config), time.time()
     span = _span(since, until, step, now)
     sets = _sets(settings, compare, repository, folder, now)
@@ -83,8 +94,8 @@ def run_backtest(
             typer.echo(backtest_markdown(found, link=link), nl=False)
         case Format.TEXT:
             backtest_text(found, Console(highlight=False, width=None if sys.stdout.isatty() else 160))
-    if svg is not None:
-        _draw(found[-1], svg)
+    if picture is not None and drawn is not None:
+        _draw(drawn(timeline(found[-1])), picture)
 
 
 def _span(since: str, until: str | None, step: str, now: float) -> Span:
@@ -140,9 +151,22 @@ async def _run(
         )
 
 
-def _draw(one: Backtest, path: Path) -> None:
+def _drawer(path: Path) -> Callable[[Drawing], bytes]:
+    """What makes the file's bytes. It is looked at first whether that can be done: a backtest takes its time."""
+    match path.suffix.lower():
+        case ".svg":
+            return lambda drawing: svg(drawing).encode()
+        case ".png":
+            check_pictures()
+            return png
+    raise Rejected(
+        Problem(code="SH967", what="a picture is drawn as .svg or .png", remedy="Give the file such a name", subject=f"--timeline {path}")
+    )
+
+
+def _draw(data: bytes, path: Path) -> None:
     try:
-        write_private(path, timeline_svg(one).encode())
+        write_private(path, data)
     except OSError as error:
         what = f"the picture can't be written: {error.strerror}"
         raise Retry(Problem(code="SH963", what=what, remedy="Check the folder and the disk", subject=str(path))) from error

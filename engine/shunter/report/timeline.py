@@ -1,15 +1,15 @@
-"""A backtest as a picture: pools, what policies said, and operations, over one axis of time. SVG without scripts, fonts or links."""
+"""A backtest as a picture: pools, what policies said, and operations, over one axis of time."""
 
 import datetime
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from html import escape
 from typing import Final
 
 from shunter.model.backtest import Act, Backtest, Point
 from shunter.model.finding import Verdict
 from shunter.model.ids import PolicyName, PoolId
+from shunter.report.drawing import Drawing
 from shunter.report.plan import headline
-from shunter.report.words import count, moment, safe, short
+from shunter.report.words import count, moment, short
 
 _PAD, _LEFT, _WIDTH, _RIGHT = 10.0, 240.0, 960.0, 20.0
 _POOL, _ROW, _GAP = 54.0, 16.0, 10.0
@@ -23,10 +23,10 @@ _MOST_POOLS: Final = 12
 _MOST_ACTS: Final = 2_000
 
 
-def timeline_svg(one: Backtest) -> str:
+def timeline(one: Backtest) -> Drawing:
     """The picture, about 1,200 pixels wide. What is too much for it is counted in its last line; the JSON form has all of it."""
-    draw = _Canvas(one.begin, max(one.end, one.begin + 1.0))
-    draw.text(_PAD, 14, f"{moment(one.begin)} to {moment(one.end)}, policies at {short(one.commit)}", weight="bold")
+    draw = _Timeline(one.begin, max(one.end, one.begin + 1.0))
+    draw.text(_PAD, 14, f"{moment(one.begin)} to {moment(one.end)}, policies at {short(one.commit)}", bold=True)
     draw.y = 24.0
     pools = sorted({pool for point in one.points for pool in point.pools})
     for pool in pools[:_MOST_POOLS]:
@@ -46,60 +46,32 @@ def timeline_svg(one: Backtest) -> str:
     if left_out:
         draw.text(_PAD, draw.y + 12, f"Not shown: {', '.join(left_out)}")
         draw.y += _ROW
-    return draw.svg()
+    draw.width, draw.height = _LEFT + _WIDTH + _RIGHT, draw.y + _GAP
+    return draw
 
 
-class _Canvas:
-    """Elements so far, and how far down they reach."""
+class _Timeline(Drawing):
+    """The drawing, and how far down it reaches."""
 
     def __init__(self, begin: float, end: float) -> None:
+        super().__init__()
         self._begin, self._span = begin, end - begin
-        self._parts: list[str] = []
         self.y = 0.0
 
     def x(self, at: float) -> float:
         """Where a time is."""
         return _LEFT + (at - self._begin) / self._span * _WIDTH
 
-    def text(self, x: float, y: float, said: str, *, weight: str = "normal", anchor: str = "start", size: int = 11) -> None:
-        """A line of text."""
-        told = escape(safe(said))
-        self._parts.append(
-            f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" font-weight="{weight}" text-anchor="{anchor}" fill="#263238">{told}</text>'
-        )
-
-    def rect(self, x: float, y: float, width: float, height: float, colour: str, title: str = "") -> None:
-        """A filled rectangle, which tells its title to whoever points at it."""
-        told = f"<title>{escape(safe(title))}</title>" if title else ""
-        self._parts.append(
-            f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.5):.1f}" height="{height:.1f}" fill="{colour}">{told}</rect>'
-        )
-
-    def line(self, points: Sequence[tuple[float, float]], colour: str) -> None:
-        """A line through points; a single one is a dot."""
-        if len(points) == 1:
-            self.rect(points[0][0] - 1, points[0][1] - 1, 2, 2, colour)
-        elif points:
-            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-            self._parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.2"/>')
-
-    def svg(self) -> str:
-        """All of it."""
-        width, height = _LEFT + _WIDTH + _RIGHT, self.y + _GAP
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
-        body = "\n".join(self._parts)
-        return f'{head} font-family="sans-serif">\n<rect width="100%" height="100%" fill="white"/>\n{body}\n</svg>\n'
-
 
 Figures = tuple[int, float | None, float | None]
 _PICKS: Final[tuple[Callable[[Figures], float | None], ...]] = (lambda f: float(f[0]), lambda f: f[1], lambda f: f[2])
 
 
-def _pool(draw: _Canvas, pool: PoolId, points: Sequence[Point]) -> None:
+def _pool(draw: _Timeline, pool: PoolId, points: Sequence[Point]) -> None:
     """A pool's three figures, each on a scale of its own; where one isn't known its line breaks."""
     top, bottom = draw.y + 4, draw.y + _POOL - 4
     draw.rect(_LEFT, draw.y, _WIDTH, _POOL - 2, "#fafafa")
-    draw.text(_PAD, draw.y + 14, pool, weight="bold")
+    draw.text(_PAD, draw.y + 14, pool, bold=True)
     for number, ((name, colour), pick) in enumerate(zip(_LINES, _PICKS, strict=True)):
         values = [(p.at, pick(p.pools[pool]) if pool in p.pools else None) for p in points]
         most = max((v for _, v in values if v is not None), default=None)
@@ -122,7 +94,7 @@ def _unbroken(values: Sequence[tuple[float, float | None]]) -> Iterator[list[tup
         yield part
 
 
-def _policy(draw: _Canvas, policy: PolicyName, points: Sequence[Point]) -> None:
+def _policy(draw: _Timeline, policy: PolicyName, points: Sequence[Point]) -> None:
     """What the policy said most importantly at each point, equal neighbours as one."""
     draw.text(_PAD, draw.y + 12, policy)
     ends = [*(p.at for p in points[1:]), None]
@@ -146,7 +118,7 @@ def _said(policy: PolicyName, at: float, counts: Mapping[Verdict, int]) -> str:
     return f"{policy} from {moment(at)}: {told or 'nothing said'}"
 
 
-def _acts(draw: _Canvas, kind: str, acts: Sequence[Act]) -> None:
+def _acts(draw: _Timeline, kind: str, acts: Sequence[Act]) -> None:
     """One mark an operation; beyond the most that are shown, every so manyth."""
     every = max(1, -(-len(acts) // _MOST_ACTS))
     shown = f"{count(len(acts), kind)}" + (f", one in {every} shown" if every > 1 else "")
@@ -157,7 +129,7 @@ def _acts(draw: _Canvas, kind: str, acts: Sequence[Act]) -> None:
     draw.y += _ROW
 
 
-def _axis(draw: _Canvas, one: Backtest) -> None:
+def _axis(draw: _Timeline, one: Backtest) -> None:
     draw.y += 4
     draw.rect(_LEFT, draw.y, _WIDTH, 1, "#90a4ae")
     for n in range(7):
@@ -168,7 +140,7 @@ def _axis(draw: _Canvas, one: Backtest) -> None:
     draw.y += 22
 
 
-def _legend(draw: _Canvas) -> None:
+def _legend(draw: _Timeline) -> None:
     marks = [(v.value, c) for v, c in _COLOURS.items()]
     marks += [("voluntary", "#1565c0"), ("because a node is going", "#ef6c00"), ("undoes an earlier one", "#c62828")]
     marks += list(_LINES)

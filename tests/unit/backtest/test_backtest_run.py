@@ -25,8 +25,9 @@ from shunter.model.sample import Known, Missing, Sample
 from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Samples, Slot, Worker, WorkerState
 from shunter.model.source import Revision, SourceFile
 from shunter.report.backtest import backtest_json, backtest_markdown, backtest_text
+from shunter.report.drawing import svg
 from shunter.report.markdown import LIMIT
-from shunter.report.timeline import timeline_svg
+from shunter.report.timeline import timeline
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 NOW, STEP, GB = 1_800_000_000.0, 30.0, 10**9
@@ -375,8 +376,8 @@ def test_the_picture_is_whole_and_safe(shown: Backtest) -> None:
         shown, tallies=tuple(msgspec.structs.replace(t, policy=PolicyName("<script>&\"'\x00")) for t in shown.tallies)
     )
     for one in (shown, nasty, msgspec.structs.replace(shown, points=(), acts=(), tallies=())):
-        root = ElementTree.fromstring(timeline_svg(one))
+        root = ElementTree.fromstring(svg(timeline(one)))
         assert {e.tag.rpartition("}")[2] for e in root.iter()} <= {"svg", "rect", "text", "polyline", "title"}
-    titles = [e.text or "" for e in ElementTree.fromstring(timeline_svg(shown)).iter() if e.tag.endswith("title")]
+    titles = [e.text or "" for e in ElementTree.fromstring(svg(timeline(shown))).iter() if e.tag.endswith("title")]
     assert sum("move d" in t for t in titles) == sum(a.operation.kind is OperationKind.MOVE for a in shown.acts)
-    assert len(timeline_svg(msgspec.structs.replace(shown, acts=shown.acts * 5000))) < 2_000_000
+    assert len(svg(timeline(msgspec.structs.replace(shown, acts=shown.acts * 5000)))) < 2_000_000
