@@ -56,6 +56,7 @@ def test_a_spot_interruption_in_the_metadata_service_moves_the_worker(scene: Mak
         asked = s.fleet.shunter("notices", "-c", str(s.fleet.folder / "engine.toml"), "--notice", "node-a=preemption:60s", "--json")
         (here, there) = json.loads(asked.stdout)["nodes"]
         assert (here["sources"], here["problems"]) == (["aws", "file"], [])
+        assert (set(here["canaries"]), set(there["canaries"])) == ({"aws", "file"}, {"file"}), "each was tried out, and none is a notice"
         assert [(o["kind"], o["to_slot"]) for o in here["notices"][0]["operations"]] == [("move", "node-b/0")]
         assert (there["notices"], s.outcomes("move")) == ([], []), "it was only asked"
         service.says["spot/instance-action"] = f'{{"action": "terminate", "time": "{ends}"}}'
