@@ -17,6 +17,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 from cel_expr_python import cel  # type: ignore[import-untyped]
 
+from shunter.lang import finite as finiteness
 from shunter.lang import tokens as lexer
 from shunter.lang.diagnostics import one_of, suggest
 from shunter.lang.divisors import SAID, guarded
@@ -103,13 +104,17 @@ def _environment(roots: frozenset[str] | None, metrics: frozenset[str]) -> cel.E
 def compiled(text: str) -> Program:
     """Compile with every variable in reach; the metrics are those that it names. Raises RuntimeError (CEL's only exception).
 
-    Not what the text says letter by letter: see `divisors`.
+    Not what the text says letter by letter: see `divisors` and `finite`.
     """
     named = (chain.name.split(".") for chain in lexer.chains(lexer.tokens(text)))
     metrics = frozenset(parts[1] for parts in named if parts[0] == "metrics" and len(parts) > 1)
-    code = _environment(None, metrics).compile(guarded(text))
+    code = _environment(None, metrics).compile(_guarded(text))
     kinds = {name: v.kind for name, v in VARIABLES.items()} | {f"metrics.{name}": Kind.DOUBLE for name in metrics}
     return Program(code, tuple((name, kinds[name]) for name in sorted(referenced(code.serialize())) if name in kinds))
+
+
+def _guarded(text: str) -> str:
+    return finiteness.finite(guarded(text))
 
 
 def _literally(text: str) -> cel.Expression:
@@ -134,9 +139,20 @@ def check(text: str, result: Result, roots: frozenset[str], metrics: frozenset[s
         names = {name for name in VARIABLES if name.partition(".")[0] in roots} | {f"metrics.{name}" for name in metrics}
         return (*faults, *_explain(text, str(error), lexer.chains(lexer.tokens(text)), names))
     if not faults:
-        faults += _wrong_result(code.return_type(), result)
+        faults += _wrong_result(code.return_type(), result) or _too_deep(text)
         _sound(text, code)
     return tuple(faults)
+
+
+def _too_deep(text: str) -> list[Fault]:
+    """What an expression is compiled to is nested more deeply than the expression."""
+    try:
+        if _guarded(text) != text:
+            compiled(text)
+    except RuntimeError:
+        what = "the expression is nested too deeply for its arithmetic to be watched"
+        return [Fault(code="SH136", offset=0, what=what, remedy="Use fewer parentheses")]
+    return []
 
 
 def _is_declared(name: str, metrics: frozenset[str]) -> bool:
@@ -296,7 +312,9 @@ def _evaluate(text: str, scope: Scope) -> Scalar | Undecided:
 
 
 def _reason(message: str, text: str) -> str:
-    """The library's message without its status words and its copy of the source; in its own words where a divisor was wrapped."""
+    """The library's message without its status words and its copy of the source; in our own where a divisor or arithmetic was wrapped."""
+    if finiteness.ERROR in message:
+        return finiteness.SAID
     if _OUTSIDE in message and guarded(text) != text:
         return SAID
     return re.sub(r"^[A-Z_]+: | \[[A-Z_]+\]$", "", message.partition("\n")[0])

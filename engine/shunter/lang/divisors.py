@@ -4,8 +4,7 @@ CEL follows IEEE 754: 0.0 / 0.0 is NaN, and a comparison with NaN is an answer, 
 each divisor is wrapped before an expression is compiled for evaluation: `a / b` becomes `a / [b].filter(d, d != 0.0)[0]`, which is the same
 number with the same type, and an error where there is none. `b != 0.0 && a / b > 1.0` keeps its answer, since the guard decides first.
 
-What overflows isn't guarded: `1e308 * 10.0` is infinite, and the difference of two such is NaN. No quantity in a fleet comes near that, and
-both evaluators answer alike.
+What overflows is the business of `finite`, which comes after.
 """
 
 import re

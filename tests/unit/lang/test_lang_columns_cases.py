@@ -75,9 +75,14 @@ NAN = "(worker.kvUsage * 1.0e308 * 10.0 - worker.kvUsage * 1.0e308 * 10.0)"
 @pytest.mark.parametrize(
     ("text", "values", "expected"),
     [
-        (f"{NAN} == {NAN}", (0.0, 10.0), "TF"),
-        (f"{NAN} != {NAN}", (0.0, 10.0), "FT"),
-        (f"{NAN} <= 1 || {NAN} > 1", (0.0, 10.0), "TF"),
+        (f"{NAN} == {NAN}", (0.0, 10.0), "T?"),
+        (f"{NAN} != {NAN}", (0.0, 10.0), "F?"),
+        (f"{NAN} <= 1 || {NAN} > 1", (0.0, 10.0), "T?"),
+        (f"{NAN} <= 1 || true", (0.0, 10.0), "TT"),
+        ("worker.kvUsage * 1e308 > 1.0", (1.0, 10.0, -10.0), "T??"),
+        ("1.0 / (worker.kvUsage * 1e308) >= 0.0", (1.0, 10.0), "T?"),
+        ("(worker.kvUsage > 1.0 ? worker.kvUsage * 1e308 : 0.5) < 1.0", (1.0, 10.0), "T?"),
+        ("worker.kvUsage < 1e999", (1.0,), "?"),
         (f"int({NAN}) == 0", (0.0, 10.0), "T?"),
         ("1.0 / worker.kvUsage > 0.0", (0.0, -0.0, 2.0), "??T"),
         ("worker.kvUsage / 0.0 > 1.0", (0.0, -1.0, 2.0), "???"),

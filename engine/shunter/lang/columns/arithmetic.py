@@ -66,19 +66,25 @@ def negative_int(a: Numbers, frame: Frame) -> Numbers:
 
 
 def on_doubles(operator: Callable[[Any, Any], NDArray[np.float64]]) -> Callable[[Numbers, Numbers, Frame], Numbers]:
-    """An operator of IEEE 754, infinities and NaN included."""
+    """An operator of IEEE 754; unknown where that isn't finite (see `lang.finite`)."""
 
     def run(a: Numbers, b: Numbers, frame: Frame) -> Numbers:
-        return Numbers(operator(a.values, b.values), both(a.known, b.known))
+        return finite(operator(a.values, b.values), both(a.known, b.known))
 
     return run
+
+
+def finite(values: NDArray[np.float64], known: Mask | None) -> Numbers:
+    """The numbers among them."""
+    fit = np.isfinite(values)
+    return Numbers(values, known) if fit.all() else Numbers(np.where(fit, values, 0.0), both(known, fit))
 
 
 def divide_doubles(a: Numbers, b: Numbers, frame: Frame) -> Numbers:
     """`a / b`, doubles; unknown where b is 0, unlike IEEE 754 (see `lang.divisors`)."""
     zero = b.values == 0.0
     known = both(both(a.known, b.known), ~zero) if zero.any() else both(a.known, b.known)
-    return Numbers(np.divide(a.values, np.where(zero, 1.0, b.values)), known)
+    return finite(np.divide(a.values, np.where(zero, 1.0, b.values)), known)
 
 
 def add(a: Numbers, b: Numbers, frame: Frame) -> Numbers:

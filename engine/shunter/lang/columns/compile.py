@@ -73,7 +73,7 @@ def _constant(value: bool | int | float | str) -> Part:
         return Text(lambda table, frame: words, value)
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise NotColumnar
-    numbers = Numbers(np.array([value], dtype=np.int64 if isinstance(value, int) else np.float64))
+    numbers = Numbers(np.array([value], dtype=np.int64)) if isinstance(value, int) else arithmetic.finite(np.array([value]), None)
     return Number(lambda table, frame: numbers, isinstance(value, int))
 
 

@@ -6,6 +6,7 @@ What Python's strings do exactly as CEL's (code points, no locale) is done by th
 import operator
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from math import isfinite
 from typing import Any, Final
 
 import numpy as np
@@ -107,7 +108,7 @@ def length(a: Words) -> Numbers:
 
 def to_number(kind: str, a: Words) -> Numbers:
     """`double(a)` or `int(a)`: unknown where the text isn't one."""
-    answers = _asked(f"{kind}(text)", a.dictionary, "")
+    answers = [answer if answer is not None and isfinite(answer) else None for answer in _asked(f"{kind}(text)", a.dictionary, "")]
     values: Figures = np.array([answer or 0 for answer in answers], dtype=_DTYPES[kind])
     return Numbers(values[a.codes], _answered(answers, a))
 
