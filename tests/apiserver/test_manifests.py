@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from conftest import APPLY, needed, running
@@ -21,15 +22,21 @@ from shunter.cluster.access import Access
 from shunter.cluster.api import Api
 from shunter.cluster.elector import Elector, Term
 from shunter.cluster.kinds import PLURALS, collection
+from shunter.cluster.ledger import Ledger
+from shunter.cluster.memory import Memory
 from shunter.cluster.policies import ClusterSource
 from shunter.lang.load import load
 from shunter.model.errors import Retry
+from shunter.model.ids import Digest, Epoch, ImageId, Incarnation, OperationId, PolicyName, WorkerId
+from shunter.model.operation import OperationRecord, Outcome, Status
+from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
 
 ENGINE = "system:serviceaccount:shunter:shunter-engine"
 AGENT = "system:serviceaccount:shunter-agents:shunter-agent"
 NOBODY = "system:serviceaccount:kube-public:nobody"
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
 NAMESPACES = ("shunter", "shunter-agents", "kube-system", "")
+PODS = ("StatefulSet", "DaemonSet")
 Right = tuple[str, str, str, str]
 """Verb, group, resource with its subresource, namespace (empty: the whole cluster)."""
 
@@ -48,6 +55,8 @@ def plane(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         old = request.param.endswith("1.20")
         paths = _paths(found)
         for one in manifests:
+            if old and one["kind"] == "PodDisruptionBudget":
+                continue  # its version came with 1.21
             where = _where(paths, one)
             if old:
                 status, answer = found.ask("POST", where.rpartition("/")[0], _for_1_20(one))
@@ -66,15 +75,17 @@ def served(plane: ControlPlane, plural: str) -> None:
 def _for_1_20(one: Any) -> Any:
     """ReadWriteOncePod came with 1.22. Validation rules, which came with 1.25, it drops when something is created."""
     document = copy.deepcopy(one)
-    if one["kind"] == "PersistentVolumeClaim":
-        document["spec"]["accessModes"] = ["ReadWriteOnce"]
+    for claim in document.get("spec", {}).get("volumeClaimTemplates", ()):
+        claim["spec"]["accessModes"] = ["ReadWriteOnce"]
     return document
 
 
 def _paths(plane: ControlPlane) -> dict[tuple[str, str], tuple[str, bool]]:
     """Group version and kind to the resource's name and whether it is in a namespace, of the kinds that are built in."""
     found = {}
-    for version in ("v1", "apps/v1", "rbac.authorization.k8s.io/v1", "networking.k8s.io/v1", "apiextensions.k8s.io/v1"):
+    groups = {one["name"] for one in plane.must("GET", "/apis")["groups"]}
+    policy = [one["groupVersion"] for one in plane.must("GET", "/apis/policy")["versions"]] if "policy" in groups else []
+    for version in (*policy, "v1", "apps/v1", "rbac.authorization.k8s.io/v1", "networking.k8s.io/v1", "apiextensions.k8s.io/v1"):
         listed = plane.must("GET", f"/api/{version}" if version == "v1" else f"/apis/{version}")
         for one in listed["resources"]:
             if "/" not in one["name"]:
@@ -127,11 +138,17 @@ def _rights(plane: ControlPlane, user: str) -> set[Right]:
     return {right for right in asked if _may(plane, user, right)}
 
 
-def test_the_engine_may_read_policies_tell_their_status_and_hold_its_lease_and_nothing_else(plane: ControlPlane) -> None:
+def test_the_engine_may_read_policies_tell_their_status_keep_operations_and_hold_its_lease_and_nothing_else(plane: ControlPlane) -> None:
     policies = {(verb, "shunter.dev", plural, "shunter") for plural in PLURALS.values() for verb in ("get", "list", "watch")}
     statuses = {("patch", "shunter.dev", f"{plural}/status", "shunter") for plural in PLURALS.values()}
     lease = {("create", "coordination.k8s.io", "leases", "shunter")}
-    assert _rights(plane, ENGINE) - _rights(plane, NOBODY) == policies | statuses | lease
+    operations = {(verb, "shunter.dev", "workeroperations", "shunter") for verb in ("get", "list", "create", "update", "delete")}
+    operations |= {("update", "shunter.dev", "workeroperations/status", "shunter"), ("create", "", "configmaps", "shunter")}
+    assert _rights(plane, ENGINE) - _rights(plane, NOBODY) == policies | statuses | lease | operations
+    for verb, allowed in (("get", True), ("update", True), ("delete", False), ("patch", False), ("list", False), ("watch", False)):
+        assert _may(plane, ENGINE, (verb, "", "configmaps", "shunter"), "shunter-memory") is allowed
+        assert not _may(plane, ENGINE, (verb, "", "configmaps", "shunter"), "shunter-engine-settings"), "its own settings least of all"
+        assert not _may(plane, ENGINE, (verb, "", "configmaps", "shunter-agents"), "shunter-memory")
     for verb, allowed in (("get", True), ("update", True), ("delete", False), ("patch", False)):
         assert _may(plane, ENGINE, (verb, "coordination.k8s.io", "leases", "shunter"), "shunter-leader") is allowed
         assert not _may(plane, ENGINE, (verb, "coordination.k8s.io", "leases", "shunter"), "another")
@@ -140,6 +157,13 @@ def test_the_engine_may_read_policies_tell_their_status_and_hold_its_lease_and_n
 
 def test_an_agent_may_nothing_that_nobody_may(plane: ControlPlane) -> None:
     assert _rights(plane, AGENT) == _rights(plane, NOBODY)
+
+
+def test_whoever_sees_a_namespace_sees_operations_and_changes_none(plane: ControlPlane) -> None:
+    role = plane.must("GET", "/apis/rbac.authorization.k8s.io/v1/clusterroles/shunter-policies-view")
+    assert role["metadata"]["labels"] == {"rbac.authorization.k8s.io/aggregate-to-view": "true", "app.kubernetes.io/part-of": "shunter"}
+    assert {verb for rule in role["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
+    assert set(role["rules"][0]["resources"]) == {*PLURALS.values(), "workeroperations"}
 
 
 def test_nobody_may_become_another_or_widen_what_it_may(plane: ControlPlane) -> None:
@@ -184,17 +208,47 @@ async def test_with_its_own_token_the_engine_does_all_that_it_does(plane: Contro
         except TimeoutError:
             pytest.fail(f"it doesn't lead: {elector.problem}")
     assert epochs == [1, 2]
+    await _keep_an_operation(plane, access)
     with pytest.raises(Retry) as raised:
         await api.apply(where, {**WHOLE["images"], "spec": {**WHOLE["images"]["spec"], "mode": "off"}}, "shunter-engine")
     assert raised.value.problem.code == "SH255", "it can't change a policy"
     await api.aclose()
 
 
+async def _keep_an_operation(plane: ControlPlane, access: Access) -> None:
+    """From its intent until its resource is gone, and the fleet with it."""
+    term = Term(Epoch(9), 0.0, 60.0, lambda: 0.0)
+    ledger, memory = Ledger(Api(access), "shunter", term.epoch), Memory(Api(access), "shunter")
+    planned = PlannedOperation(
+        id=OperationId("discard-1"), kind=OperationKind.DISCARD, worker=WorkerId("w"), lane="voluntary", policy=PolicyName("p"),
+        reason="old", expect=Preconditions(incarnation=Incarnation(0)), image=ImageId("i"),
+    )  # fmt: skip
+    record = OperationRecord(planned=planned, plan=Digest("sha256:x"), epoch=term.epoch, created_at=1.0)
+    works = [asyncio.create_task(ledger.run()), asyncio.create_task(memory.run())]
+    try:
+        assert await ledger.load() == []
+        await ledger.put([record], together=True)
+        await ledger.put([msgspec.structs.replace(record, outcome=Outcome(status=Status.SUCCEEDED, at=time.time()))], together=True)
+        memory.offer(term.epoch, lambda: b"fleet")
+        where = "/apis/shunter.dev/v1alpha1/namespaces/shunter/workeroperations/discard-1"
+        async with asyncio.timeout(10):
+            while plane.must("GET", where)["metadata"].get("finalizers") or (await memory.load())[1] != b"fleet":
+                assert ledger.problem is None
+                assert memory.problem is None
+                await asyncio.sleep(0.05)
+    finally:
+        ledger.stop()
+        await works[0]
+        works[1].cancel()
+        await asyncio.gather(works[1], return_exceptions=True)
+        await asyncio.gather(ledger._api.aclose(), memory._api.aclose())
+
+
 # -- manifests
 
 
 def _pods(manifests: list[Any]) -> dict[str, Any]:
-    return {one["metadata"]["name"]: one["spec"]["template"]["spec"] for one in manifests if one["kind"] in ("Deployment", "DaemonSet")}
+    return {one["metadata"]["name"]: one["spec"]["template"]["spec"] for one in manifests if one["kind"] in PODS}
 
 
 def test_the_engines_pod_is_one_that_a_restricted_namespace_takes(manifests: list[Any]) -> None:
@@ -219,18 +273,17 @@ def test_tokens_are_mounted_where_they_are_needed_only(manifests: list[Any]) -> 
 def test_what_pods_mount_is_there(manifests: list[Any]) -> None:
     made = {(one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) for one in manifests}
     for one in manifests:
-        if one["kind"] not in ("Deployment", "DaemonSet"):
+        if one["kind"] not in PODS:
             continue
         namespace, pod = one["metadata"]["namespace"], one["spec"]["template"]["spec"]
         assert ("ServiceAccount", namespace, pod["serviceAccountName"]) in made
         volumes = {volume["name"]: volume for volume in pod["volumes"]}
-        for mount in pod["containers"][0]["volumeMounts"]:
-            assert mount["name"] in volumes
+        for claim in one["spec"].get("volumeClaimTemplates", ()):
+            volumes[claim["metadata"]["name"]] = {}
+        assert all(mount["name"] in volumes for mount in pod["containers"][0]["volumeMounts"])
         for volume in volumes.values():
             if "configMap" in volume:
                 assert ("ConfigMap", namespace, volume["configMap"]["name"]) in made
-            if "persistentVolumeClaim" in volume:
-                assert ("PersistentVolumeClaim", namespace, volume["persistentVolumeClaim"]["claimName"]) in made
 
 
 def test_the_settings_in_the_overlay_are_ones_that_engine_and_agents_take(manifests: list[Any], tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ was made durable and not begun. Pure.
 """
 
 import datetime as dt
+import enum
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -190,17 +191,22 @@ def _condition(record: OperationRecord) -> Object:
 
 
 def _plain(value: msgspec.Struct) -> Object:
-    """As JSON, without what is None: a structural schema has no word for it."""
-    found: Object = _tidy(msgspec.to_builtins(value))
-    return found
+    """As JSON, without what is None, for which a structural schema has no word, or empty by default."""
+    fields = ((field, getattr(value, field.name)) for field in msgspec.structs.fields(value))
+    return {camel(f.name): _tidy(part) for f, part in fields if part is not None and not (part == "" and f.default == "")}
 
 
-def _tidy(value: Any) -> Any:  # noqa: ANN401  (JSON)
-    if isinstance(value, dict):
-        return {camel(key): _tidy(part) for key, part in value.items() if part is not None}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_tidy(part) for part in value]
-    return _cut(value) if isinstance(value, str) else value
+def _tidy(value: object) -> Any:  # noqa: ANN401  (JSON)
+    match value:
+        case msgspec.Struct():
+            return _plain(value)
+        case enum.Enum():
+            return value.value
+        case str():
+            return _cut(value)
+        case tuple():
+            return [_tidy(part) for part in value]
+    return value
 
 
 def _snake(value: Any) -> Any:  # noqa: ANN401  (JSON)
