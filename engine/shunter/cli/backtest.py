@@ -27,7 +27,7 @@ from shunter.model.snapshot import Fleet, Notice
 from shunter.observe.prometheus import Prometheus
 from shunter.report.backtest import backtest_json, backtest_markdown, backtest_text
 from shunter.report.drawing import Drawing, svg
-from shunter.report.picture import check_pictures, png
+from shunter.report.picture import available, png
 from shunter.report.timeline import timeline
 
 _DEADLINE_S: Final = 60.0
@@ -157,8 +157,16 @@ def _drawer(path: Path) -> Callable[[Drawing], bytes]:
         case ".svg":
             return lambda drawing: svg(drawing).encode()
         case ".png":
-            check_pictures()
-            return png
+            if available():
+                return png
+            raise Rejected(
+                Problem(
+                    code="SH968",
+                    what="a PNG is drawn by Pillow, which isn't installed",
+                    remedy="Install it with `pip install 'shunter[pictures]'`, or ask for an .svg",
+                    subject=f"--timeline {path}",
+                )
+            )
     raise Rejected(
         Problem(code="SH967", what="a picture is drawn as .svg or .png", remedy="Give the file such a name", subject=f"--timeline {path}")
     )

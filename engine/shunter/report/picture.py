@@ -1,10 +1,10 @@
 """A drawing as PNG, by Pillow: for reviews, chats and slides, where an SVG isn't shown. The letters are those that come with Pillow."""
 
+import importlib.util
 import io
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from shunter.model.errors import Problem, Rejected
 from shunter.report.drawing import INK, STROKE, Drawing, Line, Rect, Shape, Text
 
 if TYPE_CHECKING:
@@ -18,24 +18,13 @@ _MOST: Final = 20_000
 _ANCHORS: Final = {"start": "ls", "middle": "ms", "end": "rs"}
 
 
-def check_pictures() -> None:
-    """Raises Rejected SH968 where Pillow isn't installed."""
-    try:
-        import PIL.Image  # noqa: F401  (only whether it is there)
-    except ImportError as error:
-        raise Rejected(
-            Problem(
-                code="SH968",
-                what="a PNG is drawn by Pillow, which isn't installed",
-                remedy="Install it with `pip install 'shunter[pictures]'`, or ask for an .svg",
-                subject="--timeline",
-            )
-        ) from error
+def available() -> bool:
+    """Whether Pillow is installed."""
+    return importlib.util.find_spec("PIL") is not None
 
 
 def png(drawing: Drawing) -> bytes:
-    """The drawing on white, SCALE times as large. Titles aren't in it. Raises what `check_pictures` does."""
-    check_pictures()
+    """The drawing on white, SCALE times as large. Titles aren't in it. Raises ImportError where Pillow isn't installed."""
     from PIL import Image, ImageDraw
 
     size = round(drawing.width * SCALE), min(_MOST, round(drawing.height * SCALE))

@@ -1,7 +1,6 @@
 """The picture as PNG: a real one, with the pools' lines where they should be."""
 
 import io
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from shunter.backtest.run import Run
 from shunter.cli.main import execute
 from shunter.lang.cel import CelRules
 from shunter.model.backtest import Backtest
-from shunter.model.errors import Rejected
 from shunter.report.drawing import svg
 from shunter.report.picture import png
 from shunter.report.timeline import timeline
@@ -87,12 +85,13 @@ def test_all_letters_are_drawn(image: Image.Image) -> None:
     assert max(dark) > 500
 
 
-def test_without_pillow_it_is_said_how_to_have_it(half: Backtest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(Rejected) as refused:
-        png(timeline(half))
-    assert refused.value.problem.code == "SH968"
-    assert "shunter[pictures]" in refused.value.problem.remedy
+def test_without_pillow_it_is_said_how_to_have_it_before_anything_is_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
+    assert execute(["backtest", "--config", "none.toml", "--timeline", "week.png"]) == 1
+    assert "SH968" in (said := capsys.readouterr().err)
+    assert "shunter[pictures]" in said
 
 
 def test_another_kind_of_picture_is_refused_before_anything_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
