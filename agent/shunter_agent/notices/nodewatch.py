@@ -17,7 +17,7 @@ from typing import Final, Generic, TypeVar
 
 import httpx
 import msgspec
-from shunter.model.errors import Problem, ShunterError
+from shunter.model.errors import Problem, Retry, ShunterError
 from shunter.model.snapshot import NoticeKind
 
 from shunter_agent.notices import kubernetes, nodepods
@@ -40,6 +40,9 @@ _KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2),
 )
 _RIGHTS: Final = "Let its service account get, list and watch nodes (docs/how-to/hear-of-notices.md)"
+
+
+_BETWEEN: Final = "Look at what lies between: it must let long requests through"
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +142,8 @@ class Copy(Generic[T]):
     ) -> None:
         """`clock` gives seconds that never go back, `rnd` numbers from 0 to 1."""
         self.objects: dict[str, T] = {}
+        self.brief = 0
+        """Watches that ended at once, one after the other: what lies between may let none through; lists alone mustn't be a hot loop."""
         self._make, self._path, self._selector, self._times = client, path, selector, times
         self._kind: type[T] = kind
         self._clock, self._rnd = clock, rnd
@@ -177,7 +182,9 @@ class Copy(Generic[T]):
                 began = self._clock()
                 yield from self._watch()
                 if self._clock() - began < self._times.steady:
-                    raise _failed("it ended a watch at once", "Nothing to do: it is tried again")
+                    self.brief += 1
+                    raise _failed("it ended a watch at once", _BETWEEN)
+                self.brief = 0
                 yield
 
     def _list(self) -> None:
@@ -259,11 +266,22 @@ class NodeSource:
         """One for the node; one for the pods where they are wanted."""
         patience = self._times.most + self._times.margin + 2 * self._times.request
 
-        def look(name: str, ask: Callable[[], Mapping[str, Notice]], problems: Callable[[], tuple[Problem, ...]]) -> Look:
-            return Look(name=name, ask=ask, every=0.0, rest=self._rest, patience=patience, problems=problems)
-
-        node = look("kubernetes node", self.ask_node, lambda: self._reading.problems)
-        pods = look("kubernetes pods", self.ask_pods, lambda: self._pod_reading.problems)
+        node = Look(
+            name="kubernetes node",
+            ask=self.ask_node,
+            every=0.0,
+            rest=lambda failures: self._rest(max(failures, self._nodes.brief)),
+            patience=patience,
+            problems=lambda: (*self._reading.problems, *_unwatched(self._nodes)),
+        )
+        pods = Look(
+            name="kubernetes pods",
+            ask=self.ask_pods,
+            every=0.0,
+            rest=lambda failures: self._rest(max(failures, self._pods.brief)),
+            patience=patience,
+            problems=lambda: (*self._pod_reading.problems, *_unwatched(self._pods)),
+        )
         return (node, pods) if self._with_pods else (node,)
 
     def close(self) -> None:
@@ -319,11 +337,17 @@ def source(
     return Watching(SOURCE, made.looks(), clock=clock, log=log, close=made.close)
 
 
-def _failed(why: str, remedy: str) -> Exception:
+def _unwatched(copy: Copy[T]) -> tuple[Problem, ...]:
+    if copy.brief < 3:
+        return ()
+    return (_failed("its watches end at once, and lists alone are late", _BETWEEN).problem,)
+
+
+def _failed(why: str, remedy: str) -> Retry:
     return retry("SH648", f"the API server can't be followed: {why}", remedy, SOURCE)
 
 
-def _refused(status: int, text: str) -> Exception:
+def _refused(status: int, text: str) -> Retry:
     remedy = (
         _RIGHTS if status in (401, 403) else "Nothing to do: it is listed anew" if status == 410 else "Look at its log; it is tried again"
     )
