@@ -7,6 +7,7 @@ worker. An engine's own queue, agents, networks and requests aren't there.
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from itertools import takewhile
+from operator import itemgetter
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -107,15 +108,21 @@ class Simulated:
 
     def advance(self, now: float) -> None:
         """Let end what has ended by now, in the order of the times."""
-        while (due := self._due(now)) is not None:
-            record, at = due
-            del self._active[record.id]
-            self.carry_out(record.planned, at)
-            outcome = Outcome(status=Status.SUCCEEDED, at=at, measured=Measured(stopped=record.planned.estimate.stopped))
-            self._ended[record.id] = msgspec.structs.replace(record, outcome=outcome)
-            for other, ends in list(self._active.values()):
-                if ends is None:
-                    self._active[other.id] = self._timed(other, at)
+        while due := self._due(now):
+            for at, _, record in due:
+                del self._active[record.id]
+                self.carry_out(record.planned, at)
+                outcome = Outcome(status=Status.SUCCEEDED, at=at, measured=Measured(stopped=record.planned.estimate.stopped))
+                self._ended[record.id] = msgspec.structs.replace(record, outcome=outcome)
+                if self._go_on(at):
+                    break  # what has begun may end before the others
+
+    def _go_on(self, at: float) -> bool:
+        """Let begin what waited for what has just ended. Whether there was any."""
+        waiting = [other for other, ends in self._active.values() if ends is None]
+        for other in waiting:
+            self._active[other.id] = self._timed(other, at)
+        return bool(waiting)
 
     def begin(self, plan: Plan, now: float) -> list[PlannedOperation]:
         """Begin what is planned but for what is only shown, each operation once for all times. Returns what is new."""
@@ -169,12 +176,9 @@ class Simulated:
         for other in [r for r, _ in self._active.values() if record.id in r.planned.after]:
             self._end(other, never)
 
-    def _due(self, now: float) -> tuple[OperationRecord, float] | None:
-        over = [(ends, r.id, r) for r, ends in self._active.values() if ends is not None and ends <= now]
-        if not over:
-            return None
-        ends, _, record = min(over, key=lambda o: o[:2])
-        return record, ends
+    def _due(self, now: float) -> list[tuple[float, OperationId, OperationRecord]]:
+        """What ends by now, in the order of the times."""
+        return sorted(((ends, r.id, r) for r, ends in self._active.values() if ends is not None and ends <= now), key=itemgetter(0, 1))
 
     def _timed(self, record: OperationRecord, now: float) -> tuple[OperationRecord, float | None]:
         planned = record.planned
