@@ -11,6 +11,7 @@ from shunter.decide.budget import effective
 from shunter.decide.cadence import Pause, interval_of, pause_of
 from shunter.decide.deciding import Deciding
 from shunter.decide.gates import ask, missing, passed
+from shunter.decide.hints import condemned, hint
 from shunter.decide.history import HOUR, said
 from shunter.decide.plan import round_of
 from shunter.decide.said import UNCOVERED, Part, Said
@@ -119,7 +120,7 @@ def _is_old(d: Deciding, spec: CheckpointSpec, worker: Worker) -> bool:
     if taken is None:
         return True
     simple = spec.every is not None and spec.overhead is None
-    return d.now - taken >= (spec.every or 0.0 if simple else interval_of(spec, pause_of(d, spec, worker)).seconds)
+    return d.now - taken >= (spec.every or 0.0 if simple else interval_of(spec, pause_of(d, spec, worker), hint(d.world, worker)).seconds)
 
 
 def _gist(d: Deciding, policy: Policy, true: Mapping[WorkerId, bool | None], worker: Worker) -> Brief | None:
@@ -150,7 +151,7 @@ def _against(d: Deciding, policy: Policy, worker: Worker) -> Said | None:
 def _begin(d: Deciding, policy: Policy, worker: Worker, gates: list[Part]) -> Due:
     spec = spec_of(policy)
     pause = pause_of(d, spec, worker)
-    interval = interval_of(spec, pause)
+    interval = interval_of(spec, pause, hint(d.world, worker))
     gates.extend(interval.evidence)
     return Due(worker=worker, taken=d.taken.get(worker.id), pause=pause, interval=interval.seconds, gates=gates)
 
@@ -216,7 +217,7 @@ def _held(d: Deciding, policy: Policy, one: Due) -> Refusal | None:
     worker = one.worker
     assert worker.node is not None, "it occupies a slot"
     reasons = (
-        ("node.noticed", d.world.leaving(worker)),
+        ("node.noticed", condemned(d.world, worker)),
         ("snapshot", d.outdated()),
         ("lane", d.involuntary(worker.graph, preview=policy.mode == "preview")),
         ("worker", d.ledger.blocked(worker.id) or (d.ledger.claimed(worker.slot) if worker.slot else None)),

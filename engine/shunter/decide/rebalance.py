@@ -9,6 +9,7 @@ import msgspec
 
 from shunter.decide.deciding import Deciding
 from shunter.decide.gates import ask, missing, weigh
+from shunter.decide.hints import condemned
 from shunter.decide.history import FAILURES, HOUR, failed_nodes, said
 from shunter.decide.hold import Held, held
 from shunter.decide.place import Job, place
@@ -151,7 +152,7 @@ def _held(d: Deciding, policy: Policy, one: Leaver) -> Refusal | None:
     assert slot is not None, "it was seen to occupy a slot"
     moves = [r for r in d.history.of_worker(worker.id) if r.planned.kind is OperationKind.MOVE and r.status is not Status.SUPERSEDED]
     reasons: tuple[tuple[str, Callable[[], str | None]], ...] = (
-        ("node.noticed", lambda: d.world.leaving(worker)),
+        ("node.noticed", lambda: condemned(d.world, worker)),
         ("snapshot", d.outdated),
         ("lane", lambda: d.involuntary(worker.graph, preview=policy.mode == "preview")),
         ("worker", lambda: d.ledger.blocked(worker.id) or d.ledger.claimed(slot)),
