@@ -18,8 +18,8 @@ PATIENCE_S: Final = 30.0
 """A question that has no answer after so long counts as no answer, though it may still be waited for."""
 
 
-_STOP_S: Final = 1.0
-"""For which a source's threads, all together, are waited for when it is stopped."""
+_SHORT_S, _STOP_S = 0.3, 1.0
+"""For which a source's threads, all together, are waited for when it is stopped: before their connections are closed, and after."""
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,11 +82,16 @@ class Watching:
     def stop(self) -> None:
         """See the port. A look that is waiting for news is left to end by itself: its thread doesn't keep the process."""
         self._stop.set()
+        self._join(_SHORT_S)  # one that is in the middle of a short question opens nothing any more once it has ended
         self._close()
-        end = time.monotonic() + _STOP_S
+        self._join(_STOP_S)
+        self._threads.clear()
+
+    def _join(self, seconds: float) -> None:
+        """Wait for all threads together."""
+        end = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
-        self._threads.clear()
 
     def health(self) -> tuple[Problem, ...]:
         """See the port: SH645 for each look that has been silent for longer than BLIND_S, or waits for an answer for longer than it should,

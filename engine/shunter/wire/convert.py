@@ -105,7 +105,7 @@ def image(info: pb.ImageInfo, holder: NodeId) -> Image:
 def notice(report: pb.NoticeReport, about: NodeId) -> Notice:
     """A notice about `about`."""
     return Notice(
-        id=NoticeId(report.id),
+        id=NoticeId(f"{about}/{report.id}"),  # agents name theirs alike: two preempted nodes are two notices
         kind=NoticeKind(report.kind),
         node=about,
         seen_at=report.seen_at,

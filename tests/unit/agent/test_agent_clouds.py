@@ -39,6 +39,7 @@ async def test_a_spot_interruption_is_in_the_nodes_report_with_where_it_came_fro
         await until_noticed(bench, 1)
         view = view_of(await inventory.report(bench.node))
     assert [(n.kind.value, n.source) for n in view.notices] == [("preemption", "aws")]
+    assert view.notices[0].id.startswith("n/aws-spot-"), "of two nodes that are taken alike, each has its own"
     assert (view.node.sources, view.node.problems) == (("aws",), ())
 
 
