@@ -9,14 +9,17 @@ from pathlib import Path
 from shunter.model.errors import Problem, ShunterError
 
 from shunter_agent.drivers import make_runtime
+from shunter_agent.notices.trial import trial
 from shunter_agent.settings import Settings
 from shunter_agent.tls import TlsFiles, client_context, server_context
 
 
 def problems(settings: Settings) -> tuple[Problem, ...]:
-    """All that is wrong, tools and permissions first; the dump and restore of a canary only when those are well."""
+    """All that is wrong, tools and permissions first; the dump and restore of a canary, and what would be heard of the node's end, only
+    when those are well.
+    """
     found = [*_files(settings), *_tools(settings)]
-    return tuple(found or _canary(settings))
+    return tuple(found) or (*_canary(settings), *trial(settings))
 
 
 def _files(settings: Settings) -> Iterator[Problem]:

@@ -27,7 +27,9 @@ def run_agent(config: Config) -> None:
 
 @app.command()
 def check(config: Config) -> None:
-    """Check this node: settings, tools, permissions, and whether checkpoint and restore really work on its kernel."""
+    """Check this node: settings, tools, permissions, whether checkpoint and restore really work on its kernel, and whether its sources of
+    notices answer and are understood.
+    """
     from shunter_agent.check import problems
     from shunter_agent.settings import load
 

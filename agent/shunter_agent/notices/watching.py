@@ -69,6 +69,7 @@ class Watching:
         self._asking: dict[str, float] = {}
         self._failures: dict[str, int] = {}
         self._besides: dict[str, tuple[Problem, ...]] = {}
+        self._first: set[str] = set()
 
     def start(self, changed: Callable[[Mapping[str, Notice]], None]) -> None:
         """See the port."""
@@ -99,7 +100,18 @@ class Watching:
         """
         with self._lock:
             blind = [problem for look in self._looks if (problem := self._blind(look)) is not None]
-            return (*blind, *(problem for found in self._besides.values() for problem in found))
+        return (*blind, *self.besides())
+
+    def besides(self) -> tuple[Problem, ...]:
+        """What the looks themselves find wrong, by their last answers."""
+        with self._lock:
+            return tuple(problem for found in self._besides.values() for problem in found)
+
+    def asked(self) -> tuple[tuple[str, ...], tuple[Problem, ...]]:
+        """The looks that have neither answered nor failed so far, and what kept those that have failed."""
+        with self._lock:
+            waits = tuple(look.name for look in self._looks if look.name not in self._first and look.name not in self._why)
+            return waits, tuple(self._why[look.name] for look in self._looks if look.name in self._why)
 
     def once(self, look: Look) -> None:
         """Ask once, and tell of what is new."""
@@ -124,6 +136,7 @@ class Watching:
         with self._lock:
             self._asking.pop(name, None)
             self._failures.pop(name, None)
+            self._first.add(name)
             for problem in besides:
                 if problem not in self._besides.get(name, ()):
                     self._log(problem)
