@@ -86,16 +86,21 @@ async def _answered(ticket: Ticket, leading: "_Leading", stop: asyncio.Event) ->
         if (stop.is_set() or late) and ticket.withdraw():
             if stop.is_set():
                 return None
-            raise Retry(
-                Problem(
-                    code="SH964",
-                    what=f"the engine that leads hasn't looked at the plan within {ANSWER_S:g} s; nothing was done",
-                    remedy="See whether it hangs: `shunter status`",
-                    subject=ticket.name,
-                )
-            )
+            raise Retry(_unanswered(ticket, elected=leading.elected))
         await asyncio.sleep(PAUSE_S)
     return answer
+
+
+def _unanswered(ticket: Ticket, *, elected: bool) -> Problem:
+    remedy = "See whether it hangs: `shunter status`"
+    if elected:
+        remedy = f"Run this with the state folder of the engine that holds the Lease (SH554 says which). {remedy}"
+    return Problem(
+        code="SH964",
+        what=f"the engine that leads hasn't looked at the plan within {ANSWER_S:g} s; nothing was done",
+        remedy=remedy,
+        subject=ticket.name,
+    )
 
 
 async def _followed(
@@ -137,6 +142,7 @@ class _Leading:
 
     def __init__(self, settings: Settings, clock: Callable[[], float], on_problem: Callable[[Problem], None]) -> None:
         self._settings = msgspec.structs.replace(settings, listen="")
+        self.elected = settings.cluster is not None
         self._clock, self._on_problem = clock, on_problem
         self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -159,8 +165,10 @@ class _Leading:
 
     def keep(self) -> None:
         """Try to lead if nobody seems to, and make way for an engine that waits. Raises what keeps an engine from starting, but for another
-        that leads.
+        that leads. Where a Lease says who leads, it isn't for us to say: the plan is only handed over.
         """
+        if self.elected:
+            return
         if self._task is not None and self._task.done():
             self._ended(self._task)
         if self._task is not None and not self._stop.is_set() and wanted(self._settings.state):

@@ -1,12 +1,11 @@
 """`shunter engine` in a cluster: wait for the Lease, lead for as long as it is held, and say meanwhile who does."""
 
 import asyncio
-import contextlib
 import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from shunter.app.clustered import reached
 from shunter.app.engine import Backing
@@ -15,11 +14,14 @@ from shunter.app.upheld import BOUND_S, Upheld, known_epoch
 from shunter.cluster.access import Access
 from shunter.cluster.api import Api
 from shunter.cluster.elector import Elector, Term, Terms
-from shunter.model.errors import Problem, Retry
+from shunter.cluster.thread import Thread
+from shunter.model.errors import Problem, Retry, Stalled
 from shunter.model.ids import Epoch
 
 Run: TypeAlias = Callable[[asyncio.Event, Backing], Awaitable[None]]
 AGAIN_S: Final = 2.0
+STILL_S: Final = 60.0
+"""An engine whose event loop didn't come round for so long gives the lead up. Its ticks take a second, its longest writes some."""
 
 
 class Electing:
@@ -32,43 +34,55 @@ class Electing:
         self._settings, self._lease, self._tell, self._now = settings, lease, tell, now
         self._access: Access = reached(lease.kubeconfig, lease.context)
         self._namespace = lease.namespace or self._access.namespace
+        self._loop: asyncio.AbstractEventLoop
         self._leads = False
+        self._beat = 0.0
+        self._over = asyncio.Event()
+        """What was led with is closed."""
         self._said: tuple[str, str] | None = None
 
     async def lead(self, run: Run, stop: asyncio.Event) -> None:
         """Wait for the lead and `run` the engine until `stop` is set. Raises what `run` does, and Stalled SH550 when the lead was lost."""
-        api = Api(self._access)
-        try:
-            above = await self._above(api, stop)
-            if above is not None:
-                await self._stand(api, above, run, stop)
-        finally:
-            await api.aclose()
-
-    async def _stand(self, api: Api, above: Epoch, run: Run, stop: asyncio.Event) -> None:
-        elector = Elector(api, self._namespace, self._lease.name, identity(), terms=terms(self._lease), above=lambda: above, now=self._now)
+        self._loop = loop = asyncio.get_running_loop()
+        self._beat = time.monotonic()
+        beating = asyncio.create_task(self._beating(), name="heartbeat")
+        ended: asyncio.Future[None] = loop.create_future()
 
         async def work(term: Term) -> None:
             self._leads = True
-            await self._work(term, run, stop)
+            here = asyncio.run_coroutine_threadsafe(self._work(term, run, stop), loop)
+            await self._while_it_beats(asyncio.wrap_future(here))
 
-        leading = asyncio.create_task(elector.lead(work), name="elector")
+        async def stand() -> None:
+            try:
+                await self._stand(work)
+            except BaseException as error:
+                loop.call_soon_threadsafe(_settle, ended, error)
+                raise
+            loop.call_soon_threadsafe(_settle, ended, None)
+
+        thread = Thread("elector", stand)
+        try:
+            await self._until(stop, ended)
+        finally:
+            beating.cancel()
+            await asyncio.to_thread(thread.close)
+            await asyncio.gather(beating, return_exceptions=True)
+            if self._leads:
+                await self._over.wait()
+
+    async def _until(self, stop: asyncio.Event, ended: "asyncio.Future[None]") -> None:
+        """It has ended, or is to before it ever led: who leads finds out by itself."""
         stopping = asyncio.create_task(stop.wait())
         try:
-            while not leading.done():
-                await asyncio.wait([leading, stopping], timeout=AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
-                if stop.is_set() and not self._leads:
-                    break
-                if stop.is_set():
-                    await asyncio.wait([leading])
-                elif not self._leads:
-                    self._say(elector)
-            if leading.done():
-                leading.result()
+            while not ended.done() and (self._leads or not stop.is_set()):
+                waits: set[asyncio.Future[Any]] = {ended} if stop.is_set() else {ended, stopping}
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                ended.result()
         finally:
             stopping.cancel()
-            leading.cancel()
-            await asyncio.gather(leading, stopping, return_exceptions=True)
+            await asyncio.gather(stopping, return_exceptions=True)
 
     async def _work(self, term: Term, run: Run, stop: asyncio.Event) -> None:
         upheld = Upheld(lambda: Api(self._access, timeout_s=BOUND_S), self._namespace, term, self._now)
@@ -76,18 +90,54 @@ class Electing:
             await asyncio.to_thread(upheld.open)
             await run(stop, upheld.backing)
         finally:
-            upheld.close()
+            await asyncio.to_thread(upheld.close)
+            self._over.set()
 
-    async def _above(self, api: Api, stop: asyncio.Event) -> Epoch | None:
-        """The highest epoch that is known, once the API server tells it; None when it is time to stop."""
-        while not stop.is_set():
+    async def _beating(self) -> None:
+        while True:
+            self._beat = time.monotonic()
+            await asyncio.sleep(1.0)
+
+    # -- in the elector's thread, so that nothing that holds the engine up keeps it from renewing its Lease
+
+    async def _stand(self, work: Callable[[Term], Awaitable[None]]) -> None:
+        api = Api(self._access)
+        try:
+            above = await self._above(api)
+            elector = Elector(
+                api, self._namespace, self._lease.name, identity(), terms=terms(self._lease), above=lambda: above, now=self._now
+            )
+            leading = asyncio.create_task(elector.lead(work))
+            try:
+                while not leading.done():
+                    await asyncio.wait([leading], timeout=AGAIN_S)
+                    if not self._leads:
+                        self._say(elector)
+                leading.result()
+            finally:
+                leading.cancel()
+                await asyncio.gather(leading, return_exceptions=True)
+        finally:
+            await api.aclose()
+
+    async def _while_it_beats(self, working: "asyncio.Future[None]") -> None:
+        """An engine whose loop has stood still for long mustn't keep the lead. Raises Stalled SH556 for one."""
+        while not working.done():
+            await asyncio.wait([working], timeout=1.0)
+            still = time.monotonic() - self._beat
+            if still > STILL_S and not working.done():
+                what = f"the engine has done nothing for {still:.0f} s, and gives the lead up"
+                raise Stalled(Problem(code="SH556", what=what, remedy="Please report this, with its log", subject=self._lease.name))
+        working.result()
+
+    async def _above(self, api: Api) -> Epoch:
+        """The highest epoch that is known, once the API server tells it."""
+        while True:
             try:
                 return await known_epoch(api, self._namespace, self._settings.state)
             except Retry as error:
                 self._once("", error.problem)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), AGAIN_S)
-        return None
+            await asyncio.sleep(AGAIN_S)
 
     def _say(self, elector: Elector) -> None:
         if elector.problem is not None:
@@ -101,7 +151,18 @@ class Electing:
         """Once for as long as it is so."""
         if self._said != (problem.code, leader):
             self._said = (problem.code, leader)
-            self._tell(problem)
+            self._loop.call_soon_threadsafe(self._tell, problem)
+
+
+def _settle(ended: "asyncio.Future[None]", error: BaseException | None) -> None:
+    if ended.done():
+        return
+    if error is None:
+        ended.set_result(None)
+    elif isinstance(error, asyncio.CancelledError):
+        ended.cancel()
+    else:
+        ended.set_exception(error)
 
 
 def terms(lease: LeaseSettings) -> Terms:

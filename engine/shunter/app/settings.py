@@ -16,6 +16,8 @@ signers = "allowed_signers"
 voluntary = 16
 [health]                             # optional: ages from which the engine is not ready
 policies = "10m"
+[cluster]                            # optional: one of several engines in Kubernetes leads (docs/how-to/run-in-kubernetes.md)
+lasts = "15s"
 [prometheus]
 url = "http://prometheus:9090"
 [tls]

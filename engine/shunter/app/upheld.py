@@ -30,6 +30,8 @@ BOUND_S: Final = 2.0
 """How long a write of an operation may take: so long it holds up everything else, once."""
 _PATIENCE_S: Final = 4 * BOUND_S
 """For one that has to look what stands there, and to write again."""
+_EACH_S: Final = 0.1
+"""For each of many."""
 _LOAD_S: Final = 30.0
 _FAREWELL_S: Final = 3.0
 _LOST: Final = Problem(
@@ -86,7 +88,7 @@ class Upheld:
             return
         assert self._thread is not None
         try:
-            self._thread.call(self._ledger.put(records, together=together), _PATIENCE_S)
+            self._thread.call(self._ledger.put(records, together=together), _PATIENCE_S + _EACH_S * len(records))
         except Overtaken as error:
             raise Deposed(error.problem) from error
         except ShunterError as error:
@@ -96,12 +98,13 @@ class Upheld:
             raise Stalled(Problem(code="SH552", what=what, remedy="Look at the load of the engine's machine")) from error
 
     def remember(self, remembered: Remembered) -> None:
-        """See `Beyond`. Only what differs in more than ages and measurements."""
+        """See `Beyond`. Only what differs in more than ages and measurements, and without images: those that are left are reported."""
         gist = (places(remembered.fleet), remembered.notices)
         if gist == self._gist or self._thread is None or not self.held():
             return
         self._gist = gist
-        self._thread.soon(lambda: self._memory.offer(self.epoch, lambda: encode(remembered)))
+        kept = msgspec.structs.replace(remembered, fleet=msgspec.structs.replace(remembered.fleet, images=()))
+        self._thread.soon(lambda: self._memory.offer(self.epoch, lambda: encode(kept)))
 
     def open(self) -> None:
         """Load what the leaders before left. Blocks. Raises Retry as `Api.get` does, Stalled SH250, SH260 for an operation under way that
