@@ -14,11 +14,11 @@ from shunter.model.plan import OperationKind
 HOUR = 3600.0
 """How far back `EngineState.recent` reaches, in seconds.
 
-No policy can ask for more: a longer `cooldown` or `maxPerWindow.window` is refused when it is read, and all that is counted here (moves of a
-worker, changes of a graph, moves that would be taken back, failures in a row) is counted within it. It is an hour because the records go into
-each decision, each preview and each record of a decision, and because of how many there are: 10,000 workers with an image every five minutes
-end 120,000 operations in an hour. What must wait for longer is a matter of a `for`, which reads metrics and can be as long as they are kept,
-or of a person.
+No policy can ask for more: a longer `cooldown` or `maxPerWindow.window` is refused when it is read, and all that is counted here (moves of
+a worker, changes of a graph, moves that would be taken back, failures in a row) is counted within it. It is an hour because the records go
+into each decision, each preview and each record of a decision, and because of how many there are: 10,000 workers with an image every five
+minutes end 120,000 operations in an hour. What must wait for longer is a matter of a `for`, which reads metrics and can be as long as they
+are kept, or of a person.
 """
 FAILURES = (Status.ROLLED_BACK, Status.FAILED)
 _FORGOTTEN = 1000

@@ -212,3 +212,48 @@ def test_a_recorded_snapshot_is_the_one_that_was_decided_on(look, tmp_path: Path
     (tmp_path / "p.yaml").write_bytes(POLICIES.replace(b"role: prefill", b"graph: tinny"))
     assert execute(["validate", "p.yaml", "--fleet", "fleet.json"]) == 0
     assert b"SH143 warning: the fleet has no graph tinny" in capsysbinary.readouterr().out
+
+
+def test_of_a_policy_what_it_makes_of_all(look, capsys: pytest.CaptureFixture[str]):
+    look(seen())
+    assert execute(["why", "policy/images-when-quiet"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("images-when-quiet (CheckpointPolicy, mode enforce) at ")
+    assert "can't tell for 1: decode-1" in text
+    assert "does nothing for 2: decode-0, prefill-0" in text
+    assert "worker.kvUsage is 0.9, and would have to be < 0.5" in " ".join(text.split())
+    assert execute(["why", "policy/images-when-quiet", "--format", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [(g["number"], g["example"]["verdict"]) for g in shown["groups"]] == [(1, "inconclusive"), (2, "pass")]
+    assert "worker.waiting (query returned 0 series)" in shown["groups"][0]["example"]["needed"]
+
+
+def test_of_a_node_who_is_on_it_and_who_comes(look, capsys: pytest.CaptureFixture[str]):
+    notice = Notice(id=NoticeId("n1"), kind=NoticeKind.PREEMPTION, node=NodeId("node-a"), seen_at=NOW - 5, deadline=NOW + 600)
+    look(seen(notices=(notice,)))
+    assert execute(["why", "node/node-a"]) == 0
+    text = capsys.readouterr().out
+    assert "1 free slots; preemption: a notice is open for it" in text
+    assert "goes      move decode-0 from node-a/0 to node-b/1" in text
+    assert "  save-sessions (PreemptionPolicy) acts" in text
+    assert "prefill-only" not in text, "it has nothing to do with who is there"
+    assert execute(["why", "node/node-b", "--format", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["node"], shown["against"], [o["worker"] for o in shown["arriving"]]) == ("node-b", "", ["decode-0"])
+    assert [name for name, _ in shown["workers"]] == ["decode-1"]
+
+
+@pytest.mark.parametrize(
+    ("subject", "said"),
+    [
+        ("policy/images-when-quite", "there is no policy images-when-quite in the set"),
+        ("node/node-x", "there is no node node-x in the fleet"),
+        ("worker/decode-9", "there is no worker decode-9 in the fleet"),
+        ("pod/decode-0", "there is no worker pod/decode-0 in the fleet"),
+    ],
+)
+def test_who_isnt_there_is_said(look, capsys: pytest.CaptureFixture[str], subject: str, said: str):
+    look(seen())
+    assert execute(["why", subject]) == 1
+    assert f"SH940 {subject.partition('/')[2] if 'pod' not in subject else subject}: {said}" in capsys.readouterr().err
+    assert execute(["why", "worker/decode-0"]) == 0
