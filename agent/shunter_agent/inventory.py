@@ -7,6 +7,7 @@ from shunter.wire import agent_pb2 as pb
 from shunter_agent.convert import image_message, notice_message, spec_message
 from shunter_agent.journal import WorkerRow
 from shunter_agent.node import Node
+from shunter_agent.sizes import Sizes
 
 
 def _version() -> str:
@@ -16,10 +17,10 @@ def _version() -> str:
         return ""
 
 
-async def report(node: Node) -> pb.NodeReport:
-    """Everything an engine plans with. Memory and images are read anew; facts are those of the agent's start."""
+async def report(node: Node, sizes: Sizes | None = None) -> pb.NodeReport:
+    """Everything an engine plans with. Images are read anew, and so is memory without `sizes`; facts are those of the agent's start."""
     workers = tuple(node.journal.workers().values())
-    memory = await node.in_thread(lambda: [node.runtime.memory(row.process) for row in workers])
+    memory = await (sizes or Sizes(node)).of(workers)
     images = await node.in_thread(node.depot.all)
     return pb.NodeReport(
         node=node.settings.node,

@@ -20,6 +20,7 @@ from shunter_agent.orders.source import Source
 from shunter_agent.orders.transfers import Transfers
 from shunter_agent.preflight import preflight
 from shunter_agent.refusals import Undone
+from shunter_agent.sizes import Sizes
 from shunter_agent.tls import ENGINE, TlsFiles
 
 M = TypeVar("M", bound=Message)
@@ -56,10 +57,11 @@ class AgentService(rpc.AgentServicer):
         self.source = Source(orders)
         self.destination = Destination(orders)
         self._transfers = Transfers(orders)
+        self._sizes = Sizes(node)
 
     async def Inventory(self, request: pb.InventoryRequest, context: Context) -> pb.NodeReport:
         """See schemas/agent.proto, as for all that follow."""
-        return await self._answer(context, lambda: inventory.report(self._node))
+        return await self._answer(context, lambda: inventory.report(self._node, self._sizes))
 
     async def Journal(self, request: pb.JournalRequest, context: Context) -> pb.JournalReply:  # noqa: D102
         return await self._answer(context, lambda: inventory.journal(self._node, request.operation))

@@ -24,12 +24,15 @@ WHOLE: Final = frozenset({Step.FROZEN, Step.DUMPED, Step.RELEASED})
 
 def linked(operations: Iterable[PlannedOperation]) -> list[frozenset[OperationId]]:
     """The chains among them, one that is linked to nothing being a chain of its own. Names in `after` count as linked too."""
-    chains: list[frozenset[OperationId]] = []
-    for planned in operations:
-        own = frozenset({planned.id, *planned.after})
-        joined = own.union(*(chain for chain in chains if chain & own))
-        chains = [*(chain for chain in chains if not chain & own), joined]
-    return chains
+    chains: dict[int, set[OperationId]] = {}
+    of: dict[OperationId, int] = {}
+    for number, planned in enumerate(operations):
+        own = {planned.id, *planned.after}
+        for other in sorted({of[name] for name in own if name in of}):
+            own |= chains.pop(other)
+        chains[number] = own
+        of.update(dict.fromkeys(own, number))
+    return [frozenset(chain) for chain in chains.values()]
 
 
 def ancestry(planned: PlannedOperation, find: Find) -> dict[OperationId, PlannedOperation]:

@@ -4,7 +4,7 @@ dump at a time on each node.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -16,7 +16,7 @@ from shunter.model.errors import Problem, Rejected, ShunterError, Stalled
 from shunter.model.ids import Digest, NodeId, OperationId
 from shunter.model.operation import OperationRecord, Outcome, Status
 from shunter.model.plan import Plan, PlannedOperation
-from shunter.model.record import RecordKind
+from shunter.model.record import Record, RecordKind
 
 VOLUNTARY: Final = 16
 """Voluntary chains under way at a time unless the settings say otherwise. What a fleet can spare is said by budgets, by shares of pools and
@@ -58,8 +58,12 @@ class Scheduler:
         *,
         voluntary: int = VOLUNTARY,
         on_error: Callable[[OperationId, ShunterError], None] = lambda _id, _error: None,
+        note: Callable[[Sequence[Record]], object] | None = None,
     ) -> None:
-        """`voluntary` chains may be under way at a time, an operation without `after` being one of its own."""
+        """`voluntary` chains may be under way at a time, an operation without `after` being one of its own. `note` takes the records of
+        what was never begun, which nothing waits for; None: they go where all others go.
+        """
+        self._note = note or self._audit
         self._executor = executor
         self._store = executor.parts.store
         self._voluntary = voluntary
@@ -73,8 +77,9 @@ class Scheduler:
         self._stopped = False
         executor.heard = self._heard
 
-    def offer(self, plan: Plan) -> None:
+    def offer(self, plan: Plan, *, whole: bool = True) -> None:
         """Take on a plan: its operations are started as soon as they may be; older ones that weren't started and aren't in it are dropped.
+        Of a plan that isn't `whole`, but what a notice asks for alone, only those that are in its way.
 
         An involuntary chain that waits is dropped too when the newer plan has another operation for one of its workers. A voluntary one of
         an accepted plan is given up if it waits where the newer plan has something involuntary for its worker or a slot. Previews and
@@ -85,7 +90,7 @@ class Scheduler:
         new = [o for o in plan.operations if not o.preview and self._store.get(o.id) is None]
         if new:
             self._store.consume(plan.digest, self._executor.parts.clock())
-        self._drop_outdated(new)
+        self._drop_outdated(new, whole=whole)
         self._make_way(new)
         for planned in new:
             self._waiting.pop(planned.id, None)  # the newer plan's order counts
@@ -174,16 +179,27 @@ class Scheduler:
 
     # -- what isn't begun any more
 
-    def _drop_outdated(self, new: list[PlannedOperation]) -> None:
+    def _drop_outdated(self, new: list[PlannedOperation], *, whole: bool) -> None:
         """A chain goes as a whole: room that nobody comes to isn't to be made."""
         ids = {o.id for o in new}
         workers = {o.worker for o in new}
+        wanted = {subject for o in new for subject in subjects(o)}
         older = {w.planned.id: w for w in self._waiting.values() if w.planned.id not in ids}
-        outdated = {w.planned.id for w in older.values() if w.planned.lane == "voluntary" or w.planned.worker in workers}
-        for chain in linked(w.planned for w in older.values()):
-            if chain & outdated:
-                for waiting in [w for w in older.values() if w.planned.id in chain]:
-                    self._supersede(waiting, problem("SH527", "a newer plan doesn't have it", "Nothing to do", waiting.planned.id))
+
+        def outdated(planned: PlannedOperation) -> bool:
+            if planned.lane == "voluntary":
+                return whole or bool(wanted & subjects(planned))
+            return planned.worker in workers
+
+        gone = {name for name, w in older.items() if outdated(w.planned)}
+        fallen = frozenset[OperationId]().union(*(chain for chain in linked(w.planned for w in older.values()) if chain & gone))
+        records = [
+            self._superseded(waiting, problem("SH527", "a newer plan doesn't have it", "Nothing to do", name))
+            for name, waiting in older.items()
+            if name in fallen
+        ]
+        if records:
+            self._note(records)
 
     def _make_way(self, new: list[PlannedOperation]) -> None:
         """Nobody who must leave stays because of what is voluntary and waits: not for its worker, nor for its slots."""
@@ -195,7 +211,14 @@ class Scheduler:
             with contextlib.suppress(Stalled):  # on a full disk it can't begin either, and is given up later
                 self._give_up(record.id, f"{by} can't wait, and needs its worker or a slot of it")
 
+    def _audit(self, records: Sequence[Record]) -> None:
+        for record in records:
+            self._executor.parts.audit(record)
+
     def _supersede(self, waiting: Waiting, why: Problem) -> None:
+        self._executor.parts.audit(self._superseded(waiting, why))
+
+    def _superseded(self, waiting: Waiting, why: Problem) -> Record:
         """Only audited, not stored: it was never begun, so the same decision may be made again under the same id."""
         planned = waiting.planned
         parts = self._executor.parts
@@ -209,7 +232,7 @@ class Scheduler:
             created_at=now,
             outcome=Outcome(status=Status.SUPERSEDED, at=now, code=why.code, reason=why.what),
         )
-        parts.audit(told(parts, record, RecordKind.OUTCOME, f"{planned.kind.value}: {Status.SUPERSEDED.value}"))
+        return told(parts, record, RecordKind.OUTCOME, f"{planned.kind.value}: {Status.SUPERSEDED.value}")
 
     def _release_urgent(self, stuck: OperationId) -> None:
         """What is urgent doesn't wait for an answer that may never come: freed from its chain, another way is found for its worker."""
@@ -252,12 +275,10 @@ class Scheduler:
 
     def _has_room(self, planned: PlannedOperation) -> bool:
         taken = {subject for other, _ in self._running.values() for subject in subjects(other)}
-        if taken & subjects(planned):
+        if taken & subjects(planned) or not (planned.lane == "involuntary" or self._may_be_voluntary(planned)):
             return False
         node = dumps_on(planned)
-        if node is not None and node in self._dumping():
-            return False
-        return planned.lane == "involuntary" or self._may_be_voluntary(planned)
+        return node is None or node not in self._dumping()
 
     def _dumping(self) -> frozenset[NodeId]:
         """Nodes on which a dump is under way."""

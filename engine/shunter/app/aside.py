@@ -57,6 +57,13 @@ class Aside:
 
         return await self.do(done)
 
+    def later(self, work: Callable[[], None]) -> None:
+        """Have it done, and don't wait; after whatever else was given before."""
+        if self._loop is None:
+            work()
+        else:
+            self._loop.call_soon_threadsafe(work)
+
     def hold(self) -> None:
         """Have the thread stand still until `release`, but no longer than `LONGEST_S`."""
         self._free.clear()

@@ -7,16 +7,20 @@ knows them.
 A tick that had looked before the notice came decides without it. What it plans then isn't offered, and the next tick begins at once.
 """
 
+import asyncio
 from typing import Final
 
 import msgspec
 
+from shunter.app.aside import Aside
+from shunter.app.collector import paused
+from shunter.app.digests import Digests
 from shunter.app.duty import Duty
 from shunter.audit.decisions import Tracker
 from shunter.decide.evaluate import evaluate
 from shunter.lang.bulk import BulkCelRules
 from shunter.model.canon import digest
-from shunter.model.ids import Epoch
+from shunter.model.ids import Epoch, NoticeId
 from shunter.model.operation import EngineState
 from shunter.model.plan import Evaluation
 from shunter.model.policy import FleetProfile, PolicySet, PreemptionPolicy
@@ -27,6 +31,30 @@ IN_A_ROW: Final = 3
 """So many ticks in a row are overtaken by notices at most: then one is carried out as it is. Whoever offers what, no worker is ordered
 about twice and no slot given away twice: the scheduler sees to it, and what doesn't fit any more is given up and planned anew.
 """
+
+
+_FAR_S: Final = 600.0
+HASTE_S: Final = 0.15
+"""For so many seconds after a notice, what can wait stands still; or until its first worker is out of the router's sight."""
+
+
+class Haste:
+    """The first orders after a notice have the processor for themselves."""
+
+    def __init__(self, aside: Aside) -> None:
+        self._aside = aside
+        self._end: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """A notice has come."""
+        self._aside.hold()
+        if self._end is not None:
+            self._end.cancel()
+        self._end = asyncio.get_running_loop().call_later(HASTE_S, self.end)
+
+    def end(self) -> None:
+        """Let everything go on. Idempotent."""
+        self._aside.release()
 
 
 class Heard(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,11 +79,19 @@ class Heeding:
         """Notices that were heeded: a tick that sees another number at its end than at its beginning was overtaken."""
         self.samples = Samples()
         """As they were last measured: what is involuntary doesn't wait for newer ones."""
+        self.digests = Digests()
+        """Of the last tick's snapshot."""
 
     def overtook(self, began: int) -> bool:
         """Whether the tick that began at this `number` is to be dropped."""
-        self._overtaken = self._overtaken + 1 if self.number != began else 0
-        return 0 < self._overtaken <= IN_A_ROW
+        if self.number == began or self._overtaken >= IN_A_ROW:
+            return False
+        self._overtaken += 1
+        return True
+
+    def kept_up(self) -> None:
+        """A tick came to its end."""
+        self._overtaken = 0
 
     def news(self, notice: Notice) -> bool:
         """Take the notice into what is seen; False if it is there already."""
@@ -74,11 +110,27 @@ class Heeding:
         if policies is None or not duty.looks_ahead:
             return None
         snapshot = Snapshot(at=now, fleet=duty.scene.fleet, samples=self.samples, notices=duty.scene.notices)
-        evaluation = evaluate(policies, [snapshot], state, now, self._rules, duty.profile)
+        self.digests.take(snapshot)
+        with paused():
+            evaluation = evaluate(policies, [snapshot], state, now, self._rules, duty.profile)
         if not any(not o.preview for o in evaluation.plan.operations):
             return None
         _, records = Tracker().observe(msgspec.structs.replace(evaluation, findings=()), now, self._epoch, snapshot.fleet)
         return Heard(evaluation=evaluation, policies=policies, snapshot=snapshot, state=state, records=records)
+
+    def rehearse(self, now: float) -> None:
+        """Once for each set of policies, decide as if a node went, and forget it: the first time takes longest, for compiling."""
+        whole, scene = self._duty.feed.current, self._duty.scene
+        node = next((w.node for w in scene.fleet.workers if w.node is not None), None)
+        if whole is None or node is None or (self._policies is not None and self._policies[0] is whole):
+            return
+        policies = self._urgent()
+        assert policies is not None, "there are some"
+        kinds = {kind for p in policies.policies if isinstance(p.document, PreemptionPolicy) for kind in p.document.spec.notices}
+        notices = tuple(Notice(id=NoticeId(f"rehearsal-{k}"), kind=k, node=node, seen_at=now, deadline=now + _FAR_S) for k in sorted(kinds))
+        snapshot = Snapshot(at=now, fleet=scene.fleet, samples=self.samples, notices=notices)
+        self.digests.take(snapshot)
+        evaluate(policies, [snapshot], EngineState(), now, self._rules, self._duty.profile)
 
     def _urgent(self) -> PolicySet | None:
         whole = self._duty.feed.current

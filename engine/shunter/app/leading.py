@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from shunter.act.agents import AgentClient
@@ -20,13 +20,13 @@ from shunter.act.store import Store
 from shunter.act.unfence import Unfencing
 from shunter.app import gone
 from shunter.app.applications import Applications
-from shunter.app.aside import Aside
+from shunter.app.aside import Aside, Breathing
 from shunter.app.astray import astray
 from shunter.app.collector import paused
 from shunter.app.degraded import Watch, urgent
 from shunter.app.duty import Duty, Told
 from shunter.app.following import Following
-from shunter.app.heeding import Heeding
+from shunter.app.heeding import Haste, Heeding
 from shunter.app.keeping import Keeping
 from shunter.app.overtaken import overtaken
 from shunter.app.recheck import Now
@@ -43,8 +43,8 @@ from shunter.decide.hold import horizon
 from shunter.model.canon import plain
 from shunter.model.errors import ShunterError, Stalled
 from shunter.model.finding import Verdict, tally
-from shunter.model.ids import Epoch, NodeId, NoticeId, OperationId
-from shunter.model.operation import OperationRecord
+from shunter.model.ids import Epoch, NodeId, OperationId
+from shunter.model.operation import OperationRecord, Step
 from shunter.model.plan import Evaluation
 from shunter.model.policy import PolicySet
 from shunter.model.record import Record, RecordKind
@@ -54,6 +54,8 @@ from shunter.wire import convert
 
 HISTORY_MARGIN_S = 15.0
 """Snapshots are kept for the longest `for` of the policies and this much more."""
+AT_ONCE = 32
+"""Records of a tick that are written at a time, which takes some 10 ms."""
 TICK_AFTER_S = 0.2
 """Seconds from an order that a notice asked for to the next tick."""
 News: TypeAlias = tuple[Tracker, tuple[Record, ...]]
@@ -81,11 +83,10 @@ class Leading:
         self.prometheus = prometheus
         self.aside = Aside()
         self.heeding = Heeding(duty, self.epoch)
+        self.haste = Haste(self.aside)
         world = World(agents, prometheus, duty.settings.prometheus.catalog(), self.aside)
-        self.sight = Sight(duty, store, watch, world, tuple(agents), self.voice)
+        self.sight = Sight(duty, store, watch, world, tuple(agents), self.voice, self.aside)
         self.following = Following(duty, self.voice, lambda policies: keeping.keeper.learn(policies) if keeping else None)
-        self.fresh: set[NoticeId] = set()
-        """Notices that came since the last tick."""
         self.sightings = Sightings(duty.settings.state, float(duty.settings.tick))
         self.snapshots: deque[Snapshot] = deque()
         """Those behind the policies' `for`, oldest first."""
@@ -106,7 +107,12 @@ class Leading:
             times=Times(hold=float(duty.settings.hold)),
         )
         self.executor = Executor(parts, self.epoch)
-        self.scheduler = Scheduler(self.executor, voluntary=duty.settings.limits.voluntary, on_error=self._unsettled)
+        self.scheduler = Scheduler(
+            self.executor,
+            voluntary=duty.settings.limits.voluntary,
+            on_error=self._unsettled,
+            note=lambda records: self.aside.later(lambda: self._write(records)),
+        )
         self.turns = Turns(duty.settings.state, self.epoch)
         self.unfencing = Unfencing(
             parts,
@@ -184,20 +190,21 @@ class Leading:
         duty = self.duty
         self.check_disk()
         policies = duty.feed.current
-        began, hurry = self.heeding.number, bool(self.fresh)
-        self.fresh.clear()
-        snapshot = await self.sight.snapshot(policies, now, urgent=hurry)
+        news = await self.sight.look(now)
+        self._make_way(now)
+        if news:  # of which no stream has told
+            self._hurry_quietly(now)
+        began = self.heeding.number
+        snapshot = await self.sight.snapshot(policies, now)
         self._ages(now)
         if policies is not None:
             self.take_back(policies)
-        self._make_way(now)
         self.unfencing.look(duty.scene.fleet, duty.scene.notices, now)
         self._apply(now, policies)
         if policies is None or not duty.looks_ahead:
             self.scheduler.pump()
             return
-        if not hurry:
-            self.heeding.samples = snapshot.samples
+        self.heeding.samples = snapshot.samples
         await self._decide(snapshot, policies, now, began)
 
     async def _decide(self, snapshot: Snapshot, policies: PolicySet, now: float, began: int) -> None:
@@ -209,10 +216,12 @@ class Leading:
             unkept = await self.aside.call(lambda: self.sightings.note(snapshot, horizon(policies)))
             self.voice.tell_or_clear("sightings", unkept)
         state, snapshots, crowded = self.store.state(now), list(self.snapshots), self.trail.crowded
+        digests = self.heeding.digests.copy()
 
         def weigh() -> tuple[Evaluation, News | None, Counter[Verdict]]:
+            digests.take(snapshot)
             with paused(), duty.metrics.decide_seconds.time():
-                found = evaluate(policies, snapshots, state, now, duty.rules, duty.profile)
+                found = evaluate(policies, snapshots, state, now, Breathing(duty.rules, self.aside.breathe), duty.profile)
             news = None if crowded else self.tracker.observe(found, now, self.epoch, snapshot.fleet)
             return found, news, tally(found.findings)
 
@@ -225,7 +234,7 @@ class Leading:
         if not duty.decides and not plan.operations:
             self.scheduler.pump()
             return
-        told = self.account(news)
+        told = await self.account(news)
         if self.keeping and self.watch.now is None:
             self.keeping.keeper.offer(told, evaluation, policies, snapshots, state, duty.profile)
             self.voice.tell_or_clear("audit's upkeep", self.keeping.house(now))
@@ -233,6 +242,12 @@ class Leading:
         for verdict in Verdict:
             duty.metrics.findings.labels(verdict.value).set(verdicts[verdict])
         duty.on_tick(Told(snapshot=snapshot, evaluation=evaluation, policies=policies, plan_changed=_has_plan(told)))
+        if self.heeding.overtook(began):
+            duty.wake.set()
+            return
+        self.heeding.kept_up()
+        self.heeding.digests = digests
+        self.heeding.rehearse(now)
         self.scheduler.offer(plan)
         self.turns.note(self.scheduler.waiting)
 
@@ -272,13 +287,20 @@ class Leading:
             return False
         return True
 
-    def account(self, news: News | None) -> tuple[Record, ...]:
-        """Record what changed in the decisions. None: what can be told later is, as too much waits for the disk."""
+    async def account(self, news: News | None) -> tuple[Record, ...]:
+        """Record what changed in the decisions, in pieces between which orders can be given. None: what can be told later is, as too much
+        waits for the disk.
+        """
         if news is None:
             return ()
         self.tracker, records = news
-        self.trail.add(records)
+        await self.aside.call(lambda: self._write(records))
         return records
+
+    def _write(self, records: Sequence[Record]) -> None:
+        for begin in range(0, len(records), AT_ONCE):
+            self.aside.breathe()
+            self.trail.add(records[begin : begin + AT_ONCE])
 
     def check_disk(self) -> None:
         """See whether the engine's disk takes writes, and say so when that changed."""
@@ -315,26 +337,31 @@ class Leading:
         """Order what the notice asks for, now, by what was last seen. The next tick sees to the rest."""
         if not self.heeding.news(notice):
             return
-        self.fresh.add(notice.id)
         self.sight.heard(notice)
-        now, hurried = self.duty.clock(), False
-        try:
-            self.voice.record(RecordKind.NOTICE, notice.node, f"{notice.kind.value} of {notice.node}", {"notice": plain(notice)})
-            self._make_way(now)
-            hurried = self._hurry(now)
-        except Stalled as error:
-            self.voice.tell(error.problem)
-        if hurried:  # the orders come first
+        now = self.duty.clock()
+        self.haste.begin()
+        said = self.voice.made(RecordKind.NOTICE, notice.node, f"{notice.kind.value} of {notice.node}", {"notice": plain(notice)})
+        self._make_way(now)
+        if self._hurry_quietly(now, (said,)):  # the orders come first
             asyncio.get_running_loop().call_later(TICK_AFTER_S, self.duty.wake.set)
         else:
+            self.haste.end()
             self.duty.wake.set()
 
-    def _hurry(self, now: float) -> bool:
+    def _hurry_quietly(self, now: float, said: tuple[Record, ...] = ()) -> bool:
+        """Whether anything was ordered. `said` is recorded, with the plan if there is one."""
+        try:
+            return self._hurry(now, said)
+        except Stalled as error:
+            self.voice.tell(error.problem)
+            return False
+
+    def _hurry(self, now: float, said: tuple[Record, ...]) -> bool:
         heard = self.heeding.decide(self.store.state(now), now)
+        self.trail.add((*said, *(heard.records if heard is not None else ())))
         if heard is None:
             return False
-        self.trail.add(heard.records)
-        self.scheduler.offer(heard.evaluation.plan)
+        self.scheduler.offer(heard.evaluation.plan, whole=False)
         if self.keeping and self.watch.now is None:
             kept = heard.evaluation, heard.policies, [heard.snapshot], heard.state, self.duty.profile
             self.keeping.keeper.offer(heard.records, *kept)
@@ -350,6 +377,8 @@ class Leading:
                 self.duty.metrics.stopped.labels(kind).observe(record.outcome.measured.stopped)
             self.sight.ended(record)
             self.duty.wake.set()
+        elif record.step is Step.FENCED:  # what comes next is the freeze, which takes long by itself
+            asyncio.get_running_loop().call_soon(self.haste.end)
         self.duty.on_step(record)
 
     def _unsettled(self, _operation: OperationId, error: ShunterError) -> None:

@@ -6,6 +6,7 @@ import msgspec
 
 from shunter.act.store import Store
 from shunter.app import gone
+from shunter.app.aside import Aside
 from shunter.app.degraded import Watch, places
 from shunter.app.duty import Duty
 from shunter.app.settled import settled
@@ -21,14 +22,18 @@ from shunter.model.record import RecordKind
 from shunter.model.sample import Known, say
 from shunter.model.snapshot import Fleet, Notice, Samples, Snapshot
 
-URGENT_METRICS_S = 0.1
-"""How long a tick waits for metrics when a notice is new: what is involuntary never waits for them."""
+SAVE_S = 30.0
+"""A fleet in which nothing has changed its place is written down so often, for what was measured of it."""
 
 
 class Sight:
     """Looks for the engine, and keeps `duty.scene` up to date."""
 
-    def __init__(self, duty: Duty, store: Store, watch: Watch, world: World, nodes: Collection[NodeId], voice: Voice) -> None:
+    def __init__(
+        self, duty: Duty, store: Store, watch: Watch, world: World, nodes: Collection[NodeId], voice: Voice, aside: Aside | None = None
+    ) -> None:
+        """What takes long is done `aside`; None: where it is called."""
+        self._aside = aside or Aside()
         self._duty, self._store, self._watch, self.world, self._voice = duty, store, watch, world, voice
         self.nodes = nodes
         self.gone: frozenset[NodeId] = frozenset()
@@ -40,6 +45,8 @@ class Sight:
         """Operations that ended since the last look began."""
         self._heard: list[Notice] = []
         """Notices that came since then."""
+        self._saved_at = float("-inf")
+        self._saved: tuple[Notice, ...] = ()
 
     def recall(self) -> None:
         """Begin with what the engine before remembered."""
@@ -58,16 +65,15 @@ class Sight:
         """A notice that is in the scene already isn't lost by a look that began before it came."""
         self._heard.append(notice)
 
-    async def snapshot(self, policies: PolicySet | None, now: float, *, urgent: bool) -> Snapshot:
-        """Look, and measure when anything is to be decided. An `urgent` one hardly waits for metrics."""
-        await self.look(now)
+    async def snapshot(self, policies: PolicySet | None, now: float) -> Snapshot:
+        """The scene, and what is measured of it when anything is to be decided."""
         scene, duty = self._duty.scene, self._duty
         if policies is None or not duty.looks_ahead:
             return Snapshot(at=now, fleet=scene.fleet, notices=scene.notices)
-        within = URGENT_METRICS_S if urgent else float(duty.settings.prometheus.deadline)
-        samples = await self.world.measure(scene.fleet, policies, now, within_s=within)
+        fleet, notices = scene.fleet, scene.notices
+        samples = await self.world.measure(fleet, policies, now, within_s=float(duty.settings.prometheus.deadline))
         self._measured(samples, now)
-        return Snapshot(at=now, fleet=scene.fleet, samples=samples, notices=scene.notices)
+        return Snapshot(at=now, fleet=fleet, samples=samples, notices=notices)
 
     def _measured(self, samples: Samples, now: float) -> None:
         """Note whether metrics come at all. A fleet without a live worker has none, and lacks none."""
@@ -80,8 +86,8 @@ class Sight:
         problem = Problem(code="SH530", what=what, remedy="Look at Prometheus and its scrapes", subject="metrics")
         self._voice.tell_or_clear("metrics", problem)
 
-    async def look(self, now: float) -> None:
-        """Ask every agent for its node."""
+    async def look(self, now: float) -> bool:
+        """Ask every agent for its node. Whether there is a notice that nobody had told of."""
         scene, state = self._duty.scene, self._duty.settings.state
         said = gone.declared(state)
         known, active = tuple(n for n in scene.notices if n.source != gone.SOURCE), self._store.active()
@@ -96,6 +102,7 @@ class Sight:
         self._meanwhile.clear()
         self._heard.clear()
         inventory = await self.world.look(memory, now)
+        moved = await self._aside.call(lambda: places(inventory.fleet) != places(scene.fleet))
         self.silence.looked(self.world.unreachable, inventory.notices, now)
         # what ended while we looked is news to what was seen
         inventory = msgspec.structs.replace(
@@ -105,7 +112,7 @@ class Sight:
         answering = frozenset(self.nodes) - frozenset(self.world.unreachable)
         for problem in gone.void(said, answering):
             self._voice.tell(problem)
-        self._remember(inventory.fleet, inventory.notices, now)
+        self._remember(inventory.fleet, inventory.notices, now, moved=moved)
         scene.fleet, scene.notices, self.gone = inventory.fleet, inventory.notices, inventory.gone
         if answering:
             self.looked_at = now
@@ -113,10 +120,11 @@ class Sight:
         self._duty.metrics.fleet.show(inventory.fleet, inventory.notices, active, self.nodes, self.world.unreachable, now)
         for problem in inventory.problems:
             self._voice.tell(problem)
-        for notice in inventory.notices:
-            if notice.id not in before:
-                what = f"{notice.kind.value} of {notice.node}"
-                self._voice.record(RecordKind.NOTICE, notice.node, what, {"notice": plain(notice)})
+        news = [notice for notice in inventory.notices if notice.id not in before]
+        for notice in news:
+            what = f"{notice.kind.value} of {notice.node}"
+            self._voice.record(RecordKind.NOTICE, notice.node, what, {"notice": plain(notice)})
+        return bool(news)
 
     def _tell_of_nodes(self, fleet: Fleet, clocks: Mapping[NodeId, Problem]) -> None:
         for node in self.nodes:
@@ -126,12 +134,12 @@ class Sight:
         for seen in fleet.nodes:
             self._voice.tell_or_clear(f"notices {seen.id}", next(iter(seen.problems), None))
 
-    def _remember(self, fleet: Fleet, notices: tuple[Notice, ...], now: float) -> None:
-        scene = self._duty.scene
-        if (fleet, notices) == (scene.fleet, scene.notices):
-            return
-        if self._watch.now is None or notices != scene.notices or places(fleet) != places(scene.fleet):  # not each tick on a full disk
+    def _remember(self, fleet: Fleet, notices: tuple[Notice, ...], now: float, *, moved: bool) -> None:
+        """Not each tick: a large fleet takes long to write, and orders wait meanwhile. On a full disk only what must be remembered."""
+        due = now - self._saved_at >= SAVE_S and self._watch.now is None
+        if due or moved or notices != self._saved:
             self._store.save_fleet(fleet, notices, now)
+            self._saved_at, self._saved = now, notices
 
 
 def _with(notices: tuple[Notice, ...], heard: list[Notice]) -> tuple[Notice, ...]:

@@ -33,10 +33,13 @@ class Voice:
 
     def record(self, kind: RecordKind, subject: str, what: str, body: Mapping[str, object] | None = None) -> None:
         """One line of the audit."""
-        record = Record(
+        self._trail.add([self.made(kind, subject, what, body)])
+
+    def made(self, kind: RecordKind, subject: str, what: str, body: Mapping[str, object] | None = None) -> Record:
+        """The line, for who has more to add with it."""
+        return Record(
             at=self._clock(), kind=kind, subject=subject, what=what, epoch=self._epoch, commit=self.commit(), body=dict(body or {})
         )
-        self._trail.add([record])
 
     def tell(self, problem: Problem) -> None:
         """Say a problem once for as long as it is the same."""

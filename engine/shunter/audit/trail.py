@@ -5,6 +5,7 @@ What the journal doesn't take waits in memory, and so does all that comes after 
 `written`, when it was written, both in seconds since the epoch. Its own `at` is, as always, when it happened.
 """
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -40,11 +41,12 @@ class Writable(Protocol):
 
 
 class Trail:
-    """See the module. `problem` is why the journal didn't take the last write; None when it did."""
+    """See the module. For any thread, each call whole. `problem` is why the journal didn't take the last write; None when it did."""
 
     def __init__(self, journal: Writable, clock: Callable[[], float]) -> None:
         self._journal, self._clock = journal, clock
         self._waiting: deque[tuple[float, Record]] = deque()
+        self._turn = threading.RLock()
         self.problem: Problem | None = None
 
     @property
@@ -66,14 +68,19 @@ class Trail:
         """Take records; True when they are durable. While others wait, they wait too: `retry` writes them."""
         if not records:
             return self.problem is None
-        if not self._waiting and self._written(records):
-            return self.problem is None
-        now = self._clock()
-        self._waiting.extend((now, record) for record in records)
-        return False
+        with self._turn:
+            if not self._waiting and self._written(records):
+                return self.problem is None
+            now = self._clock()
+            self._waiting.extend((now, record) for record in records)
+            return False
 
     def retry(self) -> bool:
         """Write what waits, oldest first; True when nothing waits any more and the head is written."""
+        with self._turn:
+            return self._retry()
+
+    def _retry(self) -> bool:
         while self._waiting:
             batch = list(islice(self._waiting, _BATCH))
             if not self._written([_marked(record, at, self._clock()) for at, record in batch]):

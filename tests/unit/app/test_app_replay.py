@@ -112,7 +112,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
             keeper = Keeper(inputs_path(tmp_path / "audit.db"), given.audit, redaction, feed.read, lambda: START)
             stack.callback(keeper.close)
             leading = Leading(engine, store, lease, trail, watch, {}, None, Keeping(given.audit, journal, keeper))  # type: ignore[arg-type]
-            leading.scheduler.offer = lambda _plan: None  # type: ignore[method-assign,assignment]
+            leading.scheduler.offer = lambda _plan, **_: None  # type: ignore[method-assign,assignment]
             leading.sight.world = story = Story(secret)  # type: ignore[assignment]
             return leading, story, keeper
 
@@ -145,7 +145,7 @@ async def test_every_plan_comes_out_the_same_byte_for_byte(stage: Stage, tmp_pat
     made = decisions(tmp_path)
     kinds = {o["kind"] for s in made if s.record.kind is RecordKind.PLAN for o in s.record.body["operations"]}  # type: ignore[union-attr]
     assert kinds == {"move", "checkpoint"}
-    assert len([s for s in made if s.record.kind is RecordKind.PLAN]) == 3
+    assert len([s for s in made if s.record.kind is RecordKind.PLAN]) == 4, "what the notice asked for at once is one of its own"
     (tmp_path / "policies" / "all.yaml").unlink()  # nothing but the state folder is needed
     for sealed in made:
         again = replay(tmp_path, str(sealed.seq))
@@ -298,7 +298,7 @@ async def test_inputs_are_dropped_by_age_and_by_size_and_what_others_use_stays(s
         with pytest.raises(Rejected, match="SH975"):
             replay(tmp_path, str(made[0].seq))
         assert 0 < inputs.size() < 100_000
-        assert inputs.drop(0.0, int(Bytes(10))) == 1
+        assert inputs.drop(0.0, int(Bytes(10))) == 2, "what was decided at once, and by the tick"
         assert inputs.size() == 0
 
 

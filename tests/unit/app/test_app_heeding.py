@@ -1,0 +1,166 @@
+"""A notice that comes while a tick is looking, measuring or deciding."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from shunter.app import leading as leadings
+from shunter.app.aside import Aside
+from shunter.app.heeding import IN_A_ROW
+from shunter.model.errors import Stalled
+from shunter.model.ids import NodeId, NoticeId
+from shunter.model.plan import OperationKind, Plan
+from shunter.model.record import RecordKind
+from shunter.model.snapshot import Node, Notice, NoticeKind, Samples, Slot
+from shunter.observe.inventory import Inventory
+from test_app_engine import FULL, SAVING, Serving, Stage, stage
+
+__all__ = ["stage"]
+
+NOTICE = Notice(id=NoticeId("n"), kind=NoticeKind.PREEMPTION, node=NodeId("node-a"), seen_at=100.0, deadline=700.0)
+
+
+class Measured(Serving):
+    """Two nodes; metrics come when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.answer = asyncio.Event(), asyncio.Event()
+        self.notices: tuple[Notice, ...] = ()
+
+    async def look(self, memory: object, now: float) -> Inventory:
+        found = await super().look(memory, now)
+        other = Node(id=NodeId("node-b"), slots=(Slot(id="node-b/0"),), seen_at=now)  # type: ignore[arg-type]
+        fleet = msgspec.structs.replace(found.fleet, nodes=(*found.fleet.nodes, other))
+        return Inventory(fleet=fleet, notices=self.notices, problems=())
+
+    async def measure(self, *_: object, **__: object) -> Samples:
+        self.asked.set()
+        await self.answer.wait()
+        return Samples()
+
+
+@pytest.fixture
+async def looking(stage: Callable[[int], Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Stage, Measured, list[Plan]]:
+    """An engine with a policy that answers to the notice, and the plans that it offers to be carried out."""
+    s, world, offered = stage(0), Measured(), list[Plan]()
+    (tmp_path / "policies" / "save.yaml").write_text(SAVING)
+    monkeypatch.setattr(s.leading.scheduler, "offer", lambda plan, **_: offered.append(plan))
+    await s.leading.following.once()
+    s.leading.sight.world = world  # type: ignore[assignment]
+    return s, world, offered
+
+
+Looking = tuple[Stage, Measured, list[Plan]]
+
+
+async def test_it_is_ordered_while_the_tick_waits_for_metrics_and_what_the_tick_decided_without_it_is_not(looking: Looking) -> None:
+    s, world, offered = looking
+    tick = asyncio.create_task(s.leading.tick(100.0))
+    await world.asked.wait()
+    s.leading.heed(NOTICE)
+    assert [[o.kind for o in plan.operations] for plan in offered] == [[OperationKind.MOVE]]
+    world.answer.set()
+    await tick
+    assert len(offered) == 1, "the tick would have taken a checkpoint of the worker that must leave"
+    assert s.engine.wake.is_set()
+    assert s.recorded(RecordKind.PLAN)[0].plan == offered[0].digest
+    assert [r.body["notice"]["id"] for r in s.recorded(RecordKind.NOTICE)] == ["n"]  # type: ignore[index]
+    world.notices = (NOTICE,)
+    await s.leading.tick(101.0)
+    assert [o.id for o in offered[1].operations] == [o.id for o in offered[0].operations], "the next tick knows it by the same id"
+    assert len(s.recorded(RecordKind.NOTICE)) == 1
+    s.leading.sightings.close()
+
+
+async def test_a_look_that_began_before_it_came_doesnt_forget_it(looking: Looking, monkeypatch: pytest.MonkeyPatch) -> None:
+    s, world, _ = looking
+    seen = world.look
+
+    async def look(memory: object, now: float) -> Inventory:
+        found = await seen(memory, now)
+        s.leading.heed(NOTICE)
+        return found
+
+    monkeypatch.setattr(world, "look", look)
+    await s.leading.sight.look(100.0)
+    assert s.engine.scene.notices == (NOTICE,)
+    monkeypatch.undo()
+    await s.leading.sight.look(101.0)
+    assert s.engine.scene.notices == (), "its agent says that it isn't open any more"
+
+
+async def test_one_that_no_stream_has_told_of_is_ordered_before_metrics_are_waited_for(looking: Looking) -> None:
+    s, world, offered = looking
+    world.notices = (NOTICE,)
+    tick = asyncio.create_task(s.leading.tick(100.0))
+    await world.asked.wait()
+    assert [[o.kind for o in plan.operations] for plan in offered] == [[OperationKind.MOVE]]
+    world.answer.set()
+    await tick
+    s.leading.sightings.close()
+
+
+async def test_however_many_come_some_tick_is_carried_out(looking: Looking) -> None:
+    s, world, offered = looking
+    for n in range(IN_A_ROW + 1):
+        world.asked.clear()
+        world.answer.clear()
+        tick = asyncio.create_task(s.leading.tick(100.0 + n))
+        await world.asked.wait()
+        s.leading.heed(msgspec.structs.replace(NOTICE, id=NoticeId(f"n-{n}"), seen_at=100.0 + n))
+        world.answer.set()
+        await tick
+        assert len(offered) == n + 1 + (n == IN_A_ROW)
+    s.leading.sightings.close()
+
+
+async def test_said_again_it_asks_for_nothing_more(looking: Looking) -> None:
+    s, _, offered = looking
+    await s.leading.sight.look(100.0)
+    for _ in range(2):
+        s.leading.heed(NOTICE)
+    assert len(offered) == 1
+
+
+async def test_a_store_that_fails_meanwhile_is_told_and_stops_nothing(looking: Looking, monkeypatch: pytest.MonkeyPatch) -> None:
+    s, _, offered = looking
+    await s.leading.sight.look(100.0)
+
+    def state(_now: float) -> None:
+        raise Stalled(FULL)
+
+    monkeypatch.setattr(s.leading.store, "state", state)
+    s.leading.heed(NOTICE)
+    assert offered == []
+    assert FULL in s.told
+    assert s.engine.wake.is_set(), "a tick tries again"
+
+
+async def test_orders_come_before_the_next_tick(looking: Looking, monkeypatch: pytest.MonkeyPatch) -> None:
+    s, _, _ = looking
+    monkeypatch.setattr(leadings, "TICK_AFTER_S", 3600.0)
+    await s.leading.sight.look(100.0)
+    s.engine.wake.clear()
+    s.leading.heed(NOTICE)
+    assert not s.engine.wake.is_set()
+
+
+async def test_what_is_done_aside_stands_still_while_orders_are_given_and_goes_on_after_them() -> None:
+    aside, done = Aside(), list[str]()
+    aside.start()
+    try:
+        aside.hold()
+        aside.later(lambda: (aside.breathe(), done.append("told"))[0])
+        answer = asyncio.create_task(aside.call(lambda: "answer"))
+        await asyncio.wait((answer,), timeout=0.05)
+        assert done == []
+        assert not answer.done()
+        aside.release()
+        assert await asyncio.wait_for(answer, 5) == "answer"
+        assert done == ["told"]
+    finally:
+        aside.close()
+    assert await aside.call(lambda: "here") == "here", "without its thread it is done where it is asked for"
