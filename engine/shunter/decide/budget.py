@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Final
+from operator import itemgetter
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -63,6 +64,20 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     evidence: tuple[Evidence, ...]
 
 
+class _Refusal(NamedTuple):
+    """Why a budget doesn't allow a disruption, None if it does; its state in words; and how many it leaves, less than nothing if more go on
+    than may.
+    """
+
+    why: str | None
+    state: str
+    left: float = math.inf
+
+
+_NOTHING: Final = -math.inf
+"""What is left of a budget that counts as zero, whatever goes on."""
+
+
 class Budget:
     """One budget, counting along while a plan is made. `policy` is None for the default one."""
 
@@ -90,8 +105,8 @@ class Budget:
             found.append(Bound(gate="maxPerWindow", group=group, used=used, allowed=allowed, told=told, how=how))
         return found
 
-    def refusal(self, worker: Worker, covered: bool | Undecided, *, shown: bool) -> tuple[str | None, str]:
-        """Why the worker may not be disrupted now, or None; and the state of the budget in words."""
+    def refusal(self, worker: Worker, covered: bool | Undecided, *, shown: bool) -> "_Refusal":
+        """Whether, and why, the worker may not be disrupted now."""
         group = self.usage.group(worker)
         if isinstance(covered, Undecided):
             why = f"whether it covers {worker.id} can't be said ({missing(covered)}), so it counts as zero for it"
@@ -105,8 +120,9 @@ class Budget:
             bounds = self.bounds(group, shown=shown)
             # the one with the least left speaks for all
             tightest = min((b for b in bounds if b.spent), key=lambda b: b.allowed - b.used, default=None)
-            return (tightest.there() if tightest else None), ", ".join(b.there() for b in bounds) or f"no limit on the number in {group}"
-        return why, why
+            state = ", ".join(b.there() for b in bounds) or f"no limit on the number in {group}"
+            return _Refusal(tightest.there(), state, tightest.allowed - tightest.used) if tightest else _Refusal(None, state)
+        return _Refusal(why, why, _NOTHING)
 
     def hold(self, worker: Worker, what: str) -> None:
         """Note what it holds, in the worker's group."""
@@ -145,17 +161,19 @@ class Budgets:
         return Budget(policy, spec, usage, self._now)
 
     def ask(self, policy: Policy, kind: OperationKind, worker: Worker) -> Answer:
-        """Whether the policy may begin an operation of this kind on the worker now: all budgets that cover it must allow it.
+        """Whether the policy may begin an operation of this kind on the worker now: all budgets that cover it must allow it, and the one
+        that leaves least says why not.
 
         What is only shown is also held by what else is only shown, but holds nothing that is carried out; nor does a budget that is only
         shown.
         """
         self._count()
         shown, asked = policy.mode == "preview", self._asked(kind, worker)
-        refusals: list[tuple[Budget, str]] = []
+        refusals: list[tuple[float, str]] = []
         evidence: list[Evidence] = []
         for budget, covered in asked:
-            why, state = budget.refusal(worker, covered, shown=shown)
+            refused = budget.refusal(worker, covered, shown=shown)
+            why, state = refused.why, refused.state
             if why is not None:
                 budget.hold(worker, f"{kind.value} of {worker.id} by {policy.name}")
             if budget.policy is not None and budget.policy.mode == "preview":
@@ -166,9 +184,9 @@ class Budgets:
             else:
                 evidence.append(Evidence(gate="budget", result=why is None, detail=f"{budget.name}: {state}"))
             if why is not None:
-                refusals.append((budget, why))
-        first = next((f"{b.name}: {why}" for b, why in refusals), None)
-        return Answer(refusal=first, evidence=tuple(evidence))
+                refusals.append((refused.left, f"{budget.name}: {why}"))
+        tightest = min(refusals, key=itemgetter(0), default=None)
+        return Answer(refusal=tightest[1] if tightest else None, evidence=tuple(evidence))
 
     def _asked(self, kind: OperationKind, worker: Worker) -> list[tuple[Budget, bool | Undecided]]:
         """The budgets that have a say, with whether they cover the worker; the default one where no other that is in force does."""

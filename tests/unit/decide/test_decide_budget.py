@@ -113,6 +113,25 @@ def test_the_most_restrictive_budget_wins():
     assert [e.result for e in finding(result, "decode-1").evidence if e.gate == "budget"] == [True, False, True]
 
 
+def test_of_several_that_refuse_the_one_that_leaves_least_says_why():
+    """Three move already: of a budget of two one more than may be, of one of three none is left, and a shut one has nothing at all."""
+    going = EngineState(active=tuple(active(f"decode-{n}", lane="voluntary") for n in (3, 4, 5)))
+    loose, tight = budget("aa", max_concurrent=3), budget("bb", max_concurrent=2)
+    both = decide([loose, tight, tidy()], busy(6), going)
+    assert finding(both, "decode-0").reason == "budget bb: 3 of 2 at once in pool:tiny/decode"
+    shut = budget("cc", max_concurrent=9, windows=(Window(days=("mon",), from_="00:00", to="00:01", zone="UTC"),))
+    assert finding(decide([loose, tight, shut, tidy()], busy(6), going), "decode-0").reason.startswith("budget cc: its windows are closed")
+    assert finding(decide([loose, budget("bb", max_concurrent=3), tidy()], busy(6), going), "decode-0").reason.startswith("budget aa")
+
+
+def test_of_a_budgets_limits_the_one_that_leaves_least_says_why():
+    going = EngineState(active=tuple(active(f"decode-{n}", lane="voluntary") for n in (3, 4, 5)))
+    one = budget(max_concurrent=3, max_per_window=PerWindow(max=1, window=Duration(600)))
+    assert finding(decide([one, tidy()], busy(6), going), "decode-0").reason == "budget calm: 3 of 1 begun within 10m in pool:tiny/decode"
+    other = budget(max_concurrent=1, max_per_window=PerWindow(max=3, window=Duration(600)))
+    assert finding(decide([other, tidy()], busy(6), going), "decode-0").reason == "budget calm: 3 of 1 at once in pool:tiny/decode"
+
+
 def test_within_a_stretch_of_time_what_began_in_it_counts_however_it_ended():
     def before(seconds, of="decode-9", status=Status.SUCCEEDED, **more):
         one = operation(OperationKind.MOVE, of, id=f"m-{of}-{seconds}", pool="tiny/decode", **more)
