@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from shunter.model.errors import Problem, Rejected
+from shunter.model.errors import Problem, Rejected, Unknown
 
 from shunter_agent.runtime import canary, holds, hostfacts, live, locktables, preflight, swrk
 from shunter_agent.runtime import criu_rpc_pb2 as rpc
 from shunter_agent.runtime import process as processes
+from shunter_agent.runtime.cuda.held import CudaFrozen, Taken
+from shunter_agent.runtime.cuda.node import CudaNode
 from shunter_agent.runtime.namespaces import become_subreaper
 from shunter_agent.runtime.network import NoNetwork, Uplink, WorkerNetwork
-from shunter_agent.runtime.port import Dump, Network, Process, WorkerSpec
+from shunter_agent.runtime.port import Dump, Frozen, Gpus, Held, Network, Process, WorkerSpec
 
 OLDEST: Final = (4, 2)
 """Older releases can't dump sockets on kernels from 6.16 on, though their own check says that all is well."""
@@ -33,14 +35,15 @@ class CriuRuntime:
 
     name = "criu"
 
-    def __init__(self, criu: Path, uplink: Uplink, clock: Callable[[], float] = time.time) -> None:
-        """Make this process the reaper of its workers' orphans. `clock` gives seconds since the epoch.
+    def __init__(self, criu: Path, uplink: Uplink, clock: Callable[[], float] = time.time, cuda: CudaNode | None = None) -> None:
+        """Make this process the reaper of its workers' orphans. `clock` gives seconds since the epoch; `cuda` is for the node's GPUs.
 
         Raises Retry or Rejected SH703 when CRIU is missing, doesn't answer, or is older than 4.2.
         """
         self._criu = criu
         self._uplink = uplink
         self._clock = clock
+        self._cuda = cuda or CudaNode(clock=clock)
         self._version = swrk.version(criu)
         if self._version < OLDEST:
             found, least = (".".join(map(str, v)) for v in (self._version, OLDEST))
@@ -55,8 +58,16 @@ class CriuRuntime:
         become_subreaper()
 
     def facts(self) -> dict[str, str]:
-        """See `port.Runtime`; `criu` is `major.minor`."""
-        return {**hostfacts.host_facts(), "runtime": self.name, "criu": ".".join(map(str, self._version))}
+        """See `port.Runtime`; `criu` is `major.minor`. With GPUs also `driver`, `cuda` and `gpu`."""
+        return {**hostfacts.host_facts(), **self._cuda.facts(), "runtime": self.name, "criu": ".".join(map(str, self._version))}
+
+    def gpus(self) -> Gpus:
+        """See `port.Runtime`."""
+        return self._cuda.gpus()
+
+    def needs(self, process: Process, spec: WorkerSpec) -> dict[str, str]:
+        """See `port.Runtime`."""
+        return self._cuda.needs(process, spec)
 
     def canary(self, folder: Path) -> tuple[Problem, ...]:
         """Dump and restore a tiny process with a connected socket, with its image in `folder` (made, and removed after): about 0.3 s.
@@ -67,6 +78,8 @@ class CriuRuntime:
 
     def network(self, spec: WorkerSpec, process: Process | None = None) -> Network:
         """See `port.Runtime`. Raises Retry SH706."""
+        if process is not None:
+            self._cuda.settle(process)
         if not spec.mac:
             return NoNetwork()
         if process is None:
@@ -82,15 +95,34 @@ class CriuRuntime:
         return processes.start(spec.command, spec.env, network.netns)
 
     def check(self, process: Process, spec: WorkerSpec) -> tuple[Problem, ...]:
-        """See `port.Runtime`. Codes SH710 and SH720 to SH732."""
-        return preflight.check(process, ghost_limit=GHOST_LIMIT)
+        """See `port.Runtime`. Codes SH710, SH720 to SH734, and of GPUs SH743 to SH748."""
+        return (*preflight.check(process, ghost_limit=GHOST_LIMIT), *self._cuda.check(process, spec))
 
-    def freeze(
-        self, process: Process, spec: WorkerSpec, network: Network, folder: Path, on_frozen: Callable[[float], None]
-    ) -> holds.CriuFrozen:
-        """See `port.Runtime`. Raises Rejected SH701, SH710; Retry SH703; Unknown SH712 when CRIU hangs and can't be ended."""
+    def freeze(self, process: Process, spec: WorkerSpec, network: Network, folder: Path, on_frozen: Callable[[float], None]) -> Frozen:
+        """See `port.Runtime`. Raises Rejected SH701, SH710, of GPUs SH740, SH743, SH748; Retry SH703; Unknown SH712 when CRIU hangs and
+        can't be ended, SH742 when the worker can't have its GPU back."""
         if not processes.find(process):
             raise Rejected(processes.gone(process.pid))
+        needs = self._cuda.needs(process, spec)
+        taken = self._cuda.take(process, spec, folder)
+        if taken is None:
+            return self._dump(process, network, folder, on_frozen)
+        try:
+            inner = self._dump(process, network, folder, lambda _at: on_frozen(taken.frozen_at))
+        except BaseException as error:
+            self._give_back(taken, process, error)
+            raise
+        stood_s = max(0.0, inner.dump.frozen_at - taken.frozen_at)
+        dump = Dump(frozen_at=taken.frozen_at, dump_s=inner.dump.dump_s + stood_s, needs=needs)
+        return CudaFrozen(inner, taken, process, dump)
+
+    def _give_back(self, taken: Taken, process: Process, error: BaseException) -> None:
+        if isinstance(error, Unknown):  # CRIU hangs, and has it: once it lets go, the helper puts it right
+            taken.leave()
+        else:
+            self._cuda.give_back(taken, process)
+
+    def _dump(self, process: Process, network: Network, folder: Path, on_frozen: Callable[[float], None]) -> holds.CriuFrozen:
         began = time.monotonic()
         frozen_at = self._clock()
 
@@ -115,8 +147,22 @@ class CriuRuntime:
         dump = Dump(frozen_at=frozen_at, dump_s=time.monotonic() - began)
         return holds.CriuFrozen(session, process, network, folder, dump, stopped)
 
-    def restore(self, spec: WorkerSpec, network: Network, folder: Path) -> holds.CriuHeld:
-        """See `port.Runtime`. Raises Rejected SH702, Retry SH703, Unknown SH707 when part of a copy may be left."""
+    def restore(self, spec: WorkerSpec, network: Network, folder: Path) -> Held:
+        """See `port.Runtime`. Raises Rejected SH702, of GPUs SH741, SH743, SH747; Retry SH703; Unknown SH707 when part of a copy may be
+        left."""
+        restoring = self._cuda.expect(spec, folder)
+        if restoring is None:
+            return self._remake(spec, network, folder)
+        try:
+            copy = self._remake(spec, network, folder, restoring.guard).resume()  # stopped still, as it was when it was dumped
+        except BaseException:
+            restoring.close()
+            raise
+        return restoring.revive(copy)
+
+    def _remake(
+        self, spec: WorkerSpec, network: Network, folder: Path, guard: Callable[[Process], None] = lambda _process: None
+    ) -> holds.CriuHeld:
         born: list[Process] = []
 
         def answer(notify: rpc.Notify) -> bool | None:
@@ -134,7 +180,9 @@ class CriuRuntime:
                 raise Rejected(holds.failed(spec, folder, str(error))) from error
             if response.type != rpc.NOTIFY:
                 raise Rejected(holds.failed(spec, folder))
-            return holds.CriuHeld(session, processes.note(response.notify.pid), spec, folder)
+            copy = processes.note(response.notify.pid)
+            guard(copy)
+            return holds.CriuHeld(session, copy, spec, folder)
 
     def find(self, process: Process) -> bool:
         """See `port.Runtime`."""
@@ -145,8 +193,9 @@ class CriuRuntime:
         processes.end(process)
 
     def memory(self, process: Process) -> int | None:
-        """See `port.Runtime`."""
-        return processes.memory(process)
+        """See `port.Runtime`. On the host and on GPUs."""
+        resident = processes.memory(process)
+        return resident + self._cuda.memory(process) if resident is not None else None
 
     def live(self, process: Process) -> Sequence[live.LiveMemory]:
         """See `port.Runtime`."""

@@ -7,10 +7,14 @@ in the `Process` (which the agent's journal stores) or in the image's folder.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 from shunter.model.errors import Problem
+
+GPU_FACTS: Final = frozenset({"driver", "cuda", "gpu", "gpus", "gpus_all", "gpu_memory"})
+"""Facts that matter to workers with GPUs alone: versions of the driver and of CUDA, the model and number of the slot's GPUs, the number of
+all the node's, and the most bytes that the worker has on one of them."""
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +36,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     command: tuple[str, ...] = ()
     env: dict[str, str] = {}
+    gpus: tuple[str, ...] = ()
+    """PCI addresses (see `notices.xid.address`) of its slot's GPUs on the node that it is on, in order. Empty: all of the node's."""
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,11 +49,40 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     started: int
 
 
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU as its driver shows it. Sizes in bytes; `used` is by process; `pci` as `notices.xid.address` writes it."""
+
+    uuid: str
+    model: str
+    pci: str
+    memory: int
+    free: int
+    mig: bool = False
+    used: dict[int, int] = {}
+
+    def __hash__(self) -> int:
+        return hash(self.uuid)
+
+
+class Gpus(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's GPUs, sorted by PCI address, and its driver's versions (empty without one). `trouble`: why no GPU memory can be taken into
+    images here, None where it can, or where there is no driver at all; `lost`: what is said of each GPU that doesn't answer.
+    """
+
+    driver: str = ""
+    cuda: str = ""
+    gpus: tuple[Gpu, ...] = ()
+    trouble: Problem | None = None
+    lost: tuple[str, ...] = ()
+
+
 class Dump(msgspec.Struct, frozen=True, kw_only=True):
     """What a dump measured: wall clock of the freeze (seconds since the epoch), seconds of the dump itself."""
 
     frozen_at: float
     dump_s: float
+    needs: dict[str, str] = {}
+    """See `Runtime.needs`."""
 
 
 class Live(Protocol):
@@ -147,6 +182,14 @@ class Runtime(Protocol):
 
     def facts(self) -> dict[str, str]:
         """What restores on this node must match: kernel, arch, cpu, criu version, driver."""
+        ...
+
+    def gpus(self) -> Gpus:
+        """The node's GPUs, looked at now."""
+        ...
+
+    def needs(self, process: Process, spec: WorkerSpec) -> dict[str, str]:
+        """What a node must have for this worker besides `facts`: of its GPUs (see `GPU_FACTS`). Empty for a worker without."""
         ...
 
     def network(self, spec: WorkerSpec, process: Process | None = None) -> Network:

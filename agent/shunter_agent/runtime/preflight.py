@@ -16,6 +16,7 @@ import msgspec
 from shunter.model.errors import Problem
 
 from shunter_agent.runtime import process as processes
+from shunter_agent.runtime.cuda.seen import DEVICES as GPU
 from shunter_agent.runtime.namespaces import network_of
 from shunter_agent.runtime.port import Process
 from shunter_agent.runtime.unixpeers import stream_peers
@@ -25,7 +26,7 @@ _SOCKETS_FINE: Final = frozenset(
     {"TCP", "TCPv6", "UDP", "UDPv6", "UDP-Lite", "UDPLITEv6", "UNIX", "UNIX-STREAM", "NETLINK", "PACKET", "RAW", "RAWv6", "PING", "PINGv6"}
 )
 _DEVICES_FINE: Final = re.compile(r"/dev/(null|zero|full|random|urandom|tty|ptmx|pts/.*|kmsg|net/tun)( \(deleted\))?|.*/pts/ptmx")
-_GPU: Final = "/dev/nvidia"
+
 _RDMA: Final = "/dev/infiniband"
 _SOCKET: Final = re.compile(r"socket:\[(\d+)\]")
 _MNT_ID: Final = re.compile(r"^mnt_id:\s*(\d+)", re.MULTILINE)
@@ -168,14 +169,9 @@ def _of_anonymous(kind: str, where: str) -> Iterator[Problem]:
 
 
 def _of_device(path: str, where: str) -> Iterator[Problem]:
-    if path.startswith(_GPU):
-        yield _problem(
-            "SH724",
-            f"{path} is open, and this agent has no driver part that takes GPU memory into an image",
-            "Move such a worker by drain, or run an agent with GPU checkpoints",
-            where,
-        )
-    elif path.startswith(_RDMA):
+    if path.startswith(GPU):
+        return  # closed by the driver before CRIU comes: what speaks against that is told by `cuda.node`
+    if path.startswith(_RDMA):
         yield _problem(
             "SH725", f"{path} is open: RDMA connections can't be moved", "Start the worker without RDMA (NCCL_IB_DISABLE=1)", where
         )
@@ -215,7 +211,7 @@ def _of_maps(pid: int) -> Iterator[Problem]:
             )
         elif path.startswith("anon_inode:"):
             yield from _of_anonymous(path.removeprefix("anon_inode:"), where)
-        elif path.startswith((_GPU, _RDMA)):
+        elif path.startswith((GPU, _RDMA)):
             yield from _of_device(path, where)
 
 

@@ -27,7 +27,7 @@ from shunter.model.errors import Problem, Rejected, Unknown
 from shunter_agent.runtime import hostfacts
 from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.network import NoNetwork
-from shunter_agent.runtime.port import Dump, Live, Network, Process, WorkerSpec
+from shunter_agent.runtime.port import Dump, Gpus, Live, Network, Process, WorkerSpec
 from shunter_agent.runtime.shelf import Shelf, Standing
 
 NOTE: Final = "pretend.json"
@@ -186,6 +186,14 @@ class PretendRuntime:
         """See `port.Runtime`; `boot` is this boot of this machine, outside of which no pretended image is of use."""
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return {**hostfacts.host_facts(), "runtime": self.name, "boot": f"pretend:{boot}"}
+
+    def gpus(self) -> Gpus:
+        """See `port.Runtime`: none, since no GPU is ever touched."""
+        return Gpus()
+
+    def needs(self, process: Process, spec: WorkerSpec) -> dict[str, str]:
+        """See `port.Runtime`: nothing."""
+        return {}
 
     def network(self, spec: WorkerSpec, process: Process | None = None) -> Network:
         """One that does nothing."""

@@ -207,6 +207,7 @@ class FakeDepot:
         self.partial: set[str] = set()
         self.peers: dict[str, list[str]] = {}
         self.expected = 0
+        self.deadlines: list[float | None] = []
         self.opened: Counter[str] = Counter()
         self.copied: list[float] = []
         """Seconds that memory could be copied ahead for, each time."""
@@ -252,9 +253,18 @@ class FakeDepot:
         return self.whole.pop(image, None) is not None
 
     def sending(
-        self, folder: Path, image: str, node: str, address: str, progress: Callable[[int], None], expected: int = 0, worker: str = ""
+        self,
+        folder: Path,
+        image: str,
+        node: str,
+        address: str,
+        progress: Callable[[int], None],
+        expected: int = 0,
+        worker: str = "",
+        deadline: float | None = None,
     ) -> "FakeSending":
         self.faults.point("sending")
+        self.deadlines.append(deadline)
         self.expected = expected
         return FakeSending(self, node)
 

@@ -29,8 +29,6 @@ def code_of(target: str, mode: int = 0, size: int = 0, links: int = 1, protocol:
         ({"target": "anon_inode:bpf-map"}, "SH721"),
         ({"target": "socket:[1]", "protocol": "AF_VSOCK"}, "SH722"),
         ({"target": "/dev/fuse", "mode": CHARACTER}, "SH723"),
-        ({"target": "/dev/nvidia0", "mode": CHARACTER}, "SH724"),
-        ({"target": "/dev/nvidiactl", "mode": CHARACTER}, "SH724"),
         ({"target": "/dev/infiniband/uverbs0", "mode": CHARACTER}, "SH725"),
         ({"target": "/tmp/x (deleted)", "mode": REGULAR, "size": 1001, "links": 0}, "SH726"),
     ],

@@ -1,0 +1,465 @@
+"""Workers with GPU memory, moved with real CRIU: by a stand-in for the CUDA driver, and by a real one where there is a GPU."""
+
+import contextlib
+import os
+import re
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from shunter.model.errors import Rejected, Unknown
+from shunter_agent.runtime import locktables, preflight, process
+from shunter_agent.runtime.criu import CriuRuntime
+from shunter_agent.runtime.cuda import image
+from shunter_agent.runtime.cuda.node import CudaNode
+from shunter_agent.runtime.cuda.session import Session
+from shunter_agent.runtime.network import Uplink
+from shunter_agent.runtime.port import Process, WorkerSpec
+from stub_gpus import WORKER, StubNode, build, private_dev
+from test_criu import HOST, Bench, _in_a_child, until
+
+pytestmark = pytest.mark.lab
+MEGABYTES = 8
+WHOLE = MEGABYTES << 20
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("stub"))
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return private_dev(tmp_path_factory.mktemp("dev") / "dev")
+
+
+class Sessions:
+    """Makes helpers that see one node's driver, and keeps them, so that a test can end one."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.environment, self.patience = environment, 1.0
+        self.made: list[Session] = []
+
+    def __call__(self, warm: bool) -> Session:
+        self.made.append(Session(warm, self.environment, self.patience))
+        return self.made[-1]
+
+
+class GpuBench(Bench):
+    """A worker with GPUs on node a, with node b beside it, each with a driver of its own. Without stubs: the same GPUs on both."""
+
+    def __init__(self, criu: Path, tmp_path: Path, stubs: dict[str, StubNode], environment: Callable[[str], dict[str, str]]) -> None:
+        self.stubs, self.environment = stubs, environment
+        self.command = (sys.executable, str(WORKER), HOST, "9000", str(tmp_path / "ready"), str(MEGABYTES))
+        self.sessions: dict[str, Sessions] = {}
+        self.cudas: list[CudaNode] = []
+        super().__init__(criu, tmp_path)
+        for node in (self.a, self.b):
+            node.runtime = self.runtime_on(node, criu)
+
+    def runtime_on(self, node, criu: Path) -> CriuRuntime:
+        sessions = self.sessions[node.name] = Sessions(self.environment(node.name))
+        cuda = CudaNode(there=True, session=sessions, lock_s=0.3)
+        self.cudas.append(cuda)
+        return node.call(lambda: CriuRuntime(criu, Uplink(bridge="br-shunt"), cuda=cuda))
+
+    def launch(self, spec: WorkerSpec) -> Process:
+        return super().launch(msgspec.structs.replace(spec, command=self.command, env=self.environment("a")))
+
+    def move(self) -> Process:
+        """The whole way to node b."""
+        there, folder = self.network_on(self.b), self.folder("moving")
+        self.freeze(folder).release()
+        self.a.call(self.network.disconnect)
+        held = self.restore(folder, self.b, there)
+        self.b.call(there.connect)
+        return held.resume()
+
+    def close(self) -> None:
+        super().close()
+        for cuda in self.cudas:
+            cuda.close()
+
+
+class Stubbed(GpuBench):
+    """With the stand-in, of which `a` and `b` are the nodes."""
+
+    def __init__(self, criu: Path, tmp_path: Path, library: Path, device: Path, gpus: int = 1, children: int = 0) -> None:
+        self.on_a, self.on_b = (StubNode(tmp_path, name, gpus) for name in "ab")
+        stubs = {"a": self.on_a, "b": self.on_b}
+        super().__init__(criu, tmp_path, stubs, lambda name: stubs[name].environment(library, device))
+        self.children = children
+
+    def launch(self, spec: WorkerSpec) -> Process:
+        if self.tmp_path.name.startswith("test_a_tree"):
+            self.command = (*self.command, "1")
+        return super().launch(spec)
+
+    def thawed_and_whole(self) -> None:
+        """The worker runs at the source, with its memory on its GPU, and nothing of what was tried is left."""
+        assert process.stat(self.worker.pid).state not in ("T", "t")
+        assert not preflight.traced(self.worker.pid)
+        assert self.on_a.taken() > WHOLE
+        assert self.a.runtime.find(self.worker)
+        assert locktables.tables(self.network.netns) == []
+
+
+@pytest.fixture
+def bench(criu: Path, tmp_path: Path, library: Path, device: Path) -> Iterator[Stubbed]:
+    made = Stubbed(criu, tmp_path, library, device)
+    with contextlib.closing(made):
+        yield made
+
+
+def test_gpu_memory_moves_to_another_gpu_and_back(bench: Stubbed) -> None:
+    client = bench.client()
+    client.goes_on()
+    assert bench.on_a.taken() > WHOLE
+    assert bench.a.runtime.check(bench.worker, bench.spec) == ()
+    assert (bench.a.runtime.memory(bench.worker) or 0) > WHOLE
+    needs = bench.a.runtime.needs(bench.worker, bench.spec)
+    assert needs == {
+        "driver": "580.95.05",
+        "cuda": "13.0",
+        "gpu": "NVIDIA B200",
+        "gpus": "1",
+        "gpus_all": "1",
+        "gpu_memory": str(WHOLE + 8),
+    }
+    there, folder = bench.network_on(bench.b), bench.folder()
+
+    frozen = bench.freeze(folder)
+    assert frozen.dump.needs == needs
+    assert bench.on_a.taken() == 0, "its GPU is free of it"
+    frozen.release()
+    assert process.stat(bench.worker.pid) is None
+    bench.a.call(bench.network.disconnect)
+    held = bench.restore(folder, bench.b, there)
+    assert bench.on_b.taken() > WHOLE
+    at = client.next
+    assert process.stat(held.process.pid).state in "Tt", "it doesn't run before it is let go"
+    bench.b.call(there.connect)
+    assert client.next == at
+    running = held.resume()
+    client.goes_on(200)
+    assert bench.b.runtime.find(running)
+    assert not preflight.traced(running.pid)
+    assert (bench.on_a.calls(), bench.on_b.calls()) == (["lock 0", "checkpoint 0"], ["restore 0", "unlock 0"])
+    assert bench.b.runtime.check(running, bench.spec) == ()
+
+    back, second = bench.network_on(bench.a), bench.folder("second")
+    bench.b.call(lambda: bench.b.runtime.freeze(running, bench.spec, there, second, lambda _at: None)).release()
+    bench.b.call(there.disconnect)
+    home = bench.restore(second, bench.a, back)
+    bench.a.call(back.connect)
+    home.resume()
+    client.goes_on()
+    assert (bench.on_a.taken() > WHOLE, bench.on_b.taken()) == (True, 0)
+
+
+def test_a_tree_of_cuda_processes_is_locked_all_before_any_is_checkpointed(bench: Stubbed) -> None:
+    client = bench.client()
+    client.goes_on()
+    bench.on_a.fail("lock", "304", spare=1)
+    with pytest.raises(Rejected, match=r"SH740 .*cuCheckpointProcessLock of process \d+: CUDA_ERROR_OPERATING_SYSTEM \(304\)"):
+        bench.freeze(bench.folder("first"))
+    assert bench.on_a.calls() == ["lock 0", "lock 304", "unlock 0"]
+    bench.thawed_and_whole()
+    client.goes_on()
+
+    bench.on_a.fail("checkpoint", "2", spare=1)
+    with pytest.raises(Rejected, match=r"SH740 .*CUDA_ERROR_OUT_OF_MEMORY \(2\)"):
+        bench.freeze(bench.folder("second"))
+    assert bench.on_a.calls()[3:] == ["lock 0", "lock 0", "checkpoint 0", "checkpoint 2", "restore 0", "unlock 0", "unlock 0"]
+    bench.thawed_and_whole()
+    client.goes_on()
+
+    assert bench.move()
+    assert bench.on_a.calls()[10:] == ["lock 0", "lock 0", "checkpoint 0", "checkpoint 0"]
+    assert bench.on_b.calls() == ["restore 0", "restore 0", "unlock 0", "unlock 0"]
+    client.goes_on()
+
+
+def test_a_thawed_worker_has_its_gpu_back_and_its_image_is_good_for_later(bench: Stubbed) -> None:
+    client = bench.client()
+    client.goes_on()
+    folder = bench.folder()
+    frozen = bench.freeze(folder)
+    frozen.thaw()
+    frozen.thaw()
+    assert not frozen.alive()
+    assert bench.on_a.calls() == ["lock 0", "checkpoint 0", "restore 0", "unlock 0"]
+    bench.thawed_and_whole()
+    client.goes_on()
+
+    process.end(bench.worker)
+    bench.a.call(bench.network.destroy)
+    later = bench.network_on(bench.b)
+    held = bench.restore(folder, bench.b, later)
+    bench.b.call(later.connect)
+    held.resume()
+    bench.client().link.settimeout(10)
+    until(lambda: bench.clients[-1].next > 0, "a stream from the image")
+
+
+AT_SOURCE = [
+    ("lock", "busy", r"CUDA_ERROR_NOT_READY \(600\)"),
+    ("lock", "crash", r"died \(signal 11\)"),
+    ("lock", "hang", "was ended: in cuCheckpointProcessLock"),
+    ("checkpoint", "801", r"CUDA_ERROR_NOT_SUPPORTED \(801\)"),
+    ("checkpoint", "crash", r"died \(signal 11\)"),
+    ("checkpoint", "hang", "was ended: in cuCheckpointProcessCheckpoint"),
+]
+
+
+def test_a_failure_of_any_call_at_the_source_leaves_the_worker_running(bench: Stubbed) -> None:
+    client = bench.client()
+    for call, what, said in AT_SOURCE:
+        client.goes_on()
+        bench.on_a.fail(call, what)
+        bench.sessions["a"].patience = 0.03 if what == "hang" else 1.0
+        with pytest.raises(Rejected, match=f"SH740 the GPU part of the dump failed, and the worker runs on: .*{said}"):
+            bench.freeze(bench.folder(f"{call}-{what}"))
+        bench.thawed_and_whole()
+        client.goes_on()
+    assert bench.move()
+    client.goes_on()
+
+
+def test_a_dump_that_criu_refuses_gives_the_gpu_back(bench: Stubbed) -> None:
+    client = bench.client()
+    client.goes_on()
+
+    def fail(_frozen_at: float) -> None:
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        bench.a.runtime.freeze(bench.worker, bench.spec, bench.network, bench.folder(), fail)
+    bench.thawed_and_whole()
+    client.goes_on()
+
+
+AT_DESTINATION = [
+    ("restore", "2", r"CUDA_ERROR_OUT_OF_MEMORY \(2\)"),
+    ("restore", "crash", r"died \(signal 11\)"),
+    ("restore", "hang", "was ended: in cuCheckpointProcessRestore"),
+    ("unlock", "304", r"CUDA_ERROR_OPERATING_SYSTEM \(304\)"),
+    ("unlock", "hang", "was ended: in cuCheckpointProcessUnlock"),
+]
+
+
+def test_a_failure_of_any_call_at_the_destination_leaves_no_copy_and_the_source_runs_on(bench: Stubbed) -> None:
+    client = bench.client()
+    there = bench.network_on(bench.b)
+    for call, what, said in AT_DESTINATION:
+        client.goes_on()
+        folder = bench.folder(f"{call}-{what}")
+        frozen = bench.freeze(folder)
+        bench.on_b.fail(call, what)
+        bench.sessions["b"].patience = 0.03 if what == "hang" else 1.0
+        with pytest.raises(Rejected, match=f"SH741 its GPU memory couldn't be restored, and no copy is left: .*{said}"):
+            bench.restore(folder, bench.b, there)
+        assert [pid for pid in process.tree(os.getpid()) if pid != bench.worker.pid and str(WORKER) in _command(pid)] == []
+        assert frozen.alive()
+        frozen.thaw()
+        bench.thawed_and_whole()
+        client.goes_on()
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def test_a_worker_that_can_never_have_its_gpu_back_is_ended_and_its_image_restores_elsewhere(bench: Stubbed) -> None:
+    client = bench.client()
+    client.goes_on()
+    folder = bench.folder()
+    frozen = bench.freeze(folder)
+    bench.on_a.fail("restore", "2", times=9)
+    with pytest.raises(Unknown, match=r"SH742 .*it was ended, and its image is whole"):
+        frozen.thaw()
+    assert not bench.a.runtime.find(bench.worker)
+    bench.a.call(bench.network.disconnect)
+    there = bench.network_on(bench.b)
+    held = bench.restore(folder, bench.b, there)
+    bench.b.call(there.connect)
+    held.resume()
+    until(lambda: bench.on_b.calls() == ["restore 0", "unlock 0"], "it has a GPU")
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_worker_gets_its_gpu_back_when_the_agent_is_killed(bench: Stubbed) -> None:
+    client = bench.client()
+    client.goes_on()
+    agent, ready = _in_a_child(lambda: bench.a.runtime.freeze(bench.worker, bench.spec, bench.network, bench.folder(), lambda _at: None))
+    assert os.read(ready, 1) == b"k"
+    os.close(ready)
+    assert bench.on_a.taken() == 0
+
+    os.kill(agent, signal.SIGKILL)
+    os.waitpid(agent, 0)
+
+    until(lambda: bench.on_a.calls()[-1] == "unlock 0" and process.stat(bench.worker.pid).state not in "Tt", "the helper gives it back")
+    bench.thawed_and_whole()
+    client.goes_on()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_held_copy_with_a_gpu_dies_with_its_agent(bench: Stubbed) -> None:
+    folder = bench.folder()
+    bench.freeze(folder).release()
+    there = bench.network_on(bench.b)
+    read, write = os.pipe()
+
+    def hold() -> object:
+        held = bench.b.call(lambda: bench.b.runtime.restore(bench.spec, there, folder))
+        os.write(write, b"%d\n" % held.process.pid)
+        return held
+
+    agent, ready = _in_a_child(hold)
+    copy = process.note(int(os.read(read, 20)))
+    assert os.read(ready, 1) == b"k"
+    for descriptor in (read, write, ready):
+        os.close(descriptor)
+    assert process.find(copy)
+    os.kill(agent, signal.SIGKILL)
+    os.waitpid(agent, 0)
+    assert process.wait_dead(copy, 10)
+    held = bench.restore(folder, bench.b, there)
+    assert held.resume()
+
+
+def test_helpers_that_are_killed_end_a_held_copy_and_keep_no_frozen_worker(bench: Stubbed) -> None:
+    client = bench.client()
+    client.goes_on()
+    there, folder = bench.network_on(bench.b), bench.folder()
+    frozen = bench.freeze(folder)
+    held = bench.restore(folder, bench.b, there)
+    descriptor = os.pidfd_open(held.process.pid)
+    for sessions in bench.sessions.values():
+        for made in sessions.made:
+            made.kill()
+    assert select.select([descriptor], [], [], 10)[0], "the copy dies with its helper"
+    os.close(descriptor)
+    with pytest.raises(Rejected, match="SH708"):
+        held.resume()
+    frozen.thaw()
+    bench.thawed_and_whole()
+    client.goes_on()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_an_agent_that_comes_back_puts_right_what_nobody_else_did(bench: Stubbed, criu: Path) -> None:
+    client = bench.client()
+    client.goes_on()
+    read, write = os.pipe()
+
+    def freeze() -> object:
+        frozen = bench.a.runtime.freeze(bench.worker, bench.spec, bench.network, bench.folder(), lambda _at: None)
+        for made in bench.sessions["a"].made:
+            made.kill()
+        return frozen
+
+    agent, ready = _in_a_child(freeze)
+    assert os.read(ready, 1) == b"k"
+    for descriptor in (read, write, ready):
+        os.close(descriptor)
+    os.kill(agent, signal.SIGKILL)
+    os.waitpid(agent, 0)
+    until(lambda: not preflight.traced(bench.worker.pid), "CRIU lets it go")
+    assert process.stat(bench.worker.pid).state == "T"
+    assert bench.on_a.taken() == 0
+
+    network = bench.a.call(lambda: bench.runtime_on(bench.a, criu).network(bench.spec, bench.worker))
+    assert network.own
+    bench.thawed_and_whole()
+    client.goes_on()
+
+
+def _lost(node: StubNode) -> None:
+    node.write("lost", "0")
+
+
+CHECKS: list[tuple[str, Callable[[StubNode], None], str]] = [
+    ("SH743", lambda node: node.write("old", "1"), "has no checkpoints"),
+    ("SH743", lambda node: node.write("driver", "550.54.15"), "driver 550.54.15 is older than 570"),
+    ("SH743", lambda node: node.write("driver", "570.86.10"), "older than 580, and can restore on the very same GPUs alone"),
+    ("SH743", lambda node: node.write("driver", "610.57.04"), "its lock can end the process"),
+    ("SH743", lambda node: node.write("nvml-fault", "9"), "management library doesn't answer"),
+    ("SH745", lambda node: node.show(mig=1), r"0000:10:00 is partitioned \(MIG\)"),
+    ("SH748", _lost, "GPU 0 doesn't answer: "),
+]
+
+
+def test_what_speaks_against_a_worker_is_told_before_it_is_touched(bench: Stubbed, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = bench.client()
+    spec = msgspec.structs.replace(bench.spec, gpus=tuple(bench.on_a.pci))
+    for code, change, said in CHECKS:
+        kept = {path.name: path.read_text() for path in bench.on_a.folder.iterdir() if path.is_file()}
+        change(bench.on_a)
+        cuda = CudaNode(there=True, session=bench.sessions["a"])
+        found = cuda.check(bench.worker, spec)
+        assert [problem.code for problem in found] == [code], (said, found)
+        assert re.search(said, found[0].what), found[0].what
+        if code == "SH748":
+            with pytest.raises(Rejected, match="SH748"):
+                cuda.take(bench.worker, spec, bench.folder())
+        cuda.close()
+        for path in bench.on_a.folder.iterdir():
+            if path.is_file() and path.name not in kept:
+                path.unlink()
+        for name, text in kept.items():
+            bench.on_a.write(name, text)
+    assert [p.code for p in CudaNode(there=False).check(bench.worker, spec)] == ["SH743"]
+    assert bench.on_a.calls() == []
+    client.goes_on()
+
+
+def _image(*gpus: tuple[str, int]) -> image.GpuImage:
+    was = tuple(image.Was(uuid=f"GPU-{n:032x}", model=model, used=used, own=True) for n, (model, used) in enumerate(gpus))
+    return image.GpuImage(driver="580.95.05", gpus=was, processes=1)
+
+
+UNFIT: list[tuple[image.GpuImage, str]] = [
+    (_image(("NVIDIA H200", 1)), "the image needs a GPU of model 'NVIDIA H200', 0000:10:00 is 'NVIDIA B200'"),
+    (_image(("NVIDIA B200", 2 << 30)), f"the image needs {2 << 30} bytes on a GPU, 0000:10:00 has {1 << 30} free"),
+    (_image(("NVIDIA B200", 1), ("NVIDIA B200", 1)), "the image needs 2 GPUs, the slot has 1"),
+    (msgspec.structs.replace(_image(("NVIDIA B200", 1)), driver="590.1"), "the image needs GPU driver '590.1', this node has '580.95.05'"),
+]
+
+
+def test_an_image_that_the_gpus_here_cant_take_is_refused_before_anything_is_restored(bench: Stubbed) -> None:
+    there = bench.network_on(bench.b)
+    for number, (of, said) in enumerate(UNFIT):
+        folder = bench.folder(f"image-{number}")
+        image.write(folder, of)
+        with pytest.raises(Rejected, match="SH747 " + re.escape(said)):
+            bench.restore(folder, bench.b, there)
+        assert list(folder.iterdir()) == [folder / image.GPUS], "CRIU was never asked"
+    assert bench.on_b.calls() == []
+
+
+def _real(criu: Path, tmp_path: Path) -> GpuBench:
+    if not Path("/dev/nvidiactl").exists():
+        pytest.skip("there is no NVIDIA GPU on this machine")
+    return GpuBench(criu, tmp_path, {}, lambda _name: {})
+
+
+def test_a_real_gpu_keeps_its_values(criu: Path, tmp_path: Path) -> None:
+    bench = _real(criu, tmp_path)
+    with contextlib.closing(bench):
+        client = bench.client()
+        client.goes_on()
+        assert bench.a.runtime.check(bench.worker, bench.spec) == ()
+        frozen = bench.freeze(bench.folder())
+        frozen.thaw()
+        client.goes_on()
+        assert bench.move()
+        client.goes_on()
