@@ -14,6 +14,7 @@ from shunter.model.errors import Problem, Stalled
 
 from shunter_agent.drivers import make_runtime, thaw_left_behind
 from shunter_agent.images.manifest import ImageManifest
+from shunter_agent.images.pacing import Pacing
 from shunter_agent.images.sealing import Keys
 from shunter_agent.images.server import ImageServer
 from shunter_agent.images.signing import Signer, Trust
@@ -86,7 +87,7 @@ def _node(settings: Settings, runtime: Runtime, log: Log, clock: Callable[[], fl
     node = Node(
         settings=settings,
         runtime=runtime,
-        depot=StoredDepot(store, _tls(settings)),
+        depot=StoredDepot(store, _tls(settings), Pacing(rate=settings.images.bandwidth)),
         journal=journal,
         serving=DynamoServing(settings.discovery),
         probe=Probe(),

@@ -100,9 +100,19 @@ class Depot(Protocol):
         ...
 
     def sending(
-        self, folder: Path, image: str, node: str, address: str, progress: Callable[[int], None], expected: int = 0, worker: str = ""
+        self,
+        folder: Path,
+        image: str,
+        node: str,
+        address: str,
+        progress: Callable[[int], None],
+        expected: int = 0,
+        worker: str = "",
+        deadline: float | None = None,
     ) -> Sending:
         """Begin to send a growing image of `worker`, for about `expected` bytes of which the other side keeps room (0: nobody knows).
+
+        Of all that is sent, images with the earliest `deadline` go first (seconds since the epoch; None: there is none), and copies last.
 
         Waits until the other side takes it; raises Retry or Rejected when it doesn't: before anything stands still for it. `progress` gets
         total bytes sent, from any thread."""

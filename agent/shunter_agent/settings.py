@@ -25,6 +25,7 @@ key = "agent.key"
 unsigned = "refuse"                  # or "accept": images that no agent has signed, as releases before this one made them
 keys = ["image.key"]                 # optional: images are encrypted on the disk. The first key encrypts, all decrypt
 work = "/run/shunter-images"         # with keys: where images are plain while they are made, received or restored; best a tmpfs
+bandwidth = 1_250_000_000            # optional: bytes per second, of all images that are sent to other agents
 [labels]
 capacity = "spot"
 [[slots]]
@@ -48,7 +49,7 @@ command = ["python3", "-m", "dynamo.vllm"]
 
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from shunter.model.errors import Problem, Rejected
@@ -87,6 +88,9 @@ class ImageSettings(_Section, frozen=True, kw_only=True):
     work: Path | None = None
     """With `keys`: the folder in which images are plain while they are made, received or restored; made 0700. None: one in /dev/shm, in
     memory, which has to have room for an image beside its worker."""
+    bandwidth: Annotated[int, msgspec.Meta(gt=0)] | None = None
+    """Bytes per second, of all images that are sent to other agents together. None: as fast as it goes. Workers that have to leave by some
+    moment go first, and copies last."""
 
 
 class SlotSettings(_Section, frozen=True, kw_only=True):

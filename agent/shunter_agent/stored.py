@@ -4,6 +4,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -15,9 +16,10 @@ from shunter_agent.images.bases import Bases, bases_of
 from shunter_agent.images.copying import Job
 from shunter_agent.images.growth import Growth
 from shunter_agent.images.manifest import ImageInfo, ImageManifest
+from shunter_agent.images.pacing import Pacing, Urgency
 from shunter_agent.images.room import Dump
 from shunter_agent.images.store import ImageStore
-from shunter_agent.images.transfer import Peer, Sent, send_growing, send_whole
+from shunter_agent.images.transfer import Pace, Peer, Sent, send_growing, send_whole
 from shunter_agent.runtime.port import Live
 from shunter_agent.tls import TlsFiles
 
@@ -31,9 +33,11 @@ _END_S: Final = 5.0
 class StoredDepot:
     """Implements `depot.Depot`."""
 
-    def __init__(self, store: ImageStore, tls: TlsFiles) -> None:
+    def __init__(self, store: ImageStore, tls: TlsFiles, pacing: Pacing | None = None) -> None:
+        """`pacing` is what all that is sent shares; None: it goes as fast as it can."""
         self.root = store.root
         self.store = store
+        self._pacing = pacing or Pacing()
         self._tls = tls
         self._known: dict[str, ImageManifest] = {}
         self._dumps: dict[str, Dump] = {}
@@ -116,15 +120,25 @@ class StoredDepot:
             raise _disk(image, error) from error
 
     def sending(
-        self, folder: Path, image: str, node: str, address: str, progress: Callable[[int], None], expected: int = 0, worker: str = ""
+        self,
+        folder: Path,
+        image: str,
+        node: str,
+        address: str,
+        progress: Callable[[int], None],
+        expected: int = 0,
+        worker: str = "",
+        deadline: float | None = None,
     ) -> "GrowingImage":
         """See `depot.Depot`. Raises Rejected SH805 for an address that is none, and what `send_growing` does before the first byte."""
         bases = cache(lambda: bases_of(self.store, worker) if worker else {})
-        return GrowingImage(folder, image, Peer.at(node, address), self._tls, progress, self._remember, expected, bases, self.store)
+        turn = self._pacing.sending(Urgency(deadline=float("inf") if deadline is None else deadline, copy=False))
+        return GrowingImage(folder, image, Peer.at(node, address), self._tls, progress, self._remember, expected, bases, self.store, turn)
 
     def send(self, image: str, node: str, address: str, progress: Callable[[int], None]) -> int:
         """See `depot.Depot`."""
-        return send_whole(self.store, image, Peer.at(node, address), self._tls, progress=progress).bytes
+        with self._pacing.sending(Urgency()) as pace:
+            return send_whole(self.store, image, Peer.at(node, address), self._tls, progress=progress, pace=pace).bytes
 
     def _remember(self, image: str, sent: Sent) -> None:
         self._known[image] = sent.manifest
@@ -144,6 +158,7 @@ class GrowingImage:
         expected: int,
         bases: Callable[[], Bases],
         store: ImageStore,
+        turn: AbstractContextManager[Pace],
     ) -> None:
         self._growth = Growth()
         self._facts: ImageFacts | None = None
@@ -160,19 +175,21 @@ class GrowingImage:
 
         def run() -> None:
             try:
-                self._result = send_growing(
-                    folder,
-                    image,
-                    self._describe,
-                    self._growth,
-                    peer,
-                    tls,
-                    expected=expected,
-                    progress=count,
-                    taken=begun.set,
-                    bases=bases,
-                    store=store,
-                )
+                with turn as pace:
+                    self._result = send_growing(
+                        folder,
+                        image,
+                        self._describe,
+                        self._growth,
+                        peer,
+                        tls,
+                        expected=expected,
+                        progress=count,
+                        taken=begun.set,
+                        bases=bases,
+                        store=store,
+                        pace=pace,
+                    )
             except BaseException as error:
                 self._result = error
             finally:

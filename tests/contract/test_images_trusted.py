@@ -248,7 +248,7 @@ def test_an_unsigned_image_is_refused_before_anything_is_sent(pair: Pair) -> Non
 
 def test_a_sender_that_promises_a_signature_must_have_one(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     hello = transfer._hello
-    monkeypatch.setattr(transfer, "_hello", lambda manifest: msgspec.structs.replace(hello(manifest), signed=True))
+    monkeypatch.setattr(transfer, "_hello", lambda manifest, session: msgspec.structs.replace(hello(manifest, session), signed=True))
     pair.here = ImageStore(pair.here.root)
     pair.image()
     with pytest.raises(Rejected, match="SH815"):

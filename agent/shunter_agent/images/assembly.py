@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -11,12 +12,13 @@ from shunter.model.errors import Problem, Rejected
 
 from shunter_agent.images import spread
 from shunter_agent.images.cutting import CHUNK
-from shunter_agent.images.frames import Again, Answer, Broken, Data, Link, Listed, Missing, Offer, Patch, Wait, Wanted, Whole
+from shunter_agent.images.frames import Ack, Again, Answer, Broken, Data, Link, Listed, Missing, Offer, Patch, Wait, Wanted, Whole
 from shunter_agent.images.incoming import problem, too_large
 from shunter_agent.images.index import Place
 from shunter_agent.images.manifest import Chunk, ImageFile, ImageManifest, check_name
 from shunter_agent.images.pagemap import PAGE, NotAPagemap
 from shunter_agent.images.room import Share
+from shunter_agent.images.session import CONFIRM, Session
 from shunter_agent.images.store import ImageStore
 
 _MOST_OFFERED: Final = 1024
@@ -58,6 +60,10 @@ class Assembly:
         self._listed: dict[str, list[Chunk]] = {}
         self._wrong: dict[tuple[str, str, int], int] = {}
         self._buffer = memoryview(bytearray(CHUNK))
+        self._changed = threading.Condition()
+        """Guards what lanes change; they write their bytes beside each other."""
+        self._writing = 0
+        self._closed = False
 
     def __enter__(self) -> "Assembly":
         return self
@@ -67,12 +73,15 @@ class Assembly:
         self._store.abandon(self._image)  # does nothing to one that has become whole
 
     def _close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.wait_for(lambda: not self._writing)  # else a lane could write to what has become another file's descriptor
         for file in self._files.values():
             if file.descriptor >= 0:
                 os.close(file.descriptor)
                 file.descriptor = -1
 
-    def take(self, link: Link) -> ImageManifest:
+    def take(self, link: Link | Session) -> ImageManifest:
         """Receive all files, compare with the manifest at the end. Raises Rejected SH801, SH804, SH808; Retry SH814; Broken; OSError."""
         asked = 0
         while True:
@@ -97,34 +106,58 @@ class Assembly:
 
     # -- bytes
 
-    def _data(self, header: Data, link: Link) -> None:
-        body = self._body(header.size, link)
+    def _data(self, header: Data, link: Link | Session, buffer: memoryview | None = None) -> None:
+        body = self._body(header.size, link, self._buffer if buffer is None else buffer)
         self._put(header.area, header.name, header.offset, body, blake3(body).hexdigest())
 
-    def _body(self, size: int, link: Link) -> memoryview:
+    def _body(self, size: int, link: Link | Session, buffer: memoryview) -> memoryview:
         if not 0 <= size <= CHUNK:
             raise Broken("a chunk has another size than chunks have")
-        body = self._buffer[:size]
+        body = buffer[:size]
         link.read(body)
         return body
 
+    def take_lane(self, link: Link) -> None:
+        """Receive chunks over another link of the same transfer, in a thread of its own, until it ends. Raises as `take` does."""
+        buffer, done, unconfirmed = memoryview(bytearray(CHUNK)), 0, 0
+        while True:
+            header = link.from_sender()
+            if isinstance(header, Data):
+                self._data(header, link, buffer)
+                done, unconfirmed = done + 1, unconfirmed + header.size
+            elif not isinstance(header, Wait):
+                raise Broken("the sender spoke out of turn")
+            if isinstance(header, Wait) or unconfirmed >= CONFIRM:
+                link.send(Ack(done=done))
+                unconfirmed = 0
+
     def _put(self, area: str, name: str, offset: int, body: memoryview | bytes, digest: str, source: tuple[int, int] | None = None) -> None:
         """Write a chunk; one that lies in another file here (`source`: descriptor, offset) without its bytes, where the disk can share."""
-        file = self._file(area, name, offset, len(body))
-        at, rest = offset, memoryview(body)
-        if source is not None:
-            with contextlib.suppress(OSError):  # other file systems say so in other ways, and then the bytes are written
-                count = os.copy_file_range(source[0], file.descriptor, len(body), source[1], offset)
+        with self._changed:
+            file = self._file(area, name, offset, len(body))
+            self._writing += 1
+        try:
+            at, rest = offset, memoryview(body)
+            if source is not None:
+                with contextlib.suppress(OSError):  # other file systems say so in other ways, and then the bytes are written
+                    count = os.copy_file_range(source[0], file.descriptor, len(body), source[1], offset)
+                    at, rest = at + count, rest[count:]
+            while rest:
+                count = os.pwrite(file.descriptor, rest, at)
                 at, rest = at + count, rest[count:]
-        while rest:
-            count = os.pwrite(file.descriptor, rest, at)
-            at, rest = at + count, rest[count:]
-        self._share.wrote(len(body))
-        file.chunks[offset] = Chunk(digest, len(body))
-        self._wrong.pop((area, name, offset), None)
+        finally:
+            with self._changed:
+                self._writing -= 1
+                self._changed.notify_all()
+        with self._changed:
+            self._share.wrote(len(body))
+            file.chunks[offset] = Chunk(digest, len(body))
+            self._wrong.pop((area, name, offset), None)
 
     def _file(self, area: str, name: str, offset: int, size: int) -> _File:
         """The file, with room for so many bytes more."""
+        if self._closed:
+            raise Broken("the image is complete, and more of it comes")
         if offset < 0 or area not in spread.AREAS:
             raise Broken("the sender's bytes are out of place")
         self._bytes += size
@@ -193,12 +226,12 @@ class Assembly:
         self._put(area, name, offset, body, chunk.blake3)
         return True
 
-    def _patch(self, header: Patch, link: Link) -> None:
+    def _patch(self, header: Patch, link: Link | Session) -> None:
         """Make a chunk of another one here. If the result is wrong, it is asked for at the end."""
         new = sum(length for at, length in header.pieces if at < 0)
         if not 0 <= header.size <= CHUNK or any(length < 0 for _at, length in header.pieces):
             raise Broken("a chunk has another size than chunks have")
-        body = memoryview(bytes(self._body(new, link)))
+        body = memoryview(bytes(self._body(new, link, self._buffer)))
         base = self._base(header.base)
         made = bytearray()
         for at, length in header.pieces:
@@ -211,8 +244,9 @@ class Assembly:
         if len(made) == header.size and digest == header.blake3:
             self._put(header.area, header.name, header.offset, bytes(made), digest)
         else:
-            self._file(header.area, header.name, header.offset, 0)
-            self._wrong[header.area, header.name, header.offset] = header.size
+            with self._changed:
+                self._file(header.area, header.name, header.offset, 0)
+                self._wrong[header.area, header.name, header.offset] = header.size
 
     def _base(self, digest: str) -> bytes:
         for place in self._places(digest):

@@ -1,5 +1,7 @@
 """What goes over the link between two agents: headers (a length, then JSON), and after a Data header that many raw bytes."""
 
+import contextlib
+import socket
 import ssl
 import struct
 import time
@@ -18,7 +20,8 @@ _LENGTH: Final = struct.Struct(">I")
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """Sender: an image follows, of about `bytes` bytes (0: not known). `digests` is a digest of what its manifest will say of its files;
-    empty while it is still being written. `chunks`: it may come in chunks, if the receiver likes. `signed`: its manifest will be."""
+    empty while it is still being written. `chunks`: it may come in chunks, if the receiver likes. `signed`: its manifest will be.
+    `session`: a random name by which the transfer can be gone on with over another link; empty: it can't."""
 
     image: str
     version: int = VERSION
@@ -26,15 +29,48 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     bytes: int = 0
     chunks: bool = False
     signed: bool = False
+    session: str = ""
+
+
+class Resume(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
+    """Sender, at the beginning of a link: go on with a transfer whose link broke. `heard`: so many answers came over."""
+
+    image: str
+    session: str
+    heard: int
+
+
+class Lane(msgspec.Struct, frozen=True, kw_only=True, tag="lane"):
+    """Sender, at the beginning of a link: chunks of a transfer that goes on over another link come over this one."""
+
+    image: str
+    session: str
+
+
+class GiveUp(msgspec.Struct, frozen=True, tag="give-up"):
+    """Sender: there will be no image, and no other link."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """Receiver: go on, or `have`: this very image is here already, and nothing need be sent. `chunks`: it is to come in chunks, of which
-    there are `known` here already, of all images together."""
+    there are `known` here already, of all images together. `session`: the transfer may go on over another link."""
 
     have: bool = False
     chunks: bool = False
     known: int = 0
+    session: bool = False
+
+
+class Ack(msgspec.Struct, frozen=True, kw_only=True, tag="ack"):
+    """Receiver: of the headers after Hello (or of a lane's), so many have been made use of."""
+
+    done: int
+
+
+class Resumed(msgspec.Struct, frozen=True, kw_only=True, tag="resumed"):
+    """Receiver: go on behind so many headers; unheard answers follow."""
+
+    done: int
 
 
 class Data(msgspec.Struct, frozen=True, kw_only=True, tag="data"):
@@ -134,8 +170,8 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     again: bool = False
 
 
-FromSender: TypeAlias = Hello | Data | Offer | Patch | Listed | Wait | Whole
-FromReceiver: TypeAlias = Ready | Answer | Again | Stored | Refused
+FromSender: TypeAlias = Hello | Resume | Lane | Data | Offer | Patch | Listed | Wait | Whole | GiveUp
+FromReceiver: TypeAlias = Ready | Resumed | Ack | Answer | Again | Stored | Refused
 
 _from_sender: Final = msgspec.json.Decoder(FromSender)
 _from_receiver: Final = msgspec.json.Decoder(FromReceiver)
@@ -148,8 +184,8 @@ class Broken(Exception):
 class Link:
     """Headers and bytes over one TLS socket, each wait at most `idle_s` seconds and all together at most `total_s`."""
 
-    def __init__(self, socket: ssl.SSLSocket | Secure, idle_s: float, total_s: float) -> None:
-        self.socket = socket
+    def __init__(self, link: ssl.SSLSocket | Secure, idle_s: float, total_s: float) -> None:
+        self.socket = link
         self._idle_s = idle_s
         self._until = time.monotonic() + total_s
 
@@ -169,6 +205,11 @@ class Link:
                 self.socket.sendall(body)
         except OSError as error:
             raise Broken(_said(error)) from error
+
+    def hang_up(self) -> None:
+        """End it, whoever waits on it. Idempotent."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
 
     def read(self, into: memoryview) -> None:
         """Fill `into`. Raises Broken."""

@@ -62,6 +62,11 @@ class Growth:
             if self._link is not None:
                 shut(self._link)
 
+    @property
+    def given_up(self) -> bool:
+        """It has failed, or its sender is to end whatever it does."""
+        return self._hung_up or (self._over.is_set() and not self._good)
+
     def wait(self, seconds: float) -> bool:
         """Wait at most so long. True once all files are final. Raises Rejected SH805 when the dump has failed."""
         if not self._over.wait(seconds):

@@ -126,6 +126,7 @@ class ChunkSender:
                     self._copied[name] = copied
         except OSError as error:  # it was to save time, and nothing depends on it
             job.failed = str(error)
+        self._talk.settle()
         if self._copied:
             self._foresight = Foresight(self._folder, job.memories, self._pool, _digest)
         job.done.set()  # not when the link broke: then the sending is over
@@ -260,7 +261,7 @@ class ChunkSender:
         self._count(len(fresh))
 
     def _data(self, area: str, name: str, piece: Piece, data: bytes) -> None:
-        self._talk.say(Data(area=area, name=name, offset=piece.offset, size=len(data)), data)
+        self._talk.ship(Data(area=area, name=name, offset=piece.offset, size=len(data)), data)
         self._count(len(data))
 
     def _count(self, size: int) -> None:
@@ -283,6 +284,7 @@ class ChunkSender:
         """Say that it was all, and send again what arrived wrong. Raises Broken, and what the other side refuses with."""
         slim = msgspec.structs.replace(manifest, files=tuple(msgspec.structs.replace(file, chunks=()) for file in manifest.files))
         while True:
+            self._talk.settle()
             self._talk.say(Whole(manifest=slim, spread=self._spread))
             answer = self._talk.listen()
             if isinstance(answer, Stored):

@@ -43,6 +43,10 @@ class Secure:
     def __exit__(self, *_exc: object) -> None:
         self._plain.close()
 
+    def shutdown(self, how: int) -> None:
+        """The plain socket's."""
+        self._plain.shutdown(how)
+
     def fileno(self) -> int:
         """The plain socket's, to wait for bytes on it."""
         return self._plain.fileno()

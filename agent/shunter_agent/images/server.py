@@ -5,19 +5,21 @@ import errno
 import socket
 import threading
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
 
 import msgspec
 from shunter.model.errors import Problem, Rejected, Retry, ShunterError
 
 from shunter_agent.images.assembly import Assembly
 from shunter_agent.images.cutting import CHUNK
-from shunter_agent.images.frames import VERSION, Broken, FromReceiver, Hello, Link, Ready, Refused, Stored
+from shunter_agent.images.frames import VERSION, Broken, FromReceiver, FromSender, Hello, Lane, Link, Ready, Refused, Resume, Stored
 from shunter_agent.images.guests import Guests
 from shunter_agent.images.incoming import Incoming, problem, too_large
 from shunter_agent.images.manifest import ImageManifest, check_id
+from shunter_agent.images.room import Share
 from shunter_agent.images.secure import Secure
+from shunter_agent.images.session import Session, unknown_session
 from shunter_agent.images.store import ImageStore
 from shunter_agent.images.transfer import digests_of
 from shunter_agent.tls import TlsFiles, require_agent, server_context
@@ -39,6 +41,16 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
     handshake_s: float = 5.0
     idle_s: float = 20.0
     total_s: float = 3600.0
+    resume_s: float = 15.0
+    """How long a transfer whose link broke waits for another one; and how long one that has ended can still tell so."""
+
+
+class _Transfer(NamedTuple):
+    """One that may go on over other links, and have more of them beside it."""
+
+    image: str
+    session: Session
+    assembly: Assembly
 
 
 class ImageServer:
@@ -71,6 +83,8 @@ class ImageServer:
         self._guests = Guests(CROWD * allow.at_once, tell)
         self._places = threading.Semaphore(allow.at_once)
         self._closing = threading.Event()
+        self._transfers: dict[str, _Transfer] = {}
+        """By the random name that their senders gave them."""
         self._thread = threading.Thread(target=self._listen, name="image-listener", daemon=True)
 
     @property
@@ -129,10 +143,14 @@ class ImageServer:
         link = Link(secure, self._allow.idle_s, self._allow.total_s)
         try:
             node = require_agent(secure.tls)
+            hello = link.from_sender()
+            if isinstance(hello, Resume | Lane):
+                self._join(link, hello, node)
+                return
             if not self._places.acquire(blocking=False):
                 raise Retry(problem("SH812", f"this node receives {self._allow.at_once} images already", "Try again in a while"))
             try:
-                self._receive(link, node)
+                self._receive(link, hello, node)
             finally:
                 self._places.release()
         except ShunterError as error:
@@ -144,8 +162,18 @@ class ImageServer:
                 link, problem("SH809", f"no image can be stored here: {what}", "Discard old images, or check the node's disk"), again=True
             )
 
-    def _receive(self, link: Link, node: str) -> None:
-        hello = link.from_sender()
+    def _join(self, link: Link, hello: Resume | Lane, node: str) -> None:
+        """A further link of a transfer. Raises Rejected SH821."""
+        found = self._transfers.get(hello.session)
+        if found is None or found.image != hello.image or found.session.sender != node:
+            raise Rejected(unknown_session(hello.image))
+        if isinstance(hello, Resume):
+            found.session.adopt(link, hello)
+        else:
+            link.send(Ready(chunks=True))
+            found.assembly.take_lane(link)
+
+    def _receive(self, link: Link, hello: FromSender, node: str) -> None:
         if not isinstance(hello, Hello) or hello.version != VERSION:
             raise Rejected(problem("SH805", "the sender speaks another version of this protocol", "Run the same version on all nodes"))
         check_id(hello.image)
@@ -156,15 +184,57 @@ class ImageServer:
             self._store.trust.check_unsigned(hello.image)  # now, not once its worker stands still
         if hello.bytes > self._allow.bytes:
             raise Rejected(too_large(hello.bytes, self._allow.bytes))
-        making = Assembly if hello.chunks else Incoming
         with self._store.room.share(hello.image) as share:
             share.announce(hello.bytes)
-            with making(self._store, hello.image, share, bytes=self._allow.bytes, files=self._allow.files) as incoming:
-                link.send(Ready(chunks=True, known=len(self._store.index)) if hello.chunks else Ready())
+            if hello.chunks:
+                self._receive_chunks(link, hello, share, node)
+                return
+            with Incoming(self._store, hello.image, share, bytes=self._allow.bytes, files=self._allow.files) as incoming:
+                link.send(Ready())
                 manifest = incoming.take(link)
                 self._store.commit_received(manifest, fsync=self._fsync)
         self._received(manifest, node)
         link.send(Stored(bytes=manifest.bytes))
+
+    def _receive_chunks(self, link: Link, hello: Hello, share: Share, node: str) -> None:
+        patience_s = self._allow.resume_s if hello.session else 0.0
+        session = Session(link, node, patience_s, self._closing.is_set)
+        try:
+            with (
+                Assembly(self._store, hello.image, share, bytes=self._allow.bytes, files=self._allow.files) as assembly,
+                self._known(hello, session, assembly),
+            ):
+                link.send(Ready(chunks=True, known=len(self._store.index), session=bool(hello.session)))
+                manifest = assembly.take(session)
+                self._store.commit_received(manifest, fsync=self._fsync)
+                self._received(manifest, node)
+                session.send(Stored(bytes=manifest.bytes))
+        except ShunterError as error:
+            _refuse(session.link, error.problem, again=isinstance(error, Retry))
+        finally:
+            session.end()
+
+    @contextlib.contextmanager
+    def _known(self, hello: Hello, session: Session, assembly: Assembly) -> Iterator[None]:
+        """For as long as other links may come for it: one that has ended well can still say so."""
+        if not hello.session:
+            yield
+            return
+        self._forget_ended()
+        if hello.session in self._transfers:
+            raise Rejected(unknown_session(hello.image))
+        self._transfers[hello.session] = _Transfer(hello.image, session, assembly)
+        try:
+            yield
+        finally:
+            if session.finished_at is None:
+                del self._transfers[hello.session]
+
+    def _forget_ended(self) -> None:
+        now = time.monotonic()
+        for name, (_image, session, _assembly) in tuple(self._transfers.items()):
+            if session.finished_at is not None and now - session.finished_at > self._allow.resume_s:
+                self._transfers.pop(name, None)
 
     def _has(self, hello: Hello) -> bool:
         try:

@@ -1,22 +1,24 @@
 """Sending images to another agent, also while they are still being written."""
 
 import contextlib
+import secrets
 import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 from blake3 import blake3
 from shunter.model.errors import Problem, Rejected, Retry, Unknown
 
 from shunter_agent.images.bases import Bases
-from shunter_agent.images.frames import Broken, Hello, Link, Ready, Stored
+from shunter_agent.images.frames import Broken, Hello, Lane, Link, Ready, Resume, Resumed, Stored
 from shunter_agent.images.growth import Growth
 from shunter_agent.images.index import Place
+from shunter_agent.images.lanes import Lanes
 from shunter_agent.images.manifest import ImageFile, ImageInfo, ImageManifest, check_id, manifest_of
 from shunter_agent.images.offering import ChunkSender
 from shunter_agent.images.secure import Secure
@@ -24,6 +26,14 @@ from shunter_agent.images.store import ImageStore
 from shunter_agent.images.streaming import WholeSender
 from shunter_agent.images.talk import Talk
 from shunter_agent.tls import TlsFiles, client_context, require_agent
+
+MOVING_S: Final = 2.0
+LANES: Final = 2
+_PAUSE_S: Final = 0.1
+"""Seconds between tries to connect again."""
+_MOST_BREAKS: Final = 20
+"""Links of one transfer that may break without a header more having been made use of."""
+Pace = Callable[[int, Callable[[], None]], None]
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +65,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     connect_s: float = 5.0
     idle_s: float = 20.0
     total_s: float = 3600.0
+    resume_s: float = 10.0
+    """How long a transfer whose link broke looks for another one. For an image that is still being written at most `MOVING_S`, as its
+    worker may stand still for it."""
+    lanes: int = LANES
+    """Links beside the first one, over which chunks go."""
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +102,7 @@ def send_growing(
     taken: Callable[[], None] = lambda: None,
     bases: Callable[[], Bases] = dict,
     store: ImageStore | None = None,
+    pace: Pace = lambda _bytes, _meanwhile: None,
 ) -> Sent:
     """Send the image that is being written into `folder`, and return when it is whole and visible at the peer. `bases` are chunks in
     `store` which those of the image may differ little from; the store also signs the image. None: it has none, and nobody signs.
@@ -98,10 +114,11 @@ def send_growing(
     """
     check_id(image)
     began = time.monotonic()
-    with _link(peer, tls, limits, growth.goes_over) as link:
-        talk = Talk(link)
+    links = _Links(peer, tls, msgspec.structs.replace(limits, resume_s=min(limits.resume_s, MOVING_S)), image, growth)
+    with links, _talking(Talk(links.first(), pace)) as talk:
         with _explained(peer):
-            ready = _open(talk, Hello(image=image, bytes=expected, chunks=True, signed=store is not None and store.signs))
+            hello = Hello(image=image, bytes=expected, chunks=True, signed=store is not None and store.signs, session=links.session)
+            ready = links.agree(talk, hello)
         make: Callable[[], _Sender] = partial(WholeSender, talk, folder, progress)
         if ready.chunks:
             make = partial(ChunkSender, talk, folder, bases, store.read if store else _nowhere, ready.known > 0, progress)
@@ -127,6 +144,7 @@ def send_whole(
     *,
     limits: Limits = Limits(),  # noqa: B008  (frozen)
     progress: Callable[[int], None] = lambda _bytes: None,
+    pace: Pace = lambda _bytes, _meanwhile: None,
 ) -> Sent:
     """Send a whole image of `store`. Nothing is sent when the peer has this very image already.
 
@@ -135,10 +153,10 @@ def send_whole(
     store.join(image)
     manifest = store.get(image)
     began = time.monotonic()
-    with _link(peer, tls, limits) as link, contextlib.ExitStack() as opened:
-        talk = Talk(link)
+    links = _Links(peer, tls, limits, image)
+    with links, _talking(Talk(links.first(), pace)) as talk, contextlib.ExitStack() as opened:
         with _explained(peer):
-            ready = _open(talk, _hello(manifest))
+            ready = links.agree(talk, _hello(manifest, links.session))
             if ready.have:
                 return Sent(manifest=manifest, bytes=0, seconds=time.monotonic() - began, after_s=0.0)
         folder = opened.enter_context(store.opened(image))
@@ -152,16 +170,22 @@ def send_whole(
                 sender.rest()
             if sender.files() != manifest.files:
                 raise Rejected(_damaged(image))
-            return _close(sender, manifest, began, began, peer)
+            try:
+                return _close(sender, manifest, began, began, peer)
+            except Rejected as error:
+                if error.problem.code == "SH804" and store.verify(image):
+                    raise Rejected(_damaged(image)) from error
+                raise
 
 
-def _hello(manifest: ImageManifest) -> Hello:
+def _hello(manifest: ImageManifest, session: str) -> Hello:
     return Hello(
         image=manifest.id,
         digests=digests_of(manifest),
         bytes=manifest.bytes,
         chunks=manifest.in_chunks,
         signed=manifest.signature is not None,
+        session=session if manifest.in_chunks else "",
     )
 
 
@@ -200,12 +224,78 @@ class _Sender(Protocol):
     def close(self) -> None: ...
 
 
-def _open(talk: Talk, hello: Hello) -> Ready:
-    talk.say(hello)
-    answer = talk.listen()
-    if not isinstance(answer, Ready):
-        raise Broken("the other side answered out of turn")
-    return answer
+@contextlib.contextmanager
+def _talking(talk: Talk) -> Iterator[Talk]:
+    """Tell the other side when it comes to nothing: it would wait for another link."""
+    try:
+        yield talk
+    except BaseException:
+        talk.give_up()
+        raise
+    finally:
+        talk.close()
+
+
+class _Links:
+    """The links of one transfer: the first one, those that take its place when it breaks, and those beside it."""
+
+    def __init__(self, peer: Peer, tls: TlsFiles, limits: Limits, image: str, growth: Growth | None = None) -> None:
+        self._peer = peer
+        self._tls = tls
+        self._limits = limits
+        self._image = image
+        self._growth = growth
+        self._open = contextlib.ExitStack()
+        self._breaks = 0
+        self._until = time.monotonic() + limits.total_s
+        self.session = secrets.token_hex(16)
+
+    def __enter__(self) -> "_Links":
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._open.close()
+
+    def first(self) -> Link:
+        """A link to the peer, in place of any other. Raises as `_link` does."""
+        self._open.close()
+        return self._open.enter_context(_link(self._peer, self._tls, self._limits, self._connected, self._until))
+
+    def _connected(self, plain: socket.socket) -> None:
+        if self._growth is not None:
+            self._growth.goes_over(plain)
+
+    def agree(self, talk: Talk, hello: Hello) -> Ready:
+        """Begin the transfer. Raises Broken, and what the peer refuses with."""
+        talk.say(hello)
+        answer = talk.listen()
+        if not isinstance(answer, Ready):
+            raise Broken("the other side answered out of turn")
+        if answer.session:
+            talk.outlive(self._again)
+            connect = partial(_link, self._peer, self._tls, self._limits, until=self._until)
+            talk.open_lanes(partial(Lanes, self._limits.lanes, connect, Lane(image=self._image, session=self.session)))
+        return answer
+
+    def _again(self, heard: int, broken: Broken) -> tuple[Link, int]:
+        """Another link for the one that broke, and how many headers the peer has made use of. Raises Broken when there is none in time."""
+        self._breaks += 1
+        until = time.monotonic() + self._limits.resume_s
+        while self._breaks <= _MOST_BREAKS and not self._given_up():
+            with contextlib.suppress(Retry, Broken):
+                link = self.first()
+                link.send(Resume(image=self._image, session=self.session, heard=heard))
+                answer = link.from_receiver()
+                if isinstance(answer, Resumed):
+                    return link, answer.done
+                break  # it doesn't know the transfer any more: what broke is what there is to say
+            if time.monotonic() >= until:
+                break
+            time.sleep(_PAUSE_S)
+        raise broken
+
+    def _given_up(self) -> bool:
+        return self._growth is not None and self._growth.given_up
 
 
 def _close(sender: _Sender, manifest: ImageManifest, began: float, complete: float, peer: Peer) -> Sent:
@@ -235,7 +325,13 @@ def _explained(peer: Peer) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _link(peer: Peer, tls: TlsFiles, limits: Limits, connected: Callable[[socket.socket], None] = lambda _plain: None) -> Iterator[Link]:
+def _link(
+    peer: Peer,
+    tls: TlsFiles,
+    limits: Limits,
+    connected: Callable[[socket.socket], None] = lambda _plain: None,
+    until: float = float("inf"),
+) -> Iterator[Link]:
     context = client_context(tls)
     try:
         plain = socket.create_connection((peer.host, peer.port), limits.connect_s)
@@ -250,7 +346,7 @@ def _link(peer: Peer, tls: TlsFiles, limits: Limits, connected: Callable[[socket
         raise Retry(_unsent(peer, str(error))) from error
     with secure:
         require_agent(secure.tls, peer.node)
-        yield Link(secure, limits.idle_s, limits.total_s)
+        yield Link(secure, limits.idle_s, min(limits.total_s, until - time.monotonic()))
 
 
 def _unsent(peer: Peer, why: str) -> Problem:

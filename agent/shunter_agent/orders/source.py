@@ -98,7 +98,15 @@ class Source:
             if message.to.address:
                 progress = node.progress(head.operation, "freeze")
                 sending = await node.in_thread(
-                    node.depot.sending, folder, message.image, message.to.node, message.to.address, progress, expected, head.worker
+                    node.depot.sending,
+                    folder,
+                    message.image,
+                    message.to.node,
+                    message.to.address,
+                    progress,
+                    expected,
+                    head.worker,
+                    min((notice.deadline for notice in node.notices.values() if notice.deadline is not None), default=None),
                 )
                 await self._ahead(row, sending, within_s)
             frozen = await self._stop(row, folder)

@@ -8,10 +8,14 @@ from shunter.model.errors import Rejected, Retry, Stalled
 from shunter.wire import agent_pb2 as pb
 from shunter_agent import agent
 from shunter_agent.images.manifest import ImageInfo
+from shunter_agent.images.pacing import Pacing, Urgency
 from shunter_agent.images.store import ImageStore
+from shunter_agent.notices.port import Notice
 from shunter_agent.preflight import Room, preflight
 from shunter_agent.refusals import Undone
 from shunter_agent.settings import ImageSettings, Settings, SlotSettings, TlsSettings, load
+from shunter_agent.stored import StoredDepot
+from shunter_agent.tls import TlsFiles
 
 INFO = ImageInfo(id="i1", spec=SPEC, incarnation=1, taken_at=100.0, runtime="criu")
 
@@ -78,12 +82,41 @@ def test_two_agents_of_one_machine_have_folders_of_their_own(tmp_path: Path, mon
 
 def test_paths_in_the_settings_are_relative_to_their_file(tmp_path: Path) -> None:
     text = 'node = "n"\nlisten = "h:1"\nimage_listen = "h:2"\nstate = "s"\n[tls]\nca = "ca"\ncert = "c"\nkey = "k"\n[[slots]]\nindex = 0\n'
-    (tmp_path / "agent.toml").write_text(text + '[images]\nunsigned = "accept"\nkeys = ["one.key", "/two.key"]\nwork = "plain"\n')
+    (tmp_path / "agent.toml").write_text(
+        text + '[images]\nunsigned = "accept"\nkeys = ["one.key", "/two.key"]\nwork = "plain"\nbandwidth = 5000\n'
+    )
     found = load(tmp_path / "agent.toml").images
-    assert found == ImageSettings(unsigned="accept", keys=(tmp_path / "one.key", Path("/two.key")), work=tmp_path / "plain")
-    (tmp_path / "agent.toml").write_text(text + '[images]\nunsigned = "perhaps"\n')
-    with pytest.raises(Rejected, match="SH672"):
-        load(tmp_path / "agent.toml")
+    assert found == ImageSettings(unsigned="accept", keys=(tmp_path / "one.key", Path("/two.key")), work=tmp_path / "plain", bandwidth=5000)
+    for wrong in ('unsigned = "perhaps"', "bandwidth = 0"):
+        (tmp_path / "agent.toml").write_text(f"{text}[images]\n{wrong}\n")
+        with pytest.raises(Rejected, match="SH672"):
+            load(tmp_path / "agent.toml")
+
+
+@pytest.mark.parametrize(("deadlines", "first"), [([], None), ([None], None), ([1300.0, None, 1200.0], 1200.0)])
+async def test_an_image_goes_by_the_earliest_deadline_of_its_node(
+    tmp_path: Path, deadlines: list[float | None], first: float | None
+) -> None:
+    bench = Bench(tmp_path)
+    bench.node.notices = {str(n): Notice(id=str(n), kind="preemption", seen_at=1.0, deadline=at) for n, at in enumerate(deadlines)}
+    await bench.source.freeze(bench.freeze())
+    assert bench.depot.deadlines == [first]
+
+
+def test_moves_are_sent_before_copies_and_by_their_deadlines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Urgency] = []
+    sending = Pacing.sending
+    monkeypatch.setattr(Pacing, "sending", lambda pacing, urgency: seen.append(urgency) or sending(pacing, urgency))
+    kept = opened(tmp_path, unsigned="accept")
+    depot = StoredDepot(kept, TlsFiles(ca=tmp_path / "ca", cert=tmp_path / "cert", key=tmp_path / "key"))
+    unsigned(kept.root)
+    with pytest.raises(Stalled, match="SH810"):
+        depot.send("i1", "m", "127.0.0.1:1", lambda _bytes: None)
+    for deadline in (None, 1200.0):
+        with pytest.raises(Stalled, match="SH810"):
+            depot.sending(tmp_path, "i2", "m", "127.0.0.1:1", lambda _bytes: None, deadline=deadline)
+    copy, move, urgent = seen
+    assert urgent < move < copy
 
 
 async def test_what_was_opened_for_a_restore_is_closed(tmp_path: Path) -> None:

@@ -1,0 +1,84 @@
+"""How fast images leave this node, and which of them first: all that are being sent share one allowance."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+_IDLE_S: Final = 0.25
+"""Seconds without a byte after which a sending holds up nobody any more: it waits for a dump, say."""
+_REASSURE_S: Final = 1.0
+"""Seconds after which one that waits says that it is still there."""
+
+
+@dataclass(frozen=True, order=True)
+class Urgency:
+    """Who goes first: the smallest. Images of workers that have to leave by some moment go by that moment (seconds since the epoch; those
+    without come after them); and of those that are equal, images that a worker will stand still for before copies."""
+
+    deadline: float = float("inf")
+    copy: bool = True
+
+
+@dataclass(eq=False)
+class _Turn:
+    urgency: Urgency
+    last: float
+    waiting: int = 0
+
+
+@dataclass
+class Pacing:
+    """One per agent. Usable from any thread."""
+
+    rate: float | None = None
+    """Bytes per second, of all that is sent to other agents; None: as fast as it goes."""
+    clock: Callable[[], float] = time.monotonic
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _turns: list[_Turn] = field(default_factory=list)
+    _due: float = 0.0
+    """When what was taken last will have gone at the allowed rate."""
+
+    @contextlib.contextmanager
+    def sending(self, urgency: Urgency) -> Iterator[Callable[[int, Callable[[], None]], None]]:
+        """For as long as one image is sent: what is given waits until so many bytes may go, and calls `meanwhile` now and then."""
+        turn = _Turn(urgency, self.clock())
+        with self._changed:
+            self._turns.append(turn)
+        try:
+            yield lambda size, meanwhile: self._take(turn, size, meanwhile)
+        finally:
+            with self._changed:
+                self._turns.remove(turn)
+                self._changed.notify_all()
+
+    def _take(self, turn: _Turn, size: int, meanwhile: Callable[[], None]) -> None:
+        said = self.clock()
+        while not self._taken(turn, size):
+            if self.clock() - said >= _REASSURE_S:
+                meanwhile()
+                said = self.clock()
+
+    def _taken(self, turn: _Turn, size: int) -> bool:
+        """Wait a little; whether they may go now."""
+        with self._changed:
+            now = self.clock()
+            wait_s = max(self._held_up(turn, now), self._due - now if self.rate else 0.0)
+            if wait_s <= 0:
+                turn.last = now
+                if self.rate:
+                    self._due = max(self._due, now) + size / self.rate
+                return True
+            turn.waiting += 1
+            try:
+                self._changed.wait(min(wait_s, _IDLE_S))
+            finally:
+                turn.waiting -= 1
+            return False
+
+    def _held_up(self, turn: _Turn, now: float) -> float:
+        """Seconds for which others, which are more urgent, are to go first; 0: none is."""
+        ahead = [other for other in self._turns if other.urgency < turn.urgency]
+        return max((_IDLE_S if other.waiting else other.last + _IDLE_S - now for other in ahead), default=0.0)
