@@ -35,7 +35,7 @@ _EACH_S: Final = 0.1
 _LOAD_S: Final = 30.0
 _FAREWELL_S: Final = 3.0
 _LOST: Final = Problem(
-    code="SH550",
+    code="SH557",
     what="this engine leads no more",
     remedy="Nothing to do: another engine takes over, and this one begins anew",
     subject="lease",
@@ -95,7 +95,7 @@ class Upheld:
             raise Stalled(error.problem) from error
         except TimeoutError as error:
             what = "the thread that writes operations to the API server doesn't get to it"
-            raise Stalled(Problem(code="SH552", what=what, remedy="Look at the load of the engine's machine")) from error
+            raise Stalled(Problem(code="SH558", what=what, remedy="Look at the load of the engine's machine")) from error
 
     def remember(self, remembered: Remembered) -> None:
         """See `Beyond`. Only what differs in more than ages and measurements, and without images: those that are left are reported."""

@@ -47,9 +47,17 @@ class _Open(msgspec.Struct, kw_only=True):
 class Ledger:
     """Of one namespace, for one term. All but the constructor belongs into the event loop in which `run` runs."""
 
-    def __init__(self, api: Api, namespace: str, epoch: Epoch, *, clock: Callable[[], float] = time.time) -> None:
-        """How long a `put` takes is bounded by the `timeout_s` of `api`. `clock`: seconds since the epoch."""
-        self._api, self._namespace, self._epoch, self._clock = api, namespace, epoch, clock
+    def __init__(
+        self,
+        api: Api,
+        namespace: str,
+        epoch: Epoch,
+        *,
+        clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """How long a `put` takes is bounded by the `timeout_s` of `api`. `clock`: seconds since the epoch; `steady`: that never go back."""
+        self._api, self._namespace, self._epoch, self._clock, self._steady = api, namespace, epoch, clock, steady
         self._path = collection(namespace)
         self._open: dict[OperationId, _Open] = {}
         self._ended: dict[OperationId, OperationRecord] = {}
@@ -203,7 +211,7 @@ class Ledger:
     # -- what comes later
 
     async def _tidy(self) -> None:
-        now = self._clock()
+        now = self._steady()
         if self.problem is not None:
             await self._api.get(self._path, {"limit": 1})
         for name in tuple(self._doubtful):
@@ -215,7 +223,7 @@ class Ledger:
             self.deleted = frozenset(OperationId(one["metadata"]["name"]) for one in found if one["metadata"].get("deletionTimestamp"))
         if now - self._swept >= _SWEEP_S:
             self._swept = now
-            await _all([self._drop(name) for name in outdated(self._ended.values(), now)])
+            await _all([self._drop(name) for name in outdated(self._ended.values(), self._clock())])
 
     async def _undo(self, name: OperationId) -> None:
         async with self._lock(name):
