@@ -17,7 +17,7 @@ from proxy import Proxy
 from shunter.model.errors import Problem, Retry
 from shunter_agent.notices import nodewatch, watching
 from shunter_agent.notices.gpus import Gpus
-from shunter_agent.notices.nodewatch import Access, Times
+from shunter_agent.notices.listwatch import Access, Times
 from shunter_agent.notices.port import Notice
 from shunter_agent.notices.watching import Watching
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "apiserver"))
 from control_plane import ControlPlane, asset, until  # pyright: ignore[reportMissingImports]
-from shunter_agent.notices import nodewatch
+from shunter_agent.notices import listwatch, nodewatch
 from shunter_agent.notices.gpus import Gpus
 from shunter_agent.notices.port import Notice
 
@@ -39,7 +39,7 @@ class Told:
 def measure(plane: ControlPlane) -> list[float]:
     """Seconds, ascending."""
     plane.must("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a"}, "spec": {}})
-    access = nodewatch.Access(server=plane.url, ca=plane.ca, cert=plane.folder / "admin.crt", key=plane.folder / "admin.key")
+    access = listwatch.Access(server=plane.url, ca=plane.ca, cert=plane.folder / "admin.crt", key=plane.folder / "admin.key")
     told, took = Told(), []
     source = nodewatch.source(access, "a", "a", Gpus())
     source.start(told)

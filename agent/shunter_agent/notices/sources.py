@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 from shunter.model.errors import Problem
 
-from shunter_agent.notices import clouds, dcgm, http, nodewatch
+from shunter_agent.notices import clouds, dcgm, http, listwatch, nodewatch
 from shunter_agent.notices.file import FileNotices
 from shunter_agent.notices.gpu import GpuNotices
 from shunter_agent.notices.gpus import Gpus
@@ -59,7 +59,7 @@ def exporter(url: str, slots: Gpus, *, clock: Clock, log: Tell) -> Watching:
 
 def cluster(settings: KubernetesSettings, name: str, slots: Gpus, *, clock: Clock, log: Tell) -> Watching:
     """The API server."""
-    access = nodewatch.Access(
+    access = listwatch.Access(
         server=settings.server.rstrip("/"), ca=settings.ca, token=settings.token, cert=settings.cert, key=settings.key
     )
     return nodewatch.source(access, settings.node or name, name, slots, pods=settings.pods, clock=clock, log=log)

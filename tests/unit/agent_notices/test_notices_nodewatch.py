@@ -2,16 +2,18 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from metadata_services import Answer, Service, serving
 from shunter.model.errors import Problem, Retry
-from shunter_agent.notices import nodewatch
+from shunter_agent.notices import listwatch, nodewatch
 from shunter_agent.notices.gpus import Gpus
 from shunter_agent.notices.kubernetes import NodeObject
-from shunter_agent.notices.nodewatch import Access, Copy, NodeSource, Times
+from shunter_agent.notices.listwatch import Access, Copy, Times
+from shunter_agent.notices.nodewatch import NodeSource
 
 TIMES = Times(least=1, most=1, steady=1.0, doubt=60.0, rest_first=1.0, rest_most=10.0)
 
@@ -138,7 +140,7 @@ def test_a_copy_that_wasnt_listed_for_long_is_listed_anew(server: Server, copy: 
 
 
 def test_an_event_without_an_end_is_no_event(server: Server, copy: Copy[NodeObject], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodewatch, "LARGEST", 1000)
+    monkeypatch.setattr(listwatch, "LARGEST", 1000)
     server.events = [(200, "x" * 2000, {})]
     copy.step()
     with pytest.raises(Retry, match="more than 1,000 bytes"):
@@ -167,8 +169,8 @@ def test_where_no_watch_gets_through_it_asks_ever_less_often(server: Server, mon
     ("access", "why"),
     [
         (Access(), "this is no pod"),
-        (Access(server="https://127.0.0.1:1", ca=nodewatch.Path("/nowhere/ca.crt")), "TLS can't be set up"),
-        (Access(server="http://127.0.0.1:1", token=nodewatch.Path("/nowhere/token")), "No such file"),
+        (Access(server="https://127.0.0.1:1", ca=Path("/nowhere/ca.crt")), "TLS can't be set up"),
+        (Access(server="http://127.0.0.1:1", token=Path("/nowhere/token")), "No such file"),
         (Access(server="http://127.0.0.1:1"), "Connection refused"),
     ],
 )
