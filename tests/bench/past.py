@@ -20,7 +20,7 @@ from pathlib import Path
 import httpx
 import large
 import msgspec
-from shunter.app.backtest import Span, backtest
+from shunter.app.backtest import Past, Span, backtest
 from shunter.decide.profile import Profile
 from shunter.model.snapshot import Fleet
 from shunter.observe.catalog import Catalog
@@ -114,10 +114,11 @@ def _write(path: Path, names: list[str], begin: float, end: float) -> None:
 
 
 async def _run(url: str, hours: float) -> tuple[float, int, int]:
-    policies, began, span = large.policies(GRAPHS), fleet(), Span(begin=BEGIN + 60, end=BEGIN + hours * 3600, step=30.0)
+    span = Span(begin=BEGIN + 60, end=BEGIN + hours * 3600, step=30.0)
+    what = Past(fleet(), (), span, Catalog(), Profile())
     async with Prometheus(url, deadline_s=60) as server:
         begun = time.perf_counter()
-        (found,) = await backtest(server, [policies], began, (), span, catalog=Catalog(), profile=Profile())
+        (found,) = await backtest(server, [large.policies(GRAPHS)], what)
         return time.perf_counter() - begun, found.steps, len(found.acts)
 
 

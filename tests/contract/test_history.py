@@ -196,6 +196,24 @@ def test_two_revisions_over_the_same_samples(here: Path, capsys: pytest.CaptureF
     assert "Side by side" in capsys.readouterr().out
 
 
+def test_what_a_change_would_have_changed_over_that_time(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["diff", "policies", "other", *SPAN, "--format", "json"]) == 2
+    found = json.loads(capsys.readouterr().out)["contrast"]
+    flips = {(t["flip"]["policy"], t["flip"]["subject"], t["flip"]["before"], t["flip"]["after"]): t for t in found["turned"]}
+    queue = flips["relieve", "g", "hold", "pass"]
+    assert queue["steps"] == pytest.approx((QUEUE[1] - QUEUE[0]) / 30, abs=2)
+    assert queue["flip"]["by_after"]["expression"] == "pools.prefill.waiting > 60"
+    assert ["pools.prefill.waiting", "50 requests"] in queue["flip"]["by_after"]["inputs"]
+    sooner = next(a for a in found["added"] if a["at"] - BEGIN > 60 and a["operation"]["kind"] == "checkpoint")
+    cause = found["turned"][sooner["cause"]]["flip"]
+    assert (cause["policy"], cause["subject"]) == ("images", sooner["operation"]["worker"])
+    assert "every 20m" in cause["by_before"]["detail"]
+    assert execute(["diff", "policies", "policies", *SPAN]) == 0
+    assert "no difference in outcome" in capsys.readouterr().out
+    assert execute(["diff", "policies", "other", *SPAN, "--notice", "node-d0=preemption:60s"]) == 1
+    assert "SH969" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("arguments", [["--since", "1s", "--step", "30s"], ["--since", "1h", "--step", "0s"], ["--since", "soon"]])
 def test_a_time_that_cannot_be_looked_at(here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert execute(["backtest", *arguments]) == 1

@@ -182,7 +182,7 @@ def test_a_backtest_over_columns_is_the_one_that_is_stepped_plainly(seed: int, s
         of, server, times = calm(seed, 24)
         notices = (Notice(id=NoticeId("n"), kind=NoticeKind.PREEMPTION, node=NodeId("n0"), seen_at=times[5], deadline=times[5] + 100),)
         span = past.Span(begin=times[0], end=times[-1], step=STEP)
-        (fast,) = await past.backtest(server, [SET], of, notices, span, catalog=Catalog(), profile=Profile())
+        (fast,) = await past.backtest(server, [SET], past.Past(of, notices, span, Catalog(), Profile()))
         fast_said, said[:] = list(said), []
         run = running.Run(SET, of, notices, BulkCelRules(), Profile(), begin=times[0], end=times[-1], step=STEP)
         return fast, await Plainly(server, of, times).run(run), fast_said

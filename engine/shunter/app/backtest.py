@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import gc
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -13,10 +14,11 @@ from shunter.app.inputs import Asked, asked
 from shunter.app.looking import sampled
 from shunter.app.world import World
 from shunter.audit.journal import Journal
+from shunter.backtest.contrast import Contrasting
 from shunter.backtest.run import Run
 from shunter.decide.profile import Profile
 from shunter.lang.bulk import BulkCelRules
-from shunter.model.backtest import Backtest
+from shunter.model.backtest import Backtest, Contrast
 from shunter.model.errors import ShunterError
 from shunter.model.policy import Policy, PolicySet
 from shunter.model.record import RecordKind
@@ -59,32 +61,69 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
         return [self.begin + n * self.step for n in range(int((self.end - self.begin) / self.step + 1e-9) + 1)]
 
 
+class Past(NamedTuple):
+    """What to step through: a fleet and what happened to it. `remarks` are what isn't known of it, in sentences."""
+
+    fleet: Fleet
+    notices: Sequence[Notice]
+    span: Span
+    catalog: Catalog
+    profile: Profile
+    remarks: Sequence[str] = ()
+
+
 async def backtest(
-    server: Ranged,
-    sets: Sequence[PolicySet],
-    fleet: Fleet,
-    notices: Sequence[Notice],
-    span: Span,
-    *,
-    catalog: Catalog,
-    profile: Profile,
-    remarks: Sequence[str] = (),
-    progress: Callable[[float], None] = lambda _share: None,
+    server: Ranged, sets: Sequence[PolicySet], past: Past, *, progress: Callable[[float], None] = lambda _share: None
 ) -> tuple[Backtest, ...]:
     """One for each set, over the same samples. `progress` is told the share that is done."""
-    times, rules = span.times, BulkCelRules()
-    began = _as_it_began(fleet, times[0])
-    runs = [Run(s, began, notices, rules, profile, begin=times[0], end=times[-1], step=span.step) for s in sets]
+    runs = _runs(sets, past, BulkCelRules())
+    gaps = await _stepped(server, sets, past, partial(_play, runs), progress)
+    return tuple(run.result((*past.remarks, *gaps, *_REMARKS)) for run in runs)
+
+
+async def contrasted(
+    server: Ranged, base: PolicySet, head: PolicySet, past: Past, *, progress: Callable[[float], None] = lambda _share: None
+) -> tuple[Backtest, Backtest, Contrast]:
+    """The backtests of both, and what differs between them. `progress` as in `backtest`."""
+    rules = BulkCelRules()
+    one, other = _runs((base, head), past, rules)
+    contrast = Contrasting(head, rules, past.profile)
+
+    def play(block: Sequence[_Seen]) -> None:
+        for at, (ours, theirs) in block:
+            contrast.step(one.step(at, ours), theirs)
+            other.step(at, theirs)
+
+    gaps = await _stepped(server, (base, head), past, play, progress)
+    before, after = (run.result((*past.remarks, *gaps, *_REMARKS)) for run in (one, other))
+    return before, after, contrast.result(before, after)
+
+
+def _runs(sets: Sequence[PolicySet], past: Past, rules: BulkCelRules) -> list[Run]:
+    times, began = past.span.times, _as_it_began(past.fleet, past.span.begin)
+    return [Run(s, began, past.notices, rules, past.profile, begin=times[0], end=times[-1], step=past.span.step) for s in sets]
+
+
+async def _stepped(
+    server: Ranged,
+    sets: Sequence[PolicySet],
+    past: Past,
+    play: Callable[[Sequence[_Seen]], None],
+    progress: Callable[[float], None],
+) -> list[str]:
+    """Give `play` all that was to be seen, some steps at a time. Returns what is to be said of gaps in it."""
+    number = len(past.span.times)
+    everybody = _all_running(_as_it_began(past.fleet, past.span.begin))
     silent = done = 0
-    async with contextlib.aclosing(_seen(server, asked(sets), _all_running(began), span, catalog)) as blocks, _seldom_collected():
+    seen = _seen(server, asked(sets), everybody, past.span, past.catalog)
+    async with contextlib.aclosing(seen) as blocks, _seldom_collected():
         async for block in blocks:
             # while one thread decides, this one goes on fetching
-            await asyncio.to_thread(_play, runs, block)
-            silent += sum(_says_nothing(seen[0]) for _, seen in block)
+            await asyncio.to_thread(play, block)
+            silent += sum(_says_nothing(samples[0]) for _, samples in block)
             done += len(block)
-            progress(done / len(times))
-    gaps = [f"At {silent:,} of {len(times):,} steps no worker had a value of any metric"] if silent else []
-    return tuple(run.result((*remarks, *gaps, *_REMARKS)) for run in runs)
+            progress(done / number)
+    return [f"At {silent:,} of {number:,} steps no worker had a value of any metric"] if silent else []
 
 
 async def _seen(server: Ranged, ask: Asked, fleet: Fleet, span: Span, catalog: Catalog) -> AsyncGenerator[list[_Seen], None]:

@@ -1,13 +1,14 @@
 """How two decisions on one snapshot differ: operations added, removed and changed, findings that flipped, and what flipped them."""
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence, Set
+from functools import partial
+from typing import Final, NamedTuple, TypeAlias
 
 from shunter.model.canon import plain
 from shunter.model.difference import Change, Changed, Difference, Flip, Gate
 from shunter.model.expression import Scalar
-from shunter.model.finding import Evidence, Finding, Input, Verdict
-from shunter.model.ids import OperationId
+from shunter.model.finding import Chapter, Evidence, Finding, Input, Verdict, chapters
+from shunter.model.ids import OperationId, PolicyName
 from shunter.model.plan import Evaluation, PlannedOperation
 from shunter.model.sample import say
 
@@ -18,20 +19,54 @@ _COMPARED: Final = ("policy", "lane", "from_slot", "to_slot", "image", "copies",
 def difference(base: Evaluation, head: Evaluation) -> Difference:
     """What `head` decides otherwise than `base`. Both must be of one snapshot, else they differ in more than their policies."""
     pairs, added, removed = _paired(base.plan.operations, head.plan.operations)
-    changed = [Changed(before=a, after=b, fields=fields) for a, b in pairs if (fields := tuple(_fields(a, b)))]
-    before = {(f.policy, f.subject): f for f in base.findings}
-    after = {(f.policy, f.subject): f for f in head.findings}
-    keys = sorted({*before, *after})
-    flips = [flip for key in keys if (flip := _flip(before.get(key), after.get(key))) is not None]
-    had, has = {p for p, _ in before}, {p for p, _ in after}
+    changed = [Changed(before=a, after=b, fields=fields) for a, b in pairs if (fields := altered(a, b))]
+    had, has = ({c.policy for c in chapters(one.findings) if c.subjects} for one in (base, head))
     return Difference(
         added=added,
         removed=removed,
         changed=tuple(changed),
-        flipped=tuple(flips),
+        flipped=tuple(turn.told() for turn in turns(base, head)),
         policies_added=tuple(sorted(has - had)),
         policies_removed=tuple(sorted(had - has)),
     )
+
+
+class Turn(NamedTuple):
+    """A finding with another verdict than before, not yet told; None: that side says nothing of the subject."""
+
+    policy: PolicyName
+    subject: str
+    before: Verdict | None
+    after: Verdict | None
+    told: Callable[[], Flip]
+    """With what did it."""
+
+
+def turns(base: Evaluation, head: Evaluation, only: Set[PolicyName] | None = None) -> Iterator[Turn]:
+    """All of them, in the order of policies (`only` these; None: all) and subjects. A subject that one side doesn't mention and that the
+    other passes is no difference in outcome.
+    """
+    before, after = ({c.policy: c for c in chapters(one.findings) if only is None or c.policy in only} for one in (base, head))
+    for policy in sorted({*before, *after}):
+        was, now = before.get(policy), after.get(policy)
+        old, new = ({s: n for n, s in enumerate(c.subjects)} if c else {} for c in (was, now))
+        for subject in sorted({*old, *new}):
+            pair = _at_place(was, old.get(subject)), _at_place(now, new.get(subject))
+            verdicts = tuple(c.briefs[place].verdict if c is not None else None for c, place in pair)
+            if verdicts[0] is not verdicts[1] and not {*verdicts} <= {None, Verdict.PASS}:
+                yield Turn(policy, subject, verdicts[0], verdicts[1], partial(_told, *pair))
+
+
+_Place: TypeAlias = tuple[Chapter | None, int]
+
+
+def _at_place(chapter: Chapter | None, place: int | None) -> _Place:
+    return (None, 0) if chapter is None or place is None else (chapter, place)
+
+
+def _told(before: _Place, after: _Place) -> Flip:
+    was, now = (chapter.tell(place) if chapter is not None else None for chapter, place in (before, after))
+    return _flip(was, now)
 
 
 def _paired(
@@ -55,11 +90,10 @@ def _paired(
     return pairs, tuple(o for o in head if o.id not in paired), tuple(removed)
 
 
-def _fields(before: PlannedOperation, after: PlannedOperation) -> Iterator[Change]:
-    for name in _COMPARED:
-        old, new = getattr(before, name), getattr(after, name)
-        if old != new:
-            yield name, _said(old), _said(new)
+def altered(before: PlannedOperation, after: PlannedOperation) -> tuple[Change, ...]:
+    """What differs in what the two do."""
+    both = ((name, getattr(before, name), getattr(after, name)) for name in _COMPARED)
+    return tuple((name, _said(old), _said(new)) for name, old, new in both if old != new)
 
 
 def _said(value: object) -> str:
@@ -72,14 +106,19 @@ def _said(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(plain(value))
 
 
-def _flip(before: Finding | None, after: Finding | None) -> Flip | None:
-    """A subject that one side doesn't mention and that the other passes is no difference in outcome."""
-    was, now = (before.verdict if before else None), (after.verdict if after else None)
+def _flip(before: Finding | None, after: Finding | None) -> Flip:
     one = after or before
-    if one is None or was == now or {was, now} <= {None, Verdict.PASS}:
-        return None
+    assert one is not None, "one of the sides says something"
     by_before, by_after = _gates(before, after)
-    return Flip(policy=one.policy, subject=one.subject, before=was, after=now, by_before=by_before, by_after=by_after, reason=one.reason)
+    return Flip(
+        policy=one.policy,
+        subject=one.subject,
+        before=before.verdict if before else None,
+        after=after.verdict if after else None,
+        by_before=by_before,
+        by_after=by_after,
+        reason=one.reason,
+    )
 
 
 def _gates(before: Finding | None, after: Finding | None) -> tuple[Gate | None, Gate | None]:
@@ -97,9 +136,13 @@ def _at(finding: Finding, gate: str) -> Evidence | None:
 
 
 def _decisive(finding: Finding) -> Evidence | None:
-    """The evidence that decided: that of the finding's gate, else the first that wasn't met, else the last."""
+    """The evidence that decided: that of the finding's gate; without a gate the first that wasn't met, else the last. None: the gate has
+    none, and its reason says it all.
+    """
+    if finding.gate:
+        return _at(finding, finding.gate)
     unmet = [e for e in finding.evidence if e.result is not True]
-    return _at(finding, finding.gate) or next(iter([*unmet, *finding.evidence[-1:]]), None)
+    return next(iter([*unmet, *finding.evidence[-1:]]), None)
 
 
 def _gate(finding: Finding, found: Evidence | None) -> Gate:

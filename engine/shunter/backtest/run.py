@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,7 +20,7 @@ from shunter.model.expression import Rules
 from shunter.model.finding import Verdict
 from shunter.model.ids import Digest, NodeId, OperationId, PolicyName, PoolId, WorkerId
 from shunter.model.operation import EngineState
-from shunter.model.plan import OperationKind, Plan, PlannedOperation
+from shunter.model.plan import Evaluation, OperationKind, Plan, PlannedOperation
 from shunter.model.policy import PolicySet, ReassignmentPolicy
 from shunter.model.sample import Known, Sample
 from shunter.model.snapshot import Fleet, Notice, NoticeKind, Samples, Snapshot, Worker, WorkerState
@@ -41,13 +42,27 @@ OPEN_S = 600.0
 """How long a notice without a deadline is taken to be open, in seconds: nothing recorded when it was withdrawn."""
 
 
-class _Simulated(Snapshot, frozen=True, kw_only=True, dict=True):
+class Simulation(Snapshot, frozen=True, kw_only=True, dict=True):
     """A snapshot that nothing refers to: a digest of it would take as long as deciding on it."""
 
     @cached_property
     def id(self) -> Digest:
         """Its time."""
         return Digest(f"simulated:{self.at}")
+
+
+class Decided(NamedTuple):
+    """A step: what was decided on what. `looked`: what policies say was looked at."""
+
+    snapshot: Snapshot
+    state: EngineState
+    evaluation: Evaluation
+    looked: bool
+
+
+def horizon_of(policies: PolicySet) -> float:
+    """For how long snapshots are kept, in seconds."""
+    return horizon(policies) + MARGIN_S
 
 
 class Run:
@@ -72,7 +87,7 @@ class Run:
         self._notices = sorted(notices, key=lambda n: (n.node, n.id))
         self._kept: deque[Snapshot] = deque()
         self._memory = Memory()
-        self._window = horizon(policies) + MARGIN_S
+        self._window = horizon_of(policies)
         self._tallies = Tallies(policies)
         self._acts: list[Act] = []
         self._of_worker: defaultdict[WorkerId, deque[tuple[float, PlannedOperation]]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
@@ -84,23 +99,26 @@ class Run:
         self._every = max(1, -(-int((end - begin) / step + 1) // POINTS))
         self._steps = 0
 
-    def step(self, at: float, samples: Samples) -> None:
+    def step(self, at: float, samples: Samples) -> Decided:
         """Decide on what was known at `at`, and let it happen. Samples of workers that don't run by now are left out."""
         self.world.advance(at)
         self._take_away(at, samples)
         fleet = self.world.fleet
         live = self._alive(fleet)
         seen = msgspec.structs.replace(samples, workers=_only(samples.workers, live))
-        snapshot = _Simulated(at=at, fleet=fleet, samples=seen, notices=self._open(at))
+        snapshot = Simulation(at=at, fleet=fleet, samples=seen, notices=self._open(at))
         self._kept.append(snapshot)
         while at - self._kept[0].at > self._window:
             self._kept.popleft()
-        evaluation = evaluate(self._policies, list(self._kept), self.world.state(at), at, self._rules, self._profile, self._memory)
+        state = self.world.state(at)
+        evaluation = evaluate(self._policies, list(self._kept), state, at, self._rules, self._profile, self._memory)
         begun = [self._act(operation, at, seen) for operation in (*self.world.begin(evaluation.plan, at), *self._previews(evaluation.plan))]
         self._note(begun)
-        if self._steps % self._every == 0:
+        looked = self._steps % self._every == 0
+        if looked:
             self._points.append(_point(at, [w for w in fleet.workers if w.id in live], seen, self._tallies.said(evaluation.findings)))
         self._steps += 1
+        return Decided(snapshot, state, evaluation, looked)
 
     def _alive(self, fleet: Fleet) -> frozenset[WorkerId]:
         if fleet.workers is not self._live[0]:

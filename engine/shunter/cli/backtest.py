@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from shunter.app.backtest import Span, backtest, enforced, noticed
+from shunter.app.backtest import Past, Span, backtest, contrasted, enforced, noticed
 from shunter.app.looking import look_at_fleet
 from shunter.app.preview import policies_of
 from shunter.app.private import write_private
@@ -20,10 +20,10 @@ from shunter.app.recording import load as load_recording
 from shunter.app.revisions import Revisions
 from shunter.app.settings import Settings, load
 from shunter.cli.moments import moment, stretch
-from shunter.model.backtest import Backtest
+from shunter.model.backtest import Backtest, Contrast
 from shunter.model.errors import Problem, Rejected, Retry
 from shunter.model.policy import PolicySet
-from shunter.model.snapshot import Fleet, Notice
+from shunter.model.snapshot import Fleet
 from shunter.observe.prometheus import Prometheus
 from shunter.report.backtest import backtest_json, backtest_markdown, backtest_text
 from shunter.report.drawing import Drawing, svg
@@ -78,27 +78,38 @@ def run_backtest(
     """
     drawn = _drawer(picture) if picture is not None else None
     settings, now = load(config), time.time()
-    span = _span(since, until, step, now)
+    span = span_of(since, until, step, now)
     sets = _sets(settings, compare, repository, folder, now)
     if enforce:
         sets = tuple(enforced(policies) for policies in sets)
     for problem in dict.fromkeys(problem for policies in sets for problem in policies.problems):
         typer.echo(f"warning: {problem}", err=True)
-    fleet, remarks = _fleet(settings, snapshot, now)
-    notices, said = noticed(settings.state, span)
-    found = asyncio.run(_run(settings, sets, fleet, span, (*remarks, said), notices))
+    found, contrast = stepped(settings, sets, span, snapshot, now)
     match output:
         case Format.JSON:
-            typer.echo(backtest_json(found), nl=False)
+            typer.echo(backtest_json(found, contrast), nl=False)
         case Format.MARKDOWN:
-            typer.echo(backtest_markdown(found, link=link), nl=False)
+            typer.echo(backtest_markdown(found, contrast, link=link), nl=False)
         case Format.TEXT:
-            backtest_text(found, Console(highlight=False, width=None if sys.stdout.isatty() else 160))
+            backtest_text(found, Console(highlight=False, width=None if sys.stdout.isatty() else 160), contrast)
     if picture is not None and drawn is not None:
         _draw(drawn(timeline(found[-1])), picture)
 
 
-def _span(since: str, until: str | None, step: str, now: float) -> Span:
+def stepped(
+    settings: Settings, sets: Sequence[PolicySet], span: Span, snapshot: Path | None, now: float
+) -> tuple[tuple[Backtest, ...], Contrast | None]:
+    """Step through the time, with the fleet of a recording (None: the live one). With two sets, also what differs between them. Raises what
+    asking for them does.
+    """
+    fleet, remarks = _fleet(settings, snapshot, now)
+    notices, said = noticed(settings.state, span)
+    past = Past(fleet, notices, span, settings.prometheus.catalog(), settings.rates(), (*remarks, said))
+    return asyncio.run(_run(settings, sets, past, _Progress()))
+
+
+def span_of(since: str, until: str | None, step: str, now: float) -> Span:
+    """The time between the two, in words as options have them. Raises Rejected SH961 for one that isn't over, or has no step in it."""
     begin, end, every = moment("--since", since, now), moment("--until", until, now), stretch("--step", step)
     last = now if end is None else end
     if begin is None or begin + every > last or last > now:
@@ -135,20 +146,14 @@ def _fleet(settings: Settings, snapshot: Path | None, now: float) -> tuple[Fleet
 
 
 async def _run(
-    settings: Settings, sets: Sequence[PolicySet], fleet: Fleet, span: Span, remarks: Sequence[str], notices: Sequence[Notice]
-) -> tuple[Backtest, ...]:
+    settings: Settings, sets: Sequence[PolicySet], past: Past, progress: Callable[[float], None]
+) -> tuple[tuple[Backtest, ...], Contrast | None]:
     async with Prometheus(settings.prometheus.url, deadline_s=_DEADLINE_S) as server:
-        return await backtest(
-            server,
-            sets,
-            fleet,
-            notices,
-            span,
-            catalog=settings.prometheus.catalog(),
-            profile=settings.rates(),
-            remarks=remarks,
-            progress=_Progress(),
-        )
+        if len(sets) == 1:
+            return await backtest(server, sets, past, progress=progress), None
+        base, head = sets
+        one, other, contrast = await contrasted(server, base, head, past, progress=progress)
+        return (one, other), contrast
 
 
 def _drawer(path: Path) -> Callable[[Drawing], bytes]:

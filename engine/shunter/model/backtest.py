@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from shunter.model.difference import Change, Flip
 from shunter.model.finding import Verdict
 from shunter.model.ids import Commit, Digest, NodeId, PolicyName, PoolId, WorkerId
 from shunter.model.plan import PlannedOperation
@@ -93,6 +94,58 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     pools: Mapping[PoolId, tuple[int, float | None, float | None]]
     verdicts: Mapping[PolicyName, Mapping[Verdict, int]]
+
+
+class Turned(msgspec.Struct, frozen=True, kw_only=True):
+    """A finding that came out otherwise by other policies, on the same snapshots: at how many of the steps compared, the first and the
+    last of them (seconds since the epoch), and what did it at the first.
+    """
+
+    flip: Flip
+    first: float
+    last: float
+    steps: int
+
+
+class Altered(msgspec.Struct, frozen=True, kw_only=True):
+    """An operation that would have been begun by both, each in its way."""
+
+    before: Act
+    after: Act
+    fields: tuple[Change, ...]
+
+
+class Contrast(msgspec.Struct, frozen=True, kw_only=True):
+    """What other policies would have done otherwise over the same stretch of the past.
+
+    Operations are those of two simulated fleets, one for each side, which differ more and more; findings are both sides' on the snapshots
+    of the base's fleet, so that nothing but the policies makes them differ.
+    """
+
+    base: Commit
+    head: Commit
+    added: tuple[Act, ...] = ()
+    removed: tuple[Act, ...] = ()
+    altered: tuple[Altered, ...] = ()
+    turned: tuple[Turned, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many of each."""
+        return {"added": len(self.added), "removed": len(self.removed), "changed": len(self.altered), "flipped": len(self.turned)}
+
+    def __bool__(self) -> bool:
+        """There is a difference."""
+        return any(self.counts.values())
+
+    def cause(self, act: Act) -> Turned | None:
+        """What of the findings explains an operation that only one side began: that of its policy and its worker or graph, the nearest in
+        time. None: nothing that was seen does; it follows from what the fleets had become by then.
+        """
+        about = {act.operation.worker, (act.operation.pool or "").rpartition("/")[0]}
+        found = [t for t in self.turned if t.flip.policy == act.operation.policy and t.flip.subject in about and t.first <= act.at]
+        return min(found, key=lambda t: (max(0.0, act.at - t.last), -t.first), default=None)
 
 
 class Backtest(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,11 +8,12 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from shunter.model.backtest import Act, Backtest, BudgetUse, Tally
+from shunter.model.backtest import Act, Backtest, BudgetUse, Contrast, Tally
 from shunter.model.canon import plain
 from shunter.model.finding import Verdict
 from shunter.model.plan import OperationKind
 from shunter.model.units import Duration
+from shunter.report.contrast import contrast_document, contrast_text, counted, markdown_lines
 from shunter.report.markdown import LIMIT, code, escaped, page
 from shunter.report.markdown import table as markdown_table
 from shunter.report.marks import mark
@@ -22,6 +23,8 @@ from shunter.report.words import Page, count, moment, safe, short, span
 MARK: Final = "<!-- shunter: backtest -->"
 """First line of the comment: by it, whoever posts finds the one that is to be updated."""
 _MOST: Final = 40
+_DIFFERENCES: Final = 15
+"""So many are shown in a pull request's comment."""
 _POLICIES: Final = ("policy", "operations", "undone", "began to act", "verdicts changed", "act", "hold", "inconclusive")
 _PRICES: Final = ("instead of", "acts", "spent", "instead", "saved", "not known")
 _KEY: Final = ("figure", "base", "head")
@@ -29,12 +32,15 @@ _STOPS: Final = (OperationKind.MOVE, OperationKind.PARK, OperationKind.DRAIN)
 Rows = list[tuple[str, ...]]
 
 
-def backtest_text(found: Sequence[Backtest], console: Console) -> None:
-    """One part for each backtest; with two, first what differs between them."""
+def backtest_text(found: Sequence[Backtest], console: Console, contrast: Contrast | None = None) -> None:
+    """One part for each backtest; with two, first what differs between them: figures, and what did it where that is known."""
     out = Page(console)
     if len(found) > 1:
         out.title("Side by side")
         _table(console, _KEY, _side_by_side(found))
+        out.blank()
+    if contrast is not None:
+        contrast_text(contrast, console)
         out.blank()
     for number, one in enumerate(found):
         if number:
@@ -71,11 +77,16 @@ def _one(out: Page, console: Console, one: Backtest) -> None:
         out.line(f"- {remark}.", indent=2, hang=2)
 
 
-def backtest_markdown(found: Sequence[Backtest], *, link: str = "", limit: int = LIMIT) -> str:
-    """At most `limit` bytes of Markdown: figures whole, operations folded and cut in their middle if need be."""
+def backtest_markdown(found: Sequence[Backtest], contrast: Contrast | None = None, *, link: str = "", limit: int = LIMIT) -> str:
+    """At most `limit` bytes of Markdown: figures whole, differences and operations folded and cut in their middle if need be."""
     before = [MARK, f"### Shunter: {_verdict(found[-1])}", "", f"{escaped(_title(found[-1]))}. {escaped(_kept(found[-1]))}", ""]
     if len(found) > 1:
         before += [*markdown_table(_KEY, [tuple(escaped(c) for c in row) for row in _side_by_side(found)]), ""]
+    if contrast is not None:
+        lines = markdown_lines(contrast)
+        before += [f"**What differs, and what did it**: {escaped(counted(contrast))}", "", *lines[:_DIFFERENCES]]
+        before += [f"- and {len(lines) - _DIFFERENCES:,} more"] if len(lines) > _DIFFERENCES else []
+        before += [""]
     one = found[-1]
     policies = _policies(one)
     before += markdown_table(_POLICIES, [(code(name), *rest) for name, *rest in policies[:_MOST]])
@@ -88,15 +99,16 @@ def backtest_markdown(found: Sequence[Backtest], *, link: str = "", limit: int =
     return page(before, [f"- {escaped(_act(a))}" for a in one.acts], after, title="Operations", limit=limit)
 
 
-def backtest_json(found: Sequence[Backtest]) -> bytes:
-    """`backtests`: each as in the model, with `saved` in each price; without the points of the picture."""
+def backtest_json(found: Sequence[Backtest], contrast: Contrast | None = None) -> bytes:
+    """`backtests`: each as in the model, with `saved` in each price; without the points of the picture. With two, also their `contrast`."""
     documents: list[dict[str, Any]] = []
     for one in found:
         document = plain(one)
         del document["points"]
         document["prices"] = [{**plain(p), "saved": p.saved} for p in one.prices]
         documents.append(document)
-    return msgspec.json.format(msgspec.json.encode({"backtests": documents}, order="sorted"), indent=2) + b"\n"
+    whole = {"backtests": documents, **({} if contrast is None else {"contrast": contrast_document(contrast)})}
+    return msgspec.json.format(msgspec.json.encode(whole, order="sorted"), indent=2) + b"\n"
 
 
 def _title(one: Backtest) -> str:

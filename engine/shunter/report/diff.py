@@ -7,7 +7,7 @@ import msgspec
 from rich.console import Console
 
 from shunter.model.canon import plain
-from shunter.model.difference import Changed, Compared, Flip, Gate
+from shunter.model.difference import Change, Compared, Flip, Gate
 from shunter.model.plan import PlannedOperation
 from shunter.report.markdown import LIMIT, code, escaped, page
 from shunter.report.plan import headline
@@ -17,7 +17,7 @@ MARK: Final = "<!-- shunter: diff -->"
 """First line of the comment: by it, whoever posts finds the one that is to be updated."""
 _MOST: Final = 50
 """Lines of one kind that are shown for people."""
-_STYLES: Final = {"+": "green", "-": "red", "~": "yellow", "!": "cyan"}
+STYLES: Final = {"+": "green", "-": "red", "~": "yellow", "!": "cyan"}
 
 
 def diff_text(compared: Sequence[Compared], console: Console) -> None:
@@ -35,7 +35,7 @@ def diff_text(compared: Sequence[Compared], console: Console) -> None:
         for mark, line, more in lines:
             shown[mark] = shown.get(mark, 0) + 1
             if shown[mark] <= _MOST:
-                out.line(f"{mark} {line}", indent=2, hang=4, style=_STYLES[mark])
+                out.line(f"{mark} {line}", indent=2, hang=4, style=STYLES[mark])
                 for text in more:
                     out.line(text, indent=6, hang=2)
         for mark, total in shown.items():
@@ -55,12 +55,12 @@ def diff_markdown(compared: Sequence[Compared], *, link: str = "", limit: int = 
         before += [f"> {escaped(remark)}." for remark in one.remarks[:_MOST]]
         middle += [f"- **{title}**"] if len(compared) > 1 and one.difference else []
         for mark, line, more in _lines(one, code, escaped):
-            middle.append(f"- {_NAMES[mark]}: {line}" + "".join(f"<br>{text}" for text in more))
+            middle.append(f"- {NAMES[mark]}: {line}" + "".join(f"<br>{text}" for text in more))
     after = [f"[All of it]({link})"] if link else []
     return page(before, middle, after, title="What differs, and what did it", limit=limit)
 
 
-_NAMES: Final = {"+": "added", "-": "removed", "~": "changed", "!": "flipped"}
+NAMES: Final = {"+": "added", "-": "removed", "~": "changed", "!": "flipped"}
 
 
 def diff_json(compared: Sequence[Compared]) -> bytes:
@@ -81,6 +81,7 @@ def _counted(one: Compared) -> str:
 
 
 Said = Callable[[str], str]
+"""Makes a text safe for where it goes."""
 
 
 def _lines(one: Compared, name: Said, text: Said) -> Iterable[tuple[str, str, list[str]]]:
@@ -90,29 +91,39 @@ def _lines(one: Compared, name: Said, text: Said) -> Iterable[tuple[str, str, li
         for operation in operations:
             yield mark, f"{name(headline(operation))}{_by(operation, name)}", [text(operation.reason)]
     for changed in found.changed:
-        yield "~", f"{name(headline(changed.after))}{_by(changed.after, name)}", _changed(changed, name)
+        yield "~", f"{name(headline(changed.after))}{_by(changed.after, name)}", changes(changed.fields, name)
     for flip in found.flipped:
-        yield "!", f"{name(flip.subject)} by {name(flip.policy)}: {_verdicts(flip)}", _gates(flip, name, text)
+        yield "!", f"{name(flip.subject)} by {name(flip.policy)}: {verdicts(flip)}", gates(flip, name, text)
 
 
 def _by(operation: PlannedOperation, name: Said) -> str:
     return f" by {name(operation.policy)}" + (" (preview)" if operation.preview else "")
 
 
-def _changed(changed: Changed, name: Said) -> list[str]:
-    return [f"{field.replace('_', ' ')}: {name(before)}, now {name(after)}" for field, before, after in changed.fields]
+def changes(fields: Sequence[Change], name: Said) -> list[str]:
+    """Each field before and now."""
+    return [f"{field.replace('_', ' ')}: {name(before)}, now {name(after)}" for field, before, after in fields]
 
 
-def _verdicts(flip: Flip) -> str:
+def verdicts(flip: Flip) -> str:
+    """What each side says."""
     return f"{flip.before.value if flip.before else 'nothing said'}, now {flip.after.value if flip.after else 'nothing said'}"
 
 
-def _gates(flip: Flip, name: Said, text: Said) -> list[str]:
-    told = [f"{title} {_gate(gate, name, text)}" for title, gate in (("before:", flip.by_before), ("now:", flip.by_after)) if gate]
-    return [*told, text(flip.reason)]
+def gates(flip: Flip, name: Said, text: Said) -> list[str]:
+    """What decided on each side, a line each, and the reason where that says more."""
+    told = sides(flip, name, text)
+    reason = text(flip.reason)
+    return told if told and told[-1].endswith(reason) else [*told, reason]
+
+
+def sides(flip: Flip, name: Said, text: Said) -> list[str]:
+    """What decided on each side, a line each."""
+    return [f"{title} {_gate(gate, name, text)}" for title, gate in (("before:", flip.by_before), ("now:", flip.by_after)) if gate]
 
 
 def _gate(gate: Gate, name: Said, text: Said) -> str:
+    """What decided: its expression with the values that it read, or the gate in words."""
     if not gate.expression:
         return text(f"{gate.gate}, {gate.detail}" if gate.gate and gate.detail else gate.gate or gate.detail)
     read = ", ".join(f"{variable} = {value}" for variable, value in gate.inputs)
