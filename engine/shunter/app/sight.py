@@ -108,7 +108,7 @@ class Sight:
         inventory = msgspec.structs.replace(
             inventory, fleet=settled(inventory.fleet, self._meanwhile), notices=_with(inventory.notices, self._heard)
         )
-        before = {n.id for n in scene.notices}
+        before = {n.id: n for n in scene.notices}
         answering = frozenset(self.nodes) - frozenset(self.world.unreachable)
         for problem in gone.void(said, answering):
             self._voice.tell(problem)
@@ -124,6 +124,10 @@ class Sight:
         for notice in news:
             what = f"{notice.kind.value} of {notice.node}"
             self._voice.record(RecordKind.NOTICE, notice.node, what, {"notice": plain(notice)})
+        for over in sorted(before.keys() - {notice.id for notice in inventory.notices}):
+            notice = before[over]
+            what = f"{notice.kind.value} of {notice.node} is open no more"
+            self._voice.record(RecordKind.NOTICE, notice.node, what, {"withdrawn": plain(notice)})
         return bool(news)
 
     def _tell_of_nodes(self, fleet: Fleet, clocks: Mapping[NodeId, Problem]) -> None:

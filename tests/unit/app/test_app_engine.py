@@ -155,6 +155,25 @@ async def test_a_notice_and_a_source_that_went_away_are_recorded_once_however_of
     assert s.journal.verify().ok
 
 
+class Cancelled(Noticed):
+    """What was announced doesn't happen."""
+
+    async def look(self, _memory: object, _now: float) -> Inventory:
+        return Inventory(fleet=Fleet(nodes=(Node(id=NodeId("node-a"), slots=()),)), notices=(), problems=())
+
+
+async def test_a_notice_that_is_withdrawn_is_recorded_once(stage: Callable[[int], Stage]) -> None:
+    s = stage(0)
+    for at, world in ((100.0, Noticed()), (101.0, Cancelled()), (102.0, Cancelled())):
+        s.leading.sight.world = world  # type: ignore[assignment]
+        await s.leading.sight.look(at)
+    assert [(r.what, list(r.body)) for r in s.recorded(RecordKind.NOTICE)] == [
+        ("preemption of node-a", ["notice"]),
+        ("preemption of node-a is open no more", ["withdrawn"]),
+    ]
+    assert s.leading.duty.scene.notices == ()
+
+
 async def test_a_disk_that_takes_no_writes_is_told_shown_and_closes_the_gate(stage: Callable[[int], Stage]) -> None:
     s = stage(10**6)
     s.leading.voice.record(RecordKind.ENGINE, "engine", "leads")
