@@ -76,6 +76,7 @@ QUANTITIES: Final[dict[type, Quantity]] = {
 
 BOUNDS: Final[dict[tuple[str, str], Schema]] = {
     ("Metadata", "name"): {"pattern": NAME, "maxLength": 63},
+    ("Metadata", "namespace"): {"pattern": NAME, "maxLength": 63},
     ("_Spec", "metrics"): {"propertyNames": {"pattern": METRIC_NAME}},
     ("_Scoped", "workers"): {"minProperties": 1},
     ("MetricInput", "query"): {"minLength": 1},

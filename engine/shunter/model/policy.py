@@ -27,11 +27,15 @@ class _Yaml(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_un
 
 
 class Metadata(_Yaml, frozen=True, kw_only=True):
-    """Name (lower-case letters, digits and dashes, unique in the policy set) and labels."""
+    """Name (lower-case letters, digits and dashes, unique in the policy set), and what is for others."""
 
     name: str
     labels: dict[str, str] = {}
     """For people and their tools: Shunter doesn't read them."""
+    annotations: dict[str, str] = {}
+    """For tools, such as Argo CD and Kustomize. Of a file Shunter reads none."""
+    namespace: str | None = None
+    """Where the policy is in a cluster, as Kustomize writes it. An engine reads one namespace, so that this changes nothing."""
 
 
 class WorkerSelector(_Yaml, frozen=True, kw_only=True):
