@@ -12,6 +12,7 @@ brought back, or to the end of the time looked at):
 - peer: G * (S' + n / P), a start with weights and compiled artifacts from a peer
 - store: G * (S + (1 - d) * n / P), a cold start beside a KV store that has the share d of the context
 - nothing: 0
+- no images: 0, for a checkpoint, whose worker stands still for it too
 - flip: G * (F + n / P), the role flipped in place; only where hardware and node stay the same, which is never so when a node is going
 
 S and P are a FleetProfile's if it gives them. The others, and those where none does, are public figures for 8xB200 nodes: a native start of
@@ -20,7 +21,7 @@ S and P are a FleetProfile's if it gives them. The others, and those where none 
 the two. None of them was measured on the fleet at hand.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -72,6 +73,10 @@ def _flip(c: _Case, d: Defaults) -> float | None:
     return d.flip + c.again if c.in_place and c.again is not None else None
 
 
+def _nothing(_c: _Case, _d: Defaults) -> float:
+    return 0.0
+
+
 _WAYS: Final[tuple[tuple[str, str, Way], ...]] = (
     ("cold start", "GPUs x (native start + tokens / prefill rate)", _cold),
     ("weights and artifacts from a peer", "GPUs x (start from a peer + tokens / prefill rate)", _peer),
@@ -87,15 +92,20 @@ class Prices:
         self._figures = AllFigures(tuple(policies), profile)
         self._defaults = defaults or Defaults()
 
-    def of(self, acts: Iterable[Act]) -> tuple[Price, ...]:
-        """One price for each of the four ways, over all acts that carry a worker elsewhere which would have been lost or torn down, and one
-        for those without which nothing would have happened.
+    def of(self, acts: Sequence[Act]) -> tuple[Price, ...]:
+        """One price for each of the four ways, over all acts that carry a worker elsewhere which would have been lost or torn down; one for
+        those without which nothing would have happened; and one for images.
         """
         carried = [a for a in acts if a.operation.kind in _CARRIES and not a.operation.preview]
         needed = [a for a in carried if a.instead != "nothing"]
         chosen = [a for a in carried if a.instead == "nothing"]
         four = (self._price(name, formula, way, needed) for name, formula, way in _WAYS)
-        return (*four, self._price("doing nothing", "0: the worker would have gone on where it was", lambda _c, _d: 0.0, chosen))
+        images = [a for a in acts if a.operation.kind is OperationKind.CHECKPOINT and not a.operation.preview]
+        return (
+            *four,
+            self._price("doing nothing", "0: the worker would have gone on where it was", _nothing, chosen),
+            self._price("taking no images", "0: the worker would have gone on; what an image spares isn't known", _nothing, images),
+        )
 
     def assumed(self) -> tuple[str, ...]:
         """What is compared with what, and the figures in words and whose they are."""
@@ -106,6 +116,8 @@ class Prices:
             " compared with doing nothing, which costs nothing",
             "A parked worker stands still until it is brought back, or to the end; so long it counts as spent, also where its slot serves"
             " another by then",
+            "Images cost what their workers stood still for them. What they spare isn't priced: losses without a warning aren't simulated,"
+            " and what an image held of a worker that is restored from one isn't known",
             f"Where no FleetProfile says otherwise: native start {d.native_start:g} s, from a peer {d.peer_start:g} s, flip {d.flip:g} s,"
             f" {d.prefill_rate_per_gpu:,.0f} tokens a second and GPU computed again, {d.stored:.0%} of the context in a KV store; public"
             " figures for 8xB200 nodes, not measured on this fleet",

@@ -253,14 +253,22 @@ def test_prices_against_the_four_ways() -> None:
         "KV store and cold start": (80.0, pytest.approx(8 * (400 + 0.1 * again)), 1, 0),
         "flip in place": (0.0, 0.0, 0, 1),
         "doing nothing": (0.0, 0.0, 0, 0),
+        "taking no images": (0.0, 0.0, 0, 0),
     }
     assert priced(kind=OperationKind.PARK)["flip in place"] == (80.0, pytest.approx(8 * (1 + again)), 1, 0)
     assert priced(kind=OperationKind.PARK, lane="involuntary")["flip in place"][2:] == (0, 1)
 
 
+def test_images_cost_what_workers_stood_still_for_them_and_save_nothing_that_is_known() -> None:
+    found = priced(kind=OperationKind.CHECKPOINT, stopped=3.0, instead="nothing")
+    assert found.pop("taking no images") == (24.0, 0.0, 1, 0)
+    assert {p for p in found.values()} == {(0.0, 0.0, 0, 0)}, "nobody was carried elsewhere"
+    assert priced(kind=OperationKind.CHECKPOINT, stopped=None)["taking no images"] == (0.0, 0.0, 0, 1)
+
+
 @pytest.mark.parametrize("lacking", [{"tokens": None}, {"stopped": None}])
 def test_what_is_not_known_is_not_priced(lacking: dict) -> None:
-    assert {p[2:] for way, p in priced(**lacking).items() if way != "doing nothing"} == {(0, 1)}
+    assert {p[2:] for way, p in priced(**lacking).items() if way not in ("doing nothing", "taking no images")} == {(0, 1)}
     assert {p[:2] for p in priced(**lacking).values()} == {(0.0, 0.0)}
 
 
@@ -270,7 +278,7 @@ def test_what_nobody_would_have_touched_is_not_saved_by_moving_it() -> None:
     assert len(moves) == 2
     assert {a.instead for a in moves} == {"nothing"}
     assert found.kept == (0.0, 0.0, 0)
-    *four, nothing = found.prices
+    *four, nothing, _ = found.prices
     assert [(p.acts, p.spent, p.saved) for p in four] == [(0, 0.0, 0.0)] * 4
     spent = sum(8 * (a.operation.estimate.stopped or 0.0) for a in moves)
     assert spent > 0
