@@ -162,6 +162,20 @@ class DiscardOrder(_message.Message):
     image: str
     def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., image: _Optional[str] = ...) -> None: ...
 
+class StandOrder(_message.Message):
+    __slots__ = ("order", "signature", "key", "endorsement", "certificates")
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    ENDORSEMENT_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATES_FIELD_NUMBER: _ClassVar[int]
+    order: bytes
+    signature: bytes
+    key: bytes
+    endorsement: bytes
+    certificates: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, order: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., key: _Optional[bytes] = ..., endorsement: _Optional[bytes] = ..., certificates: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
 class Done(_message.Message):
     __slots__ = ("at", "detail")
     AT_FIELD_NUMBER: _ClassVar[int]
@@ -201,7 +215,7 @@ class WatchRequest(_message.Message):
     def __init__(self, epoch: _Optional[int] = ...) -> None: ...
 
 class NodeReport(_message.Message):
-    __slots__ = ("node", "at", "epoch", "runtime", "image_address", "version", "labels", "facts", "slots", "workers", "images", "notices", "sources", "problems", "canaries")
+    __slots__ = ("node", "at", "epoch", "runtime", "image_address", "version", "labels", "facts", "slots", "workers", "images", "notices", "sources", "problems", "stood", "canaries")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +251,7 @@ class NodeReport(_message.Message):
     NOTICES_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    STOOD_FIELD_NUMBER: _ClassVar[int]
     CANARIES_FIELD_NUMBER: _ClassVar[int]
     node: str
     at: float
@@ -252,24 +267,39 @@ class NodeReport(_message.Message):
     notices: _containers.RepeatedCompositeFieldContainer[NoticeReport]
     sources: _containers.RepeatedScalarFieldContainer[str]
     problems: _containers.RepeatedCompositeFieldContainer[Refusal]
+    stood: _containers.RepeatedScalarFieldContainer[bytes]
     canaries: _containers.ScalarMap[str, float]
-    def __init__(self, node: _Optional[str] = ..., at: _Optional[float] = ..., epoch: _Optional[int] = ..., runtime: _Optional[str] = ..., image_address: _Optional[str] = ..., version: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., facts: _Optional[_Mapping[str, str]] = ..., slots: _Optional[_Iterable[_Union[SlotReport, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerReport, _Mapping]]] = ..., images: _Optional[_Iterable[_Union[ImageInfo, _Mapping]]] = ..., notices: _Optional[_Iterable[_Union[NoticeReport, _Mapping]]] = ..., sources: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., canaries: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    def __init__(self, node: _Optional[str] = ..., at: _Optional[float] = ..., epoch: _Optional[int] = ..., runtime: _Optional[str] = ..., image_address: _Optional[str] = ..., version: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., facts: _Optional[_Mapping[str, str]] = ..., slots: _Optional[_Iterable[_Union[SlotReport, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerReport, _Mapping]]] = ..., images: _Optional[_Iterable[_Union[ImageInfo, _Mapping]]] = ..., notices: _Optional[_Iterable[_Union[NoticeReport, _Mapping]]] = ..., sources: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., stood: _Optional[_Iterable[bytes]] = ..., canaries: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class SlotReport(_message.Message):
-    __slots__ = ("id", "roles", "gpu_model", "gpus", "worker", "reserved_by")
+    __slots__ = ("id", "roles", "gpu_model", "gpus", "worker", "reserved_by", "gpu")
     ID_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
     GPU_MODEL_FIELD_NUMBER: _ClassVar[int]
     GPUS_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     RESERVED_BY_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
     id: str
     roles: _containers.RepeatedScalarFieldContainer[str]
     gpu_model: str
     gpus: int
     worker: str
     reserved_by: str
-    def __init__(self, id: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., gpu_model: _Optional[str] = ..., gpus: _Optional[int] = ..., worker: _Optional[str] = ..., reserved_by: _Optional[str] = ...) -> None: ...
+    gpu: _containers.RepeatedCompositeFieldContainer[GpuReport]
+    def __init__(self, id: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., gpu_model: _Optional[str] = ..., gpus: _Optional[int] = ..., worker: _Optional[str] = ..., reserved_by: _Optional[str] = ..., gpu: _Optional[_Iterable[_Union[GpuReport, _Mapping]]] = ...) -> None: ...
+
+class GpuReport(_message.Message):
+    __slots__ = ("uuid", "model", "pci", "memory")
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PCI_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    uuid: str
+    model: str
+    pci: str
+    memory: int
+    def __init__(self, uuid: _Optional[str] = ..., model: _Optional[str] = ..., pci: _Optional[str] = ..., memory: _Optional[int] = ...) -> None: ...
 
 class WorkerSpec(_message.Message):
     __slots__ = ("worker", "role", "graph", "engine", "labels", "address", "mac", "control")

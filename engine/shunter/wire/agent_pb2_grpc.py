@@ -120,6 +120,11 @@ class AgentStub:
                 request_serializer=agent__pb2.DiscardOrder.SerializeToString,
                 response_deserializer=agent__pb2.Done.FromString,
                 _registered_method=True)
+        self.Stand = channel.unary_unary(
+                '/shunter.agent.v1.Agent/Stand',
+                request_serializer=agent__pb2.StandOrder.SerializeToString,
+                response_deserializer=agent__pb2.Done.FromString,
+                _registered_method=True)
 
 
 class AgentServicer:
@@ -244,6 +249,13 @@ class AgentServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Stand(self, request, context):
+        """Keep what is to be done when a notice comes while no engine can be reached. It takes the place of the one before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AgentServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -330,6 +342,11 @@ def add_AgentServicer_to_server(servicer, server):
             'Discard': grpc.unary_unary_rpc_method_handler(
                     servicer.Discard,
                     request_deserializer=agent__pb2.DiscardOrder.FromString,
+                    response_serializer=agent__pb2.Done.SerializeToString,
+            ),
+            'Stand': grpc.unary_unary_rpc_method_handler(
+                    servicer.Stand,
+                    request_deserializer=agent__pb2.StandOrder.FromString,
                     response_serializer=agent__pb2.Done.SerializeToString,
             ),
     }
@@ -792,6 +809,33 @@ class Agent:
             target,
             '/shunter.agent.v1.Agent/Discard',
             agent__pb2.DiscardOrder.SerializeToString,
+            agent__pb2.Done.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Stand(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shunter.agent.v1.Agent/Stand',
+            agent__pb2.StandOrder.SerializeToString,
             agent__pb2.Done.FromString,
             options,
             channel_credentials,

@@ -1,0 +1,104 @@
+"""What a node is to do by itself when it gets a notice while no engine can be reached, and what it did.
+
+A standing order never ends a copy and never starts one. So whatever comes back in the middle of it, no worker lives twice.
+"""
+
+import hashlib
+import re
+from functools import cached_property
+from typing import Final, Literal
+
+import msgspec
+
+from shunter.model.canon import digest, encode
+from shunter.model.ids import Commit, Digest, Epoch, ImageId, Incarnation, NodeId, NoticeId, OperationId, PolicyName, SlotId, WorkerId
+from shunter.model.snapshot import NoticeKind
+
+_IMAGE: Final = re.compile(r"standing-[0-9a-f]{16}-([a-z-]+)-([0-9]{1,12})", re.ASCII)
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that is to hold an image, and the `host:port` where its agent takes images."""
+
+    node: NodeId
+    address: str
+
+
+class Stand(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be done for one worker, if it still is this incarnation in this slot.
+
+    `checkpoint`: out of the router's sight, and an image of it to the first of `holders` that takes it; it runs on. `fence`: the former
+    alone. `kinds` are the notices that the policy answers to.
+    """
+
+    worker: WorkerId
+    incarnation: Incarnation
+    slot: SlotId
+    act: Literal["checkpoint", "fence"]
+    policy: PolicyName
+    kinds: tuple[NoticeKind, ...]
+    holders: tuple[Holder, ...] = ()
+
+
+class StandingOrder(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """One node's, by the engine of `epoch`. Times in seconds since the epoch; `silence` is for how many seconds nothing may have been heard
+    of an engine before it counts. `stands` are in the order in which they are done.
+    """
+
+    node: NodeId
+    epoch: Epoch
+    issued_at: float
+    valid_until: float
+    silence: float
+    commit: Commit
+    policy_set: Digest
+    stands: tuple[Stand, ...] = ()
+
+    @cached_property
+    def id(self) -> Digest:
+        """`sha256:...` over the canonical bytes."""
+        return digest(self)
+
+
+class Stood(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node did, or tried, for one worker because of one notice. Times in seconds since the epoch, by its clock.
+
+    `begun`: it is at it. `done`: its image is on node `holder` (None: the act asks for none). `failed`: it is tried again until the
+    deadline. `stopped`: an engine was heard of before it was done. `withdrawn`: the notice was taken back, and the worker shown again.
+    """
+
+    operation: OperationId
+    node: NodeId
+    stand: Stand
+    order: Digest
+    epoch: Epoch
+    commit: Commit
+    notice: NoticeId
+    kind: NoticeKind
+    deadline: float
+    state: Literal["begun", "done", "failed", "stopped", "withdrawn"]
+    began_at: float
+    at: float
+    image: ImageId | None = None
+    holder: NodeId | None = None
+    code: str = ""
+    detail: str = ""
+
+
+def operation_of(stand: Stand, epoch: Epoch, notice: NoticeId) -> OperationId:
+    """`standing-<16 hex>`: the same for the same worker, incarnation, engine and notice."""
+    parts = encode([stand.worker, stand.incarnation, epoch, notice])
+    return OperationId(f"standing-{hashlib.sha256(parts).hexdigest()[:16]}")
+
+
+def image_of(operation: OperationId, kind: NoticeKind, deadline: float) -> ImageId:
+    """The image's name says why it was taken: whoever finds it on another node learns of the notice, also when its own node is dead."""
+    return ImageId(f"{operation}-{kind.value}-{max(0, int(deadline))}")
+
+
+def why(image: ImageId) -> tuple[NoticeKind, float] | None:
+    """The notice that an image was taken for under a standing order: its kind and its deadline. None for any other image."""
+    found = _IMAGE.fullmatch(image)
+    if found is None or found[1] not in {kind.value for kind in NoticeKind}:
+        return None
+    return NoticeKind(found[1]), float(found[2])
