@@ -13,6 +13,7 @@ from typing import Final
 from shunter.model.errors import Problem, Stalled
 
 from shunter_agent.drivers import make_runtime, thaw_left_behind
+from shunter_agent.gpus import deal
 from shunter_agent.images.manifest import ImageManifest
 from shunter_agent.images.pacing import Pacing
 from shunter_agent.images.sealing import Keys
@@ -94,6 +95,7 @@ def _node(settings: Settings, runtime: Runtime, log: Log, clock: Callable[[], fl
         log=log,
         clock=clock,
         facts=runtime.facts(),
+        slot_gpus=deal(settings.slot_ids(), runtime.gpus().gpus),
     )
     stack.callback(node.exits.close)
     return node

@@ -51,8 +51,9 @@ def _slots(node: Node) -> list[pb.SlotReport]:
         pb.SlotReport(
             id=name,
             roles=list(slot.roles),
-            gpu_model=slot.gpu_model,
-            gpus=slot.gpus,
+            gpu_model=slot.gpu_model or ", ".join(sorted({gpu.model for gpu in node.slot_gpus.get(name, ())})),
+            gpus=slot.gpus or len(node.slot_gpus.get(name, ())),
+            gpu=[pb.GpuReport(uuid=gpu.uuid, model=gpu.model, pci=gpu.pci, memory=gpu.memory) for gpu in node.slot_gpus.get(name, ())],
             worker=occupied.get(name, ""),
             reserved_by=reserved[name].operation if name in reserved else "",
         )

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +20,7 @@ from shunter_agent.guard import Asked, Seen
 from shunter_agent.journal import Journal, WorkerRow
 from shunter_agent.log import Log
 from shunter_agent.notices.port import Notice, NoticeSource
-from shunter_agent.runtime.port import Frozen, Held, Network, Process, Runtime, WorkerSpec
+from shunter_agent.runtime.port import Frozen, Gpu, Held, Network, Process, Runtime, WorkerSpec
 from shunter_agent.serving.port import Serving
 from shunter_agent.settings import Settings
 
@@ -112,6 +112,8 @@ class Node:
     canaries: dict[str, float] = field(default_factory=dict)
     """By source, when its canary was last heard; seconds since the epoch."""
     facts: dict[str, str] = field(default_factory=dict)
+    slot_gpus: Mapping[str, tuple[Gpu, ...]] = field(default_factory=dict)
+    """The GPUs of each slot, as the driver showed them at the start."""
     busy_images: dict[str, str] = field(default_factory=dict)
     """Images that an order in progress reads or writes, and its operation."""
 
@@ -214,6 +216,10 @@ class Node:
     def network(self, worker: str) -> Network:
         """The network of a worker that is here, or on its way here."""
         return self.networks[worker]
+
+    def placed(self, spec: WorkerSpec, slot: str) -> WorkerSpec:
+        """The spec of a worker in this slot: it names the slot's GPUs."""
+        return msgspec.structs.replace(spec, gpus=tuple(gpu.pci for gpu in self.slot_gpus.get(slot, ())))
 
     def occupied(self) -> dict[str, str]:
         """Slot to the worker in it."""

@@ -11,7 +11,7 @@ from shunter.model.units import Bytes
 from shunter.wire import agent_pb2 as pb
 from shunter.wire import convert as wire
 
-from shunter_agent import guard
+from shunter_agent import gpus, guard
 from shunter_agent.convert import asked
 from shunter_agent.guard import Asked, in_other_operation
 from shunter_agent.node import Node
@@ -120,12 +120,19 @@ async def preflight(node: Node, message: pb.PreflightOrder, room_of: Callable[[P
     node.journal.raise_epoch(head.epoch)
     if message.destination:
         problems = slot_problems(node, head, message.slot)
-        problems += compare(message.facts, node.facts, node.settings.node)
+        everywhere, of_slot = gpus.apart(message.facts)
+        problems += compare(everywhere, node.facts, node.settings.node)
+        if of_slot:
+            now = await node.in_thread(node.runtime.gpus)
+            problems += gpus.unfit(of_slot, message.slot, node.slot_gpus.get(message.slot, ()), now)
         room_now = await node.in_thread(room_of, node.depot.root)
         problems += enough(message.bytes, room_now, node.settings.node, in_memory=node.depot.in_memory)
         return pb.PreflightReply(refusals=[wire.refusal(problem) for problem in problems], facts=node.facts)
     guard.check_step("freeze", head, seen)
     row = node.row(head.worker)
-    found = await node.in_thread(node.runtime.check, row.process, row.spec)
+    needs = await node.in_thread(node.runtime.needs, row.process, row.spec)
+    lost = gpus.gone(node.notices.values(), row.slot) if needs else None
+    found = [lost] if lost else await node.in_thread(node.runtime.check, row.process, row.spec)
     size = await node.in_thread(node.runtime.memory, row.process)
-    return pb.PreflightReply(refusals=[wire.refusal(problem) for problem in found], facts=node.facts, bytes=size or 0)
+    facts = gpus.facts_for(node.facts, needs)
+    return pb.PreflightReply(refusals=[wire.refusal(problem) for problem in found], facts=facts, bytes=size or 0)

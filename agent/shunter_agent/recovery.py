@@ -37,7 +37,8 @@ async def start_missing(node: Node) -> None:
     for worker in node.settings.workers:
         if not worker.start or node.journal.started(worker.worker) or node.journal.worker(worker.worker):
             continue
-        spec = worker.spec
+        slot = next(name for name, settings in node.settings.slot_ids().items() if settings.index == worker.slot)
+        spec = node.placed(worker.spec, slot)
         try:
             network = await node.in_thread(node.runtime.network, spec)
             await node.in_thread(network.connect)
@@ -45,7 +46,6 @@ async def start_missing(node: Node) -> None:
         except ShunterError as error:
             node.log.problem(error.problem, worker=worker.worker)
             continue
-        slot = next(name for name, settings in node.settings.slot_ids().items() if settings.index == worker.slot)
         with node.journal.batch():
             node.journal.note_started(worker.worker)
             node.journal.put_worker(WorkerRow(spec=spec, process=process, slot=slot, incarnation=0))

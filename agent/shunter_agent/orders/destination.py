@@ -37,7 +37,8 @@ class Destination:
         return await self._orders.carry_out("prepare", head, pb.Done, lambda: self._prepare(head, message))
 
     async def _prepare(self, head: Asked, message: pb.PrepareOrder) -> Outcome[pb.Done]:
-        node, spec = self._node, convert.spec(message.spec)
+        node = self._node
+        spec = node.placed(convert.spec(message.spec), message.slot)
         self._check_slot(head, message.slot, spec)
         for stale in tuple(node.journal.reservations().values()):
             if stale.slot == message.slot or stale.worker_id == head.worker:  # left to lapse, it would take the worker's network along

@@ -12,6 +12,7 @@ from shunter.wire import agent_pb2 as pb
 
 from shunter_agent.convert import asked, image_message
 from shunter_agent.depot import ImageFacts, Sending
+from shunter_agent.gpus import facts_for, gone
 from shunter_agent.guard import Asked
 from shunter_agent.journal import WorkerRow
 from shunter_agent.node import FrozenCopy, Hidden, Leaving
@@ -216,7 +217,7 @@ class Source:
             incarnation=row.incarnation,
             taken_at=frozen.dump.frozen_at,
             pause_s=pause_s,
-            facts=self._node.facts,
+            facts=facts_for(self._node.facts, frozen.dump.needs),
             runtime=self._node.runtime.name,
         )
 
@@ -231,6 +232,11 @@ class Source:
 
     async def _stop(self, row: WorkerRow, folder: Path) -> Frozen:
         node, worker = self._node, row.spec.worker
+        lost = gone(node.notices.values(), row.slot)
+        if lost is not None:
+            needs = await node.in_thread(node.runtime.needs, row.process, row.spec)
+            if needs:
+                raise undone(lost)
         try:
             return await node.in_thread(
                 node.runtime.freeze, row.process, row.spec, node.network(worker), folder, self._frozen_event(row.operation)
