@@ -59,6 +59,7 @@ class Deciding:
         self._sheets: dict[str | None, Workers] = {}
         self._covered: dict[PolicyName, Mapping[WorkerId, bool | None]] = {}
         self._truths: dict[tuple[str, str], Mapping[WorkerId, bool | None]] = {}
+        self._phases: dict[tuple[int | None, str, bool], Phases] = {}
         self.notes = Notes()
         self._teller = Teller(self.rules)
         self.turns = Turns()
@@ -327,8 +328,11 @@ class Deciding:
     def phases(self, worker: Worker, size: int | None = None) -> Phases:
         """What dumping and restoring the worker costs; `size` is an image's, None the worker's own."""
         own, source = (size, "") if size is not None else self.world.size(worker)
-        figures = self.figures(worker)
-        phases = self.costs.phases(own, gpu=self.world.has_gpus(worker), rates=figures.rates, names=figures.names)
+        like = own, model_of(self.world, worker), self.world.has_gpus(worker)
+        phases = self._phases.get(like)
+        if phases is None:
+            figures = self._figures.of(like[1])
+            phases = self._phases[like] = self.costs.phases(own, gpu=like[2], rates=figures.rates, names=figures.names)
         if not source or own is None:
             return phases
         return Phases(freeze=phases.freeze, restore=phases.restore, basis=f"{phases.basis}; {source}", bytes=own)

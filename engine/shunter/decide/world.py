@@ -100,12 +100,12 @@ class Images:
         images: dict[WorkerId, list[Image]] = defaultdict(list)
         for image in self.all:
             images[image.worker].append(image)
-        return {w: _newest_first(own) for w, own in images.items()}
+        return {w: (own[0],) if len(own) == 1 else _newest_first(own) for w, own in images.items()}
 
     @cached_property
     def taken(self) -> dict[WorkerId, float]:
         """When the newest of each worker was taken, seconds since the epoch."""
-        return {w: _taken(own) for w, own in self.by_worker.items()}
+        return {w: own[0].taken_at if len(own) == 1 else _taken(own) for w, own in self.by_worker.items()}
 
     @cached_property
     def several(self) -> frozenset[WorkerId]:

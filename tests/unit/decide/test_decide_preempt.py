@@ -124,6 +124,25 @@ def test_hard_limits(other, why):
     assert why in finding(result, "decode-0").reason
 
 
+@pytest.mark.parametrize(("there", "why"), [(4, None), (8, "it has 8 GPUs, not 4"), (0, "it has 0 GPUs, not 4")])
+def test_as_many_gpus_as_it_has_no_fewer_and_no_more(there, why):
+    result = decide(
+        [preemption(otherwise=())],
+        snap([node("a", ("decode-0",), gpu_model="B200", gpus=4), node("b", gpu_model="B200", gpus=there)], [D0], notices=[notice("a")]),
+    )
+    assert bool(kinds(result)) is (why is None)
+    assert why is None or why in finding(result, "decode-0").reason
+
+
+@pytest.mark.parametrize("fact", ["arch", "cpu", "criu", "cuda", "driver", "kernel"])
+def test_facts_must_be_equal_where_both_sides_tell_them(fact):
+    home = node("a", ("decode-0",), facts={fact: "1"})
+    for there, fits in (({fact: "2"}, False), ({fact: "1"}, True), ({}, True), ({"engine": "2"}, True)):
+        result = decide([preemption(otherwise=())], snap([home, node("b", facts=there)], [D0], notices=[notice("a")]))
+        assert bool(kinds(result)) is fits, there
+        assert fits or f"its {fact} is 2, not 1" in finding(result, "decode-0").reason
+
+
 def node_with(one, model):
     return msgspec.structs.replace(one, slots=tuple(msgspec.structs.replace(s, gpu_model=model) for s in one.slots))
 
