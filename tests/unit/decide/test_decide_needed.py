@@ -3,12 +3,28 @@
 from typing import Any
 
 import pytest
-from decide_world import NOW, checkpoints, decide, ex, image, known, node, notice, policy_set, preemption, rebalancing, snap, worker
+from decide_world import (
+    NOW,
+    checkpoints,
+    decide,
+    ex,
+    image,
+    known,
+    node,
+    notice,
+    policy_set,
+    preemption,
+    reassignment,
+    rebalancing,
+    snap,
+    worker,
+)
 from shunter.decide.explain import explain, explain_node, explain_policy
 from shunter.decide.needed import needed
 from shunter.model.finding import Evidence, Finding, Input, Verdict
-from shunter.model.policy import WorkerSelector
+from shunter.model.policy import Trigger, WorkerSelector
 from shunter.model.sample import Missing, Stale
+from shunter.model.units import Duration
 
 
 def read(expression: str, result: bool | None = False, **inputs: Any) -> Evidence:
@@ -99,3 +115,13 @@ def test_of_a_large_fleet_only_what_is_asked_is_told(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("shunter.decide.said.Finding", lambda **fields: made.append(Finding(**fields)) or made[-1])
     explain(result, policies, snap(NODES, D, images), D[3].id)
     assert [f.subject for f in made] == ["decode-3", "decode-3"]
+
+
+def test_the_evidence_of_the_gate_that_decided_is_told_also_where_more_was_read() -> None:
+    back = Trigger(when=ex('v("pools.prefill.waiting") < 1'), for_=Duration(0))
+    policies = policy_set(reassignment(when=ex('v("pools.prefill.waiting") > 30'), revert=back))
+    world = snap([node("p", ("prefill-0",)), *NODES], [worker("prefill-0", "p/0"), *D], samples={"prefill-0": {"waiting": 5}})
+    (told,) = explain(decide(policies.policies, world), policies, world, D[0].id)
+    assert told.finding is not None
+    assert [e.gate for e in told.finding.evidence] == ["when", "revert.when"]
+    assert (told.gate, told.expression) == ("when", 'v("pools.prefill.waiting") > 30')
