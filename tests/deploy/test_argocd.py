@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -192,10 +193,20 @@ def test_each_kind_that_there_is_has_a_check_and_the_file_is_as_generated() -> N
 # -- the check before a sync
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy repository as the how-to has it: the example's policies with the two files above them."""
+    return repository(tmp_path_factory.mktemp("candidate"))
+
+
 @pytest.fixture
 def candidate(tmp_path: Path) -> Path:
-    """A policy repository as the README has it: the example's policies with the two files above them."""
-    made = tmp_path / "repository"
+    """Another, to be changed."""
+    return repository(tmp_path)
+
+
+def repository(folder: Path) -> Path:
+    made = folder / "repository"
     shutil.copytree(EXAMPLE, made)
     for file in (HERE / "policies").iterdir():
         shutil.copy(file, made)
@@ -203,11 +214,15 @@ def candidate(tmp_path: Path) -> Path:
 
 
 def rendered(folder: Path) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(render(folder, tuple(sorted((f, f.stat().st_mtime_ns) for f in folder.rglob("*.yaml"))))))
+
+
+@cache
+def render(folder: Path, _state: object) -> bytes:
     if KUBECTL is None:
         assert os.environ.get("CI") != "true", "kubectl isn't there: run scripts/install-apiserver"
         pytest.skip("no kubectl: run scripts/install-apiserver")
-    made = subprocess.run([KUBECTL, "kustomize", str(folder)], check=True, capture_output=True, timeout=30)
-    return list(yaml.safe_load_all(made.stdout))
+    return subprocess.run([KUBECTL, "kustomize", str(folder)], check=True, capture_output=True, timeout=30).stdout
 
 
 def mounted(found: list[dict[str, Any]], folder: Path) -> Path:
@@ -242,8 +257,8 @@ def execute_status(words: list[str]) -> int:
         return int(ended.code or 0)
 
 
-def test_before_a_sync_policies_are_checked_and_tested(candidate: Path, tmp_path: Path) -> None:
-    found = rendered(candidate)
+def test_before_a_sync_policies_are_checked_and_tested(whole: Path, tmp_path: Path) -> None:
+    found = rendered(whole)
     assert sorted(one["metadata"]["name"] for one in found if one["kind"] in PLURALS) == [
         "recent-images",
         "relieve-prefill",
@@ -266,8 +281,8 @@ def test_a_test_that_fails_stops_the_sync(candidate: Path, tmp_path: Path) -> No
     assert list(job(found, mounted(found, tmp_path / "mounted"))) == [("validate", 0), ("test", 1)]
 
 
-def test_the_candidate_is_there_before_the_job_and_all_of_it(candidate: Path) -> None:
-    found = rendered(candidate)
+def test_the_candidate_is_there_before_the_job_and_all_of_it(whole: Path) -> None:
+    found = rendered(whole)
     (config,) = [one for one in found if one["kind"] == "ConfigMap"]
     (one,) = [one for one in found if one["kind"] == "Job"]
     hook = "argocd.argoproj.io/hook"
@@ -275,12 +290,12 @@ def test_the_candidate_is_there_before_the_job_and_all_of_it(candidate: Path) ->
     assert config["metadata"]["annotations"][hook] == one["metadata"]["annotations"][hook] == "PreSync"
     assert int(config["metadata"]["annotations"][wave]) < int(one["metadata"]["annotations"].get(wave, 0))
     assert one["spec"]["template"]["spec"]["volumes"][0]["configMap"]["name"] == config["metadata"]["name"]
-    assert set(config["data"]) == {file.name for file in (candidate / "policies").iterdir()}
-    assert execute_status(["validate", str(candidate / "policies")]) == 0
+    assert set(config["data"]) == {file.name for file in (whole / "policies").iterdir()}
+    assert execute_status(["validate", str(whole / "policies")]) == 0
 
 
-def test_the_job_may_do_nothing_else(candidate: Path) -> None:
-    (one,) = [one for one in rendered(candidate) if one["kind"] == "Job"]
+def test_the_job_may_do_nothing_else(whole: Path) -> None:
+    (one,) = [one for one in rendered(whole) if one["kind"] == "Job"]
     pod = one["spec"]["template"]["spec"]
     assert pod["automountServiceAccountToken"] is False
     assert pod["securityContext"]["runAsNonRoot"] is True

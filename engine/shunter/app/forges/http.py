@@ -52,7 +52,8 @@ class Api:
         self._base, self._origin = url.rstrip("/"), (parts.scheme, parts.netloc)
         self._clock, self._sleep = clock, sleep
         self._until = clock() + within_s
-        self._http = httpx.Client(headers=dict(headers), timeout=_TIMEOUT_S, follow_redirects=False, trust_env=True)
+        secure = parts.scheme == "https"  # else there is nothing to verify, and loading what it takes is slow
+        self._http = httpx.Client(headers=dict(headers), timeout=_TIMEOUT_S, follow_redirects=False, trust_env=True, verify=secure)
 
     def __enter__(self) -> Self:
         return self
