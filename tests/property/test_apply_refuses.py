@@ -126,7 +126,7 @@ def newer(operation: PlannedOperation) -> list[Notice]:
     copies = () if operation.kind is OperationKind.DISCARD else operation.copies
     nodes = {*copies, *(node_of(s) for s in (operation.to_slot,) if s)}
     slots = [s for s in (operation.to_slot,) if s]
-    made = [Notice(id=f"new-{n}", kind=NoticeKind.REBALANCE, node=n, seen_at=NOW) for n in sorted(nodes)]
+    made = [Notice(id=f"new-{n}", kind=NoticeKind.PREEMPTION, node=n, seen_at=NOW) for n in sorted(nodes)]
     return made + [Notice(id="gpu", kind=NoticeKind.GPU_FAILING, node=node_of(s), slot=s, seen_at=NOW) for s in slots]
 
 

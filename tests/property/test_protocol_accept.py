@@ -153,7 +153,7 @@ async def test_a_store_that_takes_no_write_takes_no_plan(tmp_path: Path) -> None
 async def test_what_would_go_to_a_node_that_is_going_by_now_is_not_begun(world: World) -> None:
     """A notice that comes while an operation of an accepted plan waits for its turn."""
     notices: list[Notice] = []
-    executor = Executor(msgspec.structs.replace(world.parts(), astray=lambda planned: astray(planned, notices)), world.epoch())
+    executor = Executor(msgspec.structs.replace(world.parts(), astray=lambda planned: astray(planned, notices, 0.0)), world.epoch())
     executor.accept(plan(world.plan(OperationKind.MOVE)))
     (waiting,) = world.store.active()
     assert waiting.planned.to_slot is not None

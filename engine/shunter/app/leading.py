@@ -101,7 +101,7 @@ class Leading:
             clock=duty.clock,
             sleep=asyncio.sleep,
             gone=lambda node: node in self.sight.gone,
-            astray=lambda planned: astray(planned, self.duty.scene.notices),
+            astray=lambda planned: astray(planned, self.duty.scene.notices, self.duty.clock()),
             progress=self._progress,
             lead=lease,
             times=Times(hold=float(duty.settings.hold)),

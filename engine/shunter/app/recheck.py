@@ -45,7 +45,11 @@ def moved(exact: ExactPlan, now: Now, begun: Callable[[OperationId], bool]) -> t
     open_notices = {n.id for n in now.notices}
     for operation in exact.operations:
         found += _taken(operation, now, begun)
-        said = unmet(operation, now.fleet, freed(operation, done.get)) or _silent(operation, now.fleet) or astray(operation, now.notices)
+        said = (
+            unmet(operation, now.fleet, freed(operation, done.get))
+            or _silent(operation, now.fleet)
+            or astray(operation, now.notices, now.at)
+        )
         if said:
             found.append(Problem(code="SH957", what=f"a precondition doesn't hold any more: {said}", remedy=_AGAIN, subject=operation.id))
         if operation.notice is not None and operation.notice not in open_notices:
