@@ -35,7 +35,7 @@ ENGINE = "system:serviceaccount:shunter:shunter-engine"
 AGENT = "system:serviceaccount:shunter-agents:shunter-agent"
 NOBODY = "system:serviceaccount:kube-public:nobody"
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
-NAMESPACES = ("shunter", "shunter-agents", "kube-system", "")
+NAMESPACES = ("shunter", "shunter-agents", "default", "kube-system", "")
 PODS = ("StatefulSet", "DaemonSet")
 Right = tuple[str, str, str, str]
 """Verb, group, resource with its subresource, namespace (empty: the whole cluster)."""
@@ -144,6 +144,7 @@ def test_the_engine_may_read_policies_tell_their_status_keep_operations_and_hold
     lease = {("create", "coordination.k8s.io", "leases", "shunter")}
     operations = {(verb, "shunter.dev", "workeroperations", "shunter") for verb in ("get", "list", "create", "update", "delete")}
     operations |= {("update", "shunter.dev", "workeroperations/status", "shunter"), ("create", "", "configmaps", "shunter")}
+    operations |= {("create", "", "events", place) for place in ("shunter", "default")}
     assert _rights(plane, ENGINE) - _rights(plane, NOBODY) == policies | statuses | lease | operations
     for verb, allowed in (("get", True), ("update", True), ("delete", False), ("patch", False), ("list", False), ("watch", False)):
         assert _may(plane, ENGINE, (verb, "", "configmaps", "shunter"), "shunter-memory") is allowed

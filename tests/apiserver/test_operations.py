@@ -345,3 +345,28 @@ def kubectl(plane: ControlPlane, *arguments: str) -> str:
     access = ("--server", plane.url, "--certificate-authority", plane.ca)
     who = ("--client-certificate", plane.folder / "admin.crt", "--client-key", plane.folder / "admin.key")
     return subprocess.run([program, *access, *who, *arguments], check=True, capture_output=True, text=True, timeout=30).stdout
+
+
+def test_people_see_on_the_nodes_what_began_there_and_how_it_ended(site: Callable[..., Site], plane: ControlPlane, namespace: str) -> None:
+    one = site(1)
+    world = World(one.store)  # type: ignore[arg-type]
+    for node in ("a", "b"):
+        plane.ask("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}})
+    name = f"move-{namespace}"
+    one.store.insert([intent(name, 1)])
+    one.store.advance(OperationId(name), Step.FENCED, 2.0)
+    executor(world, one).drop(one.store.active()[0], one.lead.lost)
+
+    def reasons(where: str, kind: str, about: str) -> list[str]:
+        found = plane.must("GET", f"/api/v1/namespaces/{where}/events")["items"]
+        ours = [
+            e
+            for e in found
+            if (e["involvedObject"]["kind"], e["involvedObject"]["name"]) == (kind, about) and name in e["metadata"]["name"]
+        ]
+        return sorted(e["reason"] for e in ours)
+
+    until(lambda: len(reasons("default", "Node", "b")) == 2, 10)
+    assert reasons("default", "Node", "a") == reasons("default", "Node", "b") == ["MoveBegun", "MoveSuperseded"]
+    assert reasons(namespace, "WorkerOperation", name) == ["MoveBegun", "MoveSuperseded"]
+    assert f"move of w from a/0 to b/0: because ({name})" in kubectl(plane, "describe", "node", "b")

@@ -17,6 +17,7 @@ from shunter.act.store import Store
 from shunter.app.degraded import places
 from shunter.cluster.api import Api, Object
 from shunter.cluster.elector import Term
+from shunter.cluster.events import Events
 from shunter.cluster.ledger import Ledger, Overtaken
 from shunter.cluster.memory import Memory
 from shunter.cluster.operation import incomplete, record_of
@@ -143,9 +144,10 @@ class Upheld:
     async def _main(self) -> None:
         api = self._make_api()
         try:
-            self._ledger = Ledger(api, self._namespace, self.epoch, clock=self._now)
+            events = Events(api, self._namespace)
+            self._ledger = Ledger(api, self._namespace, self.epoch, events=events, clock=self._now)
             self._memory = Memory(api, self._namespace)
-            works = [asyncio.create_task(self._ledger.run()), asyncio.create_task(self._memory.run())]
+            works = [asyncio.create_task(work) for work in (self._ledger.run(), self._memory.run(), events.run())]
             try:
                 await asyncio.wait(works, return_when=asyncio.FIRST_EXCEPTION)
                 for work in works:

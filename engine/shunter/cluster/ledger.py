@@ -15,6 +15,7 @@ import msgspec
 
 from shunter.cluster.api import Absent, Api, Conflict, Object
 from shunter.cluster.backoff import Backoff
+from shunter.cluster.events import Events
 from shunter.cluster.operation import FINALIZER, UNDER_WAY, Batch, collection, epoch_of, released, resource, status
 from shunter.cluster.retention import outdated
 from shunter.model.errors import Problem, Rejected, ShunterError, Stalled
@@ -53,11 +54,15 @@ class Ledger:
         namespace: str,
         epoch: Epoch,
         *,
+        events: Events | None = None,
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        """How long a `put` takes is bounded by the `timeout_s` of `api`. `clock`: seconds since the epoch; `steady`: that never go back."""
+        """`events`, if any, are offered what begins and ends. How long a `put` takes is bounded by the `timeout_s` of `api`. `clock`:
+        seconds since the epoch; `steady`: that never go back.
+        """
         self._api, self._namespace, self._epoch, self._clock, self._steady = api, namespace, epoch, clock, steady
+        self._events = events
         self._path = collection(namespace)
         self._open: dict[OperationId, _Open] = {}
         self._ended: dict[OperationId, OperationRecord] = {}
@@ -101,6 +106,7 @@ class Ledger:
         batch = Batch(first=new[0], size=len(new)) if together and 0 < len(new) == len(records) else None
         try:
             await _all([self._put(record, batch) for record in records])
+            self._tell_people(records)
         except Overtaken:
             raise
         except ShunterError as error:
@@ -163,6 +169,12 @@ class Ledger:
         except BaseException:
             kept.wanted = before  # it doesn't count, so that it isn't to be told later either
             raise
+
+    def _tell_people(self, records: Sequence[OperationRecord]) -> None:
+        if self._events is not None:
+            for record in records:
+                kept = self._open.get(record.id)
+                self._events.offer(record, str(kept.one["metadata"].get("uid", "")) if kept is not None else "")
 
     async def _make(self, record: OperationRecord, batch: Batch) -> Object:
         body, where = resource(record, batch, self._namespace), f"{self._path}/{record.id}"
