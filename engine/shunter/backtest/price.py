@@ -4,8 +4,8 @@ Where a node was going, its workers would have been lost and started anew; where
 started. That has a price by four other ways. Whatever else is voluntary, a flap of such changes included, has been done instead of nothing:
 it costs what it costs and saves nothing.
 
-For an act that carries a worker with G GPUs and n tokens of context elsewhere, standing still for t seconds (a parked one until it is
-brought back, or to the end of the time looked at):
+For an act that carries a worker with G GPUs and n tokens of context elsewhere, for which GPUs do nothing for t seconds (those of a parked
+one until their slot serves another, or to the end of the time looked at):
 
 - spent: G * t
 - cold: G * (S + n / P), with S the time of a native start and P the tokens of context that a worker computes again in a second
@@ -114,8 +114,9 @@ class Prices:
             "Sessions count as kept, and the four other ways are priced, only where a node was going, or where roles changed and stayed so"
             " for an hour: a worker would have been lost there, or torn down so that another is started. Any other voluntary move is"
             " compared with doing nothing, which costs nothing",
-            "A parked worker stands still until it is brought back, or to the end; so long it counts as spent, also where its slot serves"
-            " another by then",
+            "GPUs of a parked worker count as spent until their slot serves another, or to the end. Its sessions wait until it is brought"
+            " back, or to the end: that is no GPU's time, so no price has it, and it is told as standing still. The other ways would have"
+            " had them go on elsewhere",
             "Images cost what their workers stood still for them. What they spare isn't priced: losses without a warning aren't simulated,"
             " and what an image held of a worker that is restored from one isn't known",
             f"Where no FleetProfile says otherwise: native start {d.native_start:g} s, from a peer {d.peer_start:g} s, flip {d.flip:g} s,"
@@ -127,7 +128,7 @@ class Prices:
         spent = instead = 0.0
         priced = 0
         for act in acts:
-            case, stopped = self._case(act), act.still
+            case, stopped = self._case(act), act.idle
             other = way(case, self._defaults)
             if other is None or stopped is None:
                 continue

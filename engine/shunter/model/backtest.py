@@ -32,6 +32,9 @@ class Act(msgspec.Struct, frozen=True, kw_only=True):
     instead: Instead = "nothing"
     still: float | None = None
     """Seconds for which its worker stood still for it: one that was parked until it was brought back, or to the end. None: not known."""
+    idle: float | None = None
+    """Seconds for which GPUs of its worker's size did nothing for it: as long as it stood still, but for a parked one, whose slot may serve
+    another before it is back, or is gone with its node. None: not known."""
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,10 +178,10 @@ class Backtest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kept(self) -> tuple[float, float, int]:
-        """Sessions and tokens that would have been lost without an act that carried their worker elsewhere, and how many of those acts
-        can't be told. What nobody would have touched isn't kept by carrying it about.
+        """Sessions and tokens that would have been lost without an act that carried their worker elsewhere, as far as they are known, and of
+        how many of those acts one or the other isn't. What nobody would have touched isn't kept by carrying it about.
         """
         carried = [a for a in self.carried if a.instead != "nothing"]
-        known = [a for a in carried if a.sessions is not None]
+        sessions = sum(a.sessions for a in carried if a.sessions is not None)
         tokens = sum(a.tokens for a in carried if a.tokens is not None)
-        return sum(a.sessions for a in known if a.sessions is not None), tokens, len(carried) - len(known)
+        return sessions, tokens, sum(a.sessions is None or a.tokens is None for a in carried)

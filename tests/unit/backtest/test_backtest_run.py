@@ -240,7 +240,9 @@ def priced(
     **more,
 ) -> dict[str, tuple]:
     planned = msgspec.structs.replace(operation(kind, **more), estimate=Estimate(stopped=stopped))
-    act = Act(at=NOW, operation=planned, sessions=1.0, tokens=tokens, gpus=8, gpu_model="B200", instead=instead, still=stopped)
+    act = Act(
+        at=NOW, operation=planned, sessions=1.0, tokens=tokens, gpus=8, gpu_model="B200", instead=instead, still=stopped, idle=stopped
+    )
     figures = Defaults(native_start=400.0, peer_start=100.0, flip=1.0, prefill_rate_per_gpu=1000.0, stored=0.9)
     return {p.baseline: (p.spent, p.instead, p.acts, p.unpriced) for p in Prices((), PROFILE, figures).of([act])}
 
@@ -315,6 +317,27 @@ def test_a_change_of_roles_replaces_a_teardown_unless_it_is_taken_back() -> None
     assert outcomes((0, OperationKind.MOVE, {**going, "to_slot": "b/0"}), shifts=()) == [("loss", 10.0)]
 
 
+def idled(*given: tuple[float, OperationKind, str, dict]) -> list[float | None]:
+    """For how long GPUs did nothing for each of these acts, each on a worker, within two hours."""
+    acts = [Act(at=NOW + after, operation=operation(kind, name, **more), sessions=1.0, tokens=1.0) for after, kind, name, more in given]
+    return [a.idle for a in settled(acts, NOW + 7200, frozenset())]
+
+
+def test_gpus_of_a_parked_worker_do_nothing_until_their_slot_serves_another() -> None:
+    park, restore = OperationKind.PARK, OperationKind.RESTORE
+    left = {"from_slot": "a/0"}
+    assert idled((0, park, "d0", left)) == [7200.0], "nobody came"
+    came = {"to_slot": "a/0"}
+    assert idled((0, park, "d0", left), (0, restore, "p0", came)) == [20.0, 0.0], "the other is there once it is restored"
+    assert idled((0, park, "d0", left), (0, restore, "p0", {**came, "after": ("park-d0",)})) == [30.0, 0.0], "it waits for the park first"
+    assert idled((0, park, "d0", left), (300, OperationKind.MOVE, "d1", {"to_slot": "a/0"})) == [320.0, 10.0]
+    assert idled((0, park, "d0", left), (300, restore, "p0", {"to_slot": "b/0"})) == [7200.0, 0.0], "that was another slot"
+    assert idled((600, restore, "p0", {"to_slot": "a/0"}), (900, park, "d0", left)) == [0.0, 6300.0], "that was before"
+    going = {"from_slot": "a/0", "lane": "involuntary"}
+    assert idled((0, park, "d0", going), (500, restore, "d0", {"to_slot": "b/0"})) == [30.0, 0.0], "its GPUs are gone with the node"
+    assert idled((0, park, "d0", going)) == [10.0]
+
+
 def test_a_fleet_profile_gives_its_own_figures() -> None:
     profile = HEAD + "FleetProfile\nmetadata: {name: mine}\nspec: {gpuModel: B200, nativeStart: 100s, prefillRate: 50000}\n"
     act = Act(
@@ -325,7 +348,7 @@ def test_a_fleet_profile_gives_its_own_figures() -> None:
         gpus=8,
         gpu_model="B200",
         instead="loss",
-        still=10.0,
+        idle=10.0,
     )
     cold, peer, *_ = Prices(policies(profile).policies, PROFILE).of([act])
     assert cold.instead == pytest.approx(8 * (100 + 2))
