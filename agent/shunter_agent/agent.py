@@ -66,18 +66,21 @@ async def serve(settings: Settings, *, clock: Callable[[], float] = time.time, s
         watch_notices(node, stack)
         server, port = make_server(service, _tls(settings), settings.listen)
         await server.start()
+        service.standing.recall()
         holds = asyncio.create_task(Holds(orders, service.source, service.destination).run())
+        standing = asyncio.create_task(service.standing.run())
         sealing = asyncio.create_task(_seal_now_and_then(node))
         log.info("taking orders", listen=settings.listen, port=port, runtime=runtime.name)
         started()
         await _until_told_to_end(holds)
         log.info("ending; workers live on")
         node.events.close()
+        standing.cancel()
         await orders.close()
         await server.stop(grace=2.0)
         for task in (holds, sealing):
             task.cancel()
-        await asyncio.gather(holds, sealing, return_exceptions=True)
+        await asyncio.gather(holds, standing, sealing, return_exceptions=True)
         await let_go(node, service)
 
 

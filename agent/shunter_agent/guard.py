@@ -38,8 +38,11 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 AT_SOURCE: Final = frozenset({"fence", "freeze", "thaw", "release", "checkpoint", "drain"})
 """Steps about a worker that lives here."""
-LAST: Final = frozenset({"checkpoint", "drain"})
-"""Steps after which, whatever comes of them, their operation has no more to do with its worker than to show it to the router again."""
+LAST: Final = frozenset({"checkpoint", "drain", "unfence"})
+"""Steps after which, whatever comes of them, their operation has no more to do with its worker than to show it to the router again.
+
+It may never do so: an Unfence that was put off is the last order of an operation that has ended, too (SH519). Another may have the worker.
+"""
 
 
 def check_head(asked: Asked, seen: Seen) -> None:
@@ -106,6 +109,8 @@ def _check_resumed(asked: Asked, seen: Seen) -> None:
             "The worker was restored since; plan again",
             asked.worker,
         )
+    if refused := in_other_operation(asked, row.operation, row.epoch, row.state == "frozen"):
+        raise refused
 
 
 def in_other_operation(asked: Asked, operation: str, epoch: int, held: bool) -> Retry | None:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Final, Literal, TypeVar
 
 import msgspec
+from shunter.model.canon import decode, encode
 from shunter.model.errors import Problem, Stalled
+from shunter.model.standing import Stood
 
 from shunter_agent.runtime.port import Process, WorkerSpec
 
@@ -71,6 +73,8 @@ CREATE TABLE IF NOT EXISTS steps (
 CREATE TABLE IF NOT EXISTS workers (id TEXT PRIMARY KEY, body BLOB NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS reservations (slot TEXT PRIMARY KEY, body BLOB NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS started (worker TEXT PRIMARY KEY) STRICT;
+CREATE TABLE IF NOT EXISTS standing (one INTEGER PRIMARY KEY CHECK (one = 1), body BLOB NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS stood (operation TEXT PRIMARY KEY, at REAL NOT NULL, body BLOB NOT NULL) STRICT;
 """
 _COLUMNS: Final = "operation, step, state, at, worker, reply, detail"
 
@@ -187,6 +191,7 @@ class Journal:
                 " (SELECT operation FROM steps GROUP BY operation HAVING max(at) < ? AND sum(state='begun') = 0)",
                 (at,),
             )
+            self._db.execute("DELETE FROM stood WHERE at < ?", (at,))
 
     # -- workers and slots
 
@@ -236,6 +241,28 @@ class Journal:
         """Remember a native start."""
         with self.batch():
             self._db.execute("INSERT OR IGNORE INTO started VALUES (?)", (worker,))
+
+    # -- what is to be done without an engine
+
+    def standing(self) -> bytes | None:
+        """The standing order as it came, or None."""
+        row = self._db.execute("SELECT body FROM standing").fetchone()
+        return bytes(row[0]) if row else None
+
+    def put_standing(self, order: bytes) -> None:
+        """Keep it in the place of the one before."""
+        with self.batch():
+            self._db.execute("INSERT OR REPLACE INTO standing VALUES (1, ?)", (order,))
+
+    def stood(self) -> dict[str, Stood]:
+        """What was done under standing orders, by operation, oldest first."""
+        rows = self._db.execute("SELECT operation, body FROM stood ORDER BY at, operation")
+        return {row[0]: decode(bytes(row[1]), Stood) for row in rows}
+
+    def put_stood(self, stood: Stood) -> None:
+        """Add or replace it."""
+        with self.batch():
+            self._db.execute("INSERT OR REPLACE INTO stood VALUES (?, ?, ?)", (stood.operation, stood.at, encode(stood)))
 
     # -- inner parts
 

@@ -21,6 +21,7 @@ from shunter_agent.orders.transfers import Transfers
 from shunter_agent.preflight import preflight
 from shunter_agent.refusals import Undone
 from shunter_agent.sizes import Sizes
+from shunter_agent.standing import Standing
 from shunter_agent.tls import ENGINE, TlsFiles
 
 M = TypeVar("M", bound=Message)
@@ -58,16 +59,23 @@ class AgentService(rpc.AgentServicer):
         self.destination = Destination(orders)
         self._transfers = Transfers(orders)
         self._sizes = Sizes(node)
+        self.standing = Standing(orders, self.source, self._transfers)
 
     async def Inventory(self, request: pb.InventoryRequest, context: Context) -> pb.NodeReport:
         """See schemas/agent.proto, as for all that follow."""
-        return await self._answer(context, lambda: inventory.report(self._node, self._sizes))
+        return await self._answer(context, self._report)
+
+    async def _report(self) -> pb.NodeReport:
+        report = await inventory.report(self._node, self._sizes)
+        report.stood.extend(self.standing.reports())
+        return report
 
     async def Journal(self, request: pb.JournalRequest, context: Context) -> pb.JournalReply:  # noqa: D102
         return await self._answer(context, lambda: inventory.journal(self._node, request.operation))
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.Event]:  # noqa: D102
         await _require_engine(context)
+        self.standing.heard()
         node = self._node
         try:
             check_epoch(request.epoch, node.journal.epoch)
@@ -126,8 +134,12 @@ class AgentService(rpc.AgentServicer):
     async def Discard(self, request: pb.DiscardOrder, context: Context) -> pb.Done:  # noqa: D102
         return await self._answer(context, lambda: self._transfers.discard(request))
 
+    async def Stand(self, request: pb.StandOrder, context: Context) -> pb.Done:  # noqa: D102
+        return await self._answer(context, lambda: self.standing.keep(request))
+
     async def _answer(self, context: Context, work: Callable[[], Awaitable[M]]) -> M:
         await _require_engine(context)
+        self.standing.heard()
         try:
             return await work()
         except ShunterError as error:

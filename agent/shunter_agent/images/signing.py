@@ -138,10 +138,10 @@ class Trust:
             raise Rejected(_unknown(image, "its signer's certificate can't be read")) from error
         if found is None or found != said.by:
             raise Rejected(_unknown(image, f"it says that {said.by!r} signed it, with a certificate of {found or 'nobody in particular'}"))
-        if not _led_to(chain, self._roots(), said.at):
+        if not led_to(chain, self._roots(), said.at):
             at = datetime.datetime.fromtimestamp(said.at, datetime.UTC)
             raise Rejected(_unknown(image, f"the authority here didn't vouch for the certificate of {found} at {at:%Y-%m-%d %H:%M} UTC"))
-        if not _verified(chain[0], signature.value, _CONTEXT + signature.statement):
+        if not verified(chain[0], signature.value, _CONTEXT + signature.statement):
             raise Rejected(_unknown(image, f"its signature isn't one by the key of {found}"))
 
     def _roots(self) -> list[x509.Certificate]:
@@ -202,8 +202,8 @@ def _node_of(certificate: x509.Certificate) -> str | None:
     return agent_of(uris[0]) if len(uris) == 1 else None
 
 
-def _led_to(chain: Sequence[x509.Certificate], roots: Sequence[x509.Certificate], at: float) -> bool:
-    """The first of the chain is vouched for by a root, through the others where needed, all of them valid at that time."""
+def led_to(chain: Sequence[x509.Certificate], roots: Sequence[x509.Certificate], at: float) -> bool:
+    """Whether the first of the chain is vouched for by a root, through the others where needed, all of them valid at that time."""
     moment = datetime.datetime.fromtimestamp(at, datetime.UTC)
     current, between = chain[0], 0
     while _usable(current, moment):
@@ -239,7 +239,8 @@ def _sign(key: _Key, data: bytes) -> bytes:
     return key.sign(data)
 
 
-def _verified(certificate: x509.Certificate, value: bytes, data: bytes) -> bool:
+def verified(certificate: x509.Certificate, value: bytes, data: bytes) -> bool:
+    """Whether `value` is a signature over the data by the certificate's key."""
     key = certificate.public_key()
     try:
         if isinstance(key, ec.EllipticCurvePublicKey):

@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 from google.protobuf.message import Message
-from shunter.model.errors import Rejected, ShunterError, Stalled, Unknown
+from shunter.model.errors import ShunterError, Stalled, Unknown
 
 from shunter_agent import guard
 from shunter_agent.guard import Asked
@@ -131,9 +131,9 @@ class Orders:
         node.step_event(asked.operation, step)
         return outcome.reply
 
-    def _part(self, step: str, asked: Asked, refused: ShunterError | None = None) -> None:
-        """Let go of a worker for whose operation this may have been the last order: an Unfence that is refused for good ends one, too."""
-        if step in guard.LAST or (step == "unfence" and isinstance(refused, Rejected)):
+    def _part(self, step: str, asked: Asked) -> None:
+        """Let go of a worker for whose operation this may have been the last order."""
+        if step in guard.LAST:
             self.node.part(asked.operation, asked.worker)
 
     def _broken(self, step: str, asked: Asked) -> None:
@@ -148,7 +148,7 @@ class Orders:
             with journal.batch():
                 journal.failed(asked.operation, step, asked.worker, self.node.clock(), problem)
                 self.node.settle(asked.operation, asked.worker)
-                self._part(step, asked, refused)
+                self._part(step, asked)
         except Stalled as error:  # the refusal is true all the same; the step just stays open
             self.node.log.problem(error.problem, operation=asked.operation, step=step, worker=asked.worker)
         self.node.log.problem(

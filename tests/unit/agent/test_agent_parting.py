@@ -61,13 +61,37 @@ async def test_a_restored_worker_that_cannot_be_unfenced_is_free_for_another_ope
 
 
 @pytest.mark.parametrize("error", [Retry(problem("SH622")), Unknown(problem())])
-async def test_an_unfence_that_is_asked_for_again_keeps_its_worker_until_then(bench: Bench, error: ShunterError) -> None:
+async def test_an_unfence_that_was_put_off_keeps_its_worker_from_nobody_and_what_another_hides_stays_hidden(
+    bench: Bench, error: ShunterError
+) -> None:
     await bench.source.fence(bench.step())
     bench.faults.at["unfence"] = error
     with pytest.raises(type(error)):
         await bench.source.unfence(bench.step())
+    await bench.source.fence(bench.step("later"))
+    del bench.faults.at["unfence"]
     with pytest.raises(Retry, match="SH605"):
-        await bench.source.fence(bench.step("later"))
+        await bench.source.unfence(bench.step())
+    assert (bench.state(), bench.serving.registered) == ("fenced", False)
+    await bench.source.unfence(bench.step("later"))
+    assert (bench.state(), bench.serving.registered) == ("running", True)
+
+
+async def test_a_restored_worker_whose_unfence_was_put_off_is_shown_by_nobody_who_has_let_go_of_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, worker=False)
+    bench.runtime.alive.clear()
+    bench.give_image()
+    await bench.destination.prepare(bench.prepare())
+    await bench.destination.restore(bench.restore())
+    await bench.destination.resume(bench.step())
+    bench.faults.at["unfence"] = Retry(problem("SH622"))
+    with pytest.raises(Retry, match="SH622"):
+        await bench.source.unfence(bench.step())
+    del bench.faults.at["unfence"]
+    await bench.source.fence(bench.step("later", incarnation=1))
+    with pytest.raises(Retry, match="SH605"):
+        await bench.source.unfence(bench.step())
+    assert not bench.serving.registered
 
 
 async def test_a_refused_unfence_of_a_worker_that_stands_still_keeps_it(bench: Bench) -> None:

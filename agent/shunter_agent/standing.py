@@ -1,0 +1,251 @@
+"""What this node does by itself when it gets a notice while no engine can be reached: its standing order.
+
+Each worker that the order names is taken out of the router's sight, and an image of it goes to another node; it runs on. All of it goes the
+way of every order (`orders.carry`), under the epoch of the engine that gave the standing order: guarded, journaled, never done twice, and
+refused from the moment when a newer engine was heard of. It ends no copy and starts none.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final
+
+import msgspec
+from shunter.model.canon import encode
+from shunter.model.errors import Problem, Rejected, ShunterError
+from shunter.model.ids import NodeId, NoticeId
+from shunter.model.snapshot import NoticeKind
+from shunter.model.standing import Stand, StandingOrder, Stood, image_of, operation_of
+from shunter.wire import agent_pb2 as pb
+
+from shunter_agent import guard, mandate
+from shunter_agent.journal import WorkerRow
+from shunter_agent.notices.port import Notice
+from shunter_agent.orders.carry import Orders
+from shunter_agent.orders.source import Source
+from shunter_agent.orders.transfers import Transfers
+
+LOOK_S: Final = 0.25
+"""Seconds between looks at whether it is time."""
+AGAIN_S: Final = 5.0
+"""Seconds after which what failed is tried again."""
+SKEW_S: Final = 60.0
+"""How far the engine's clock may be ahead of this node's."""
+_OLD_LEADER: Final = "SH601"
+_UNFENCED: Final = "SH621"
+"""The refusal to fence a worker that has no control API."""
+
+
+class EngineBack(Exception):
+    """It was heard of."""
+
+
+class Standing:
+    """One per agent. `heard` is called for whatever an engine asks."""
+
+    def __init__(self, orders: Orders, source: Source, transfers: Transfers) -> None:
+        self._orders, self._source, self._transfers = orders, source, transfers
+        self._node = orders.node
+        self._heard_at = self._node.elapsed()
+        self._order: StandingOrder | None = None
+        self._refused: Problem | None = None
+        self._again: dict[str, float] = {}
+
+    def heard(self) -> None:
+        """An engine has called: it can be reached, and decides."""
+        self._heard_at = self._node.elapsed()
+
+    async def keep(self, message: pb.StandOrder) -> pb.Done:
+        """Take an order in the place of the one before. Raises Rejected SH601 (from an old leader), SH612; Stalled SH610."""
+        node = self._node
+        order = mandate.check(message, node.settings.tls.ca, node.settings.node, node.clock())
+        guard.check_epoch(order.epoch, node.journal.epoch)
+        with node.journal.batch():
+            node.journal.raise_epoch(order.epoch)
+            node.journal.put_standing(message.SerializeToString())
+        self._order = order
+        return pb.Done(at=node.clock(), detail=f"{len(order.stands)} workers")
+
+    def recall(self) -> None:
+        """At the agent's start: take up the order that the journal has, if it is still what was signed."""
+        kept = self._node.journal.standing()
+        if kept is None:
+            return
+        node = self._node
+        try:
+            self._order = mandate.check(pb.StandOrder.FromString(kept), node.settings.tls.ca, node.settings.node, node.clock())
+        except ShunterError as error:
+            node.log.problem(error.problem)
+
+    def reports(self) -> list[bytes]:
+        """What was done, for the engine."""
+        return [encode(stood) for stood in self._node.journal.stood().values()]
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled. What goes wrong is logged, and keeps nothing else from being done."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self.look()
+            except ShunterError as error:
+                self._log_once(error.problem)
+            except Exception as error:
+                self._node.log.error("standing order broke", error=f"{type(error).__name__}: {error}")
+
+    async def look(self) -> None:
+        """Do now what is to be done now, all of it."""
+        order = self._order
+        if order is None or not self._away(order):
+            return
+        await self._take_back(order)
+        due = list(self._due(order))
+        try:
+            for stand, notice in due:
+                await self._carry(order, stand, notice, self._hide)
+            for stand, notice in due:
+                if stand.act == "checkpoint":
+                    await self._carry(order, stand, notice, self._save)
+        except EngineBack:
+            self._node.log.info("standing order left to the engine, which is back", order=order.id)
+
+    # -- whether it is time
+
+    def _away(self, order: StandingOrder) -> bool:
+        """No engine was heard of for long enough, and the order is in force: by time, and by nobody's newer word."""
+        node = self._node
+        now = node.clock()
+        in_time = order.issued_at - SKEW_S <= now <= order.valid_until
+        return in_time and order.epoch >= node.journal.epoch and node.elapsed() - self._heard_at >= order.silence
+
+    def _due(self, order: StandingOrder) -> Iterator[tuple[Stand, Notice]]:
+        """Workers that are still what and where the order says, and the notice that concerns them."""
+        for stand in order.stands:
+            row = self._node.journal.worker(stand.worker)
+            if row is None or (row.incarnation, row.slot) != (stand.incarnation, stand.slot):
+                continue
+            notice = next((n for n in self._node.notices.values() if self._concerns(n, stand)), None)
+            if notice is not None:
+                yield stand, notice
+
+    def _concerns(self, notice: Notice, stand: Stand) -> bool:
+        about = notice.kind in {kind.value for kind in stand.kinds} and notice.slot in ("", stand.slot)
+        return about and not notice.canary and notice.deadline is not None and self._node.clock() < notice.deadline
+
+    # -- doing it
+
+    async def _carry(
+        self, order: StandingOrder, stand: Stand, notice: Notice, work: Callable[[pb.Order, Stand, Stood], Awaitable[Stood]]
+    ) -> None:
+        """One part of it, for one worker; what comes of it is durable. Raises EngineBack."""
+        node = self._node
+        operation = operation_of(stand, order.epoch, NoticeId(notice.id))
+        stood = node.journal.stood().get(operation) or self._begun(order, stand, notice)
+        if stood.state in ("done", "stopped", "withdrawn") or node.elapsed() < self._again.get(operation, float("-inf")):
+            return
+        node.journal.put_stood(stood)
+        row = node.row(stand.worker)
+        if row.operation and not self._orders.lock(stand.worker).locked():
+            node.part(row.operation, stand.worker)  # nobody is left who would go on with it, unless an engine comes back
+        head = pb.Order(operation=operation, epoch=order.epoch, plan=order.id, worker=stand.worker, incarnation=stand.incarnation)
+        try:
+            stood = await work(head, stand, stood)
+        except EngineBack:
+            self._end(stood, "stopped", detail="an engine was heard of")
+            raise
+        except ShunterError as error:
+            if error.problem.code == _OLD_LEADER:
+                self._end(stood, "stopped", error.problem.code, error.problem.what)
+                raise EngineBack from error
+            self._again[operation] = node.elapsed() + AGAIN_S
+            self._end(stood, "failed", error.problem.code, error.problem.what)
+            return
+        finally:
+            node.part(operation, stand.worker)
+        node.journal.put_stood(stood)
+
+    def _begun(self, order: StandingOrder, stand: Stand, notice: Notice) -> Stood:
+        now = self._node.clock()
+        self._node.log.error("no engine can be reached: the standing order is carried out", worker=stand.worker, notice=notice.id)
+        return Stood(
+            operation=operation_of(stand, order.epoch, NoticeId(notice.id)),
+            node=NodeId(self._node.settings.node),
+            stand=stand,
+            order=order.id,
+            epoch=order.epoch,
+            commit=order.commit,
+            notice=NoticeId(notice.id),
+            kind=NoticeKind(notice.kind),
+            deadline=notice.deadline or 0.0,
+            state="begun",
+            began_at=now,
+            at=now,
+        )
+
+    def _end(self, stood: Stood, state: str, code: str = "", detail: str = "") -> None:
+        node = self._node
+        node.journal.put_stood(msgspec.structs.replace(stood, state=state, at=node.clock(), code=code, detail=detail))
+        node.log.error("standing order not done", worker=stood.stand.worker, state=state, code=code, why=detail)
+
+    def _still_away(self) -> None:
+        if self._order is None or not self._away(self._order):
+            raise EngineBack
+
+    async def _hide(self, head: pb.Order, stand: Stand, stood: Stood) -> Stood:
+        """Out of the router's sight: what comes to it from now on would be lost. A worker that can't be hidden is saved all the same."""
+        self._still_away()
+        try:
+            await self._source.fence(pb.StepOrder(order=head))
+        except Rejected as error:
+            if error.problem.code != _UNFENCED or stand.act == "fence":
+                raise
+            return msgspec.structs.replace(stood, detail=error.problem.what)
+        if stand.act == "fence":
+            return msgspec.structs.replace(stood, state="done", at=self._node.clock(), detail="out of the router's sight")
+        return stood
+
+    async def _save(self, head: pb.Order, stand: Stand, stood: Stood) -> Stood:
+        """An image of it, on the first node that takes it."""
+        image = image_of(stood.operation, stood.kind, stood.deadline)
+        self._still_away()
+        await self._source.checkpoint(pb.CheckpointOrder(order=head, image=image))
+        stood = msgspec.structs.replace(stood, image=image)
+        last: ShunterError | None = None
+        for holder in stand.holders:
+            self._still_away()
+            try:
+                reply = await self._transfers.send(
+                    pb.SendOrder(order=head, image=image, to=pb.Peer(node=holder.node, address=holder.address))
+                )
+            except ShunterError as error:
+                if error.problem.code == _OLD_LEADER:
+                    raise
+                last = error
+                continue
+            detail = f"{reply.bytes_sent} bytes in {reply.send_s:.2f} s"
+            return msgspec.structs.replace(stood, state="done", at=self._node.clock(), holder=holder.node, detail=detail)
+        if last is not None:
+            raise last
+        return msgspec.structs.replace(stood, state="done", at=self._node.clock(), detail="no other node was named to hold it")
+
+    async def _take_back(self, order: StandingOrder) -> None:
+        """Show workers again whose notice was taken back before its deadline, as long as nobody else can."""
+        node = self._node
+        for stood in tuple(node.journal.stood().values()):
+            row = node.journal.worker(stood.stand.worker)
+            over = stood.state == "withdrawn" or stood.epoch != order.epoch or node.clock() >= stood.deadline
+            if over or stood.notice in node.notices or row is None or not _hidden(row, stood):
+                continue
+            head = pb.Order(
+                operation=stood.operation, epoch=order.epoch, plan=order.id, worker=row.spec.worker, incarnation=row.incarnation
+            )
+            await self._source.unfence(pb.StepOrder(order=head))
+            node.journal.put_stood(msgspec.structs.replace(stood, state="withdrawn", at=node.clock()))
+
+    def _log_once(self, problem: Problem) -> None:
+        if problem != self._refused:
+            self._refused = problem
+            self._node.log.problem(problem)
+
+
+def _hidden(row: WorkerRow, stood: Stood) -> bool:
+    """The worker is out of the router's sight, and only because of this."""
+    return row.state == "fenced" and row.incarnation == stood.stand.incarnation and row.operation in ("", stood.operation)
