@@ -195,11 +195,14 @@ async def test_whoever_was_overtaken_writes_and_orders_nothing_more(site: Callab
 async def test_a_term_that_is_over_allows_no_order_even_if_nobody_else_came(site: Callable[..., Site]) -> None:
     one = site(1)
     world = World(one.store)  # type: ignore[arg-type]
+    record = executor(world, one).intend(world.plan(OperationKind.MOVE, lane="involuntary"), Digest("sha256:plan"))
     one.steady = 11.0
     with pytest.raises(Deposed) as raised:
-        await executor(world, one).start(world.plan(OperationKind.MOVE, lane="involuntary"), Digest("sha256:plan"))
+        await executor(world, one).carry(record)
     assert raised.value.problem.code == "SH557"
     assert world.orders == []
+    with pytest.raises(Deposed):
+        executor(world, one).intend(world.plan(OperationKind.CHECKPOINT, 1, "involuntary"), Digest("sha256:other"))
 
 
 def test_the_server_itself_refuses_an_epoch_that_falls(site: Callable[..., Site], plane: ControlPlane, namespace: str) -> None:
