@@ -107,7 +107,7 @@ kind: CheckpointPolicy
 metadata: {name: as-often-as-it-pays}
 spec:
   workers: {role: decode}
-  cadence: {optimal: {hazard: 1/1000h, min: 2m, max: 30m}}
+  cadence: {optimal: {hazard: 1/1000h, min: 2m, max: 30m, hinted: 1/2h}}
   pause: {atMost: 20s, share: 10%}
   overhead: {atMost: 1.5%}
   prefer: idle

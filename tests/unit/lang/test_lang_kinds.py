@@ -202,7 +202,7 @@ def test_computed_cadences_arrive_in_the_structs():
     policy = the_policy(CADENCE)
     assert b'"hazard":' in encode(policy)
     spec = msgspec.to_builtins(policy.document.spec, enc_hook=float)
-    assert spec["cadence"] == {"optimal": {"hazard": 1 / 3_600_000, "min": 120.0, "max": 1800.0}}
+    assert spec["cadence"] == {"optimal": {"hazard": 1 / 3_600_000, "min": 120.0, "max": 1800.0, "hinted": 1 / 7200}}
     assert (spec["pause"], spec["overhead"]) == ({"atMost": 20.0, "share": 0.1}, {"atMost": 0.015})
     assert (spec["prefer"], spec["keep"]) == ("idle", {"last": 2, "within": 3600.0})
     assert Rate.parse("1/1000h") == 1 / 3_600_000
