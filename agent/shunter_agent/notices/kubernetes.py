@@ -38,12 +38,17 @@ TAINTS: Final[Mapping[str, Meaning]] = {
     "ToBeDeletedByClusterAutoscaler": Meaning(NoticeKind.DRAIN, _HOUR, "the cluster autoscaler takes it out"),
     "DeletionCandidateOfClusterAutoscaler": Meaning(NoticeKind.REBALANCE, _DAY, "the cluster autoscaler may take it out"),
     "cloud.google.com/impending-node-termination": Meaning(NoticeKind.PREEMPTION, 2 * _HOUR, "GKE ends the VM"),
+    "cloud.google.com/maintenance-window-started": Meaning(NoticeKind.REBALANCE, _DAY, "GKE may maintain it from now on"),
 }
 """How long each is believed is our judgement: a few times what its controller needs. A lifecycle hook can wait 48 hours, a GPU VM's drain
 on GKE takes an hour."""
 LABELS: Final[Mapping[tuple[str, str], Meaning]] = {
     ("qos.coreweave.cloud/pending-preemption", "true"): Meaning(NoticeKind.PREEMPTION, _DAY, "CoreWeave preempts it"),
+    ("cloud.google.com/active-node-maintenance", "ongoing"): Meaning(NoticeKind.MAINTENANCE, 2 * _HOUR, "GKE stops what is on it"),
 }
+"""Their values in lower case."""
+PLANNED: Final = "cloud.google.com/scheduled-maintenance-time"
+"""Label: when GKE begins to maintain the host of a GPU's node, in seconds since the epoch. Weeks ahead, which is a hint at first."""
 DEADLINE: Final = "karpenter.sh/nodeclaim-termination-timestamp"
 """Annotation: when Karpenter ends the instance, drained or not."""
 CORDON: Final = Meaning(NoticeKind.REBALANCE, _DAY, "cordoned: it gets no new pods, and somebody may mean to drain it")
@@ -120,6 +125,10 @@ def _labelled(meta: Meta) -> Iterator[Signal]:
     for key, value in (meta.labels or {}).items():
         if (meaning := LABELS.get((key, value.lower()))) is not None:
             yield meaning.signal(f"label {key}")
+    begins = (meta.labels or {}).get(PLANNED, "")
+    if begins.isdigit():
+        planned = Meaning(NoticeKind.MAINTENANCE, _DAY, "GKE maintains its host")
+        yield planned.signal(f"label {PLANNED}", deadline=float(begins))
     ends = maybe((meta.annotations or {}).get(DEADLINE))
     if ends is not None:
         # an hour after its own deadline it was wrong

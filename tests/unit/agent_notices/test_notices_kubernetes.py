@@ -93,6 +93,12 @@ XID_79 = (
             node(taints=[taint("DeletionCandidateOfClusterAutoscaler", f"{NOW:.0f}")]), [("rebalance", "", None)], id="autoscaler: a hint"
         ),
         pytest.param(node(taints=[taint("cloud.google.com/impending-node-termination")]), [("preemption", "", None)], id="gke"),
+        pytest.param(node(taints=[taint("cloud.google.com/maintenance-window-started")]), [("rebalance", "", None)], id="gke's window"),
+        pytest.param(node(labels={"cloud.google.com/active-node-maintenance": "ONGOING"}), [("maintenance", "", None)], id="gke: at work"),
+        pytest.param(node(labels={"cloud.google.com/active-node-maintenance": "PENDING"}), [], id="gke: not yet"),
+        pytest.param(node(labels={kubernetes.PLANNED: f"{NOW + 600_000:.0f}"}), [("maintenance", "", 600_000.0)], id="gke: planned"),
+        pytest.param(node(labels={kubernetes.PLANNED: "soon"}), [], id="gke: planned, unreadable"),
+        pytest.param(node(labels={kubernetes.PLANNED: f"{NOW - 90_000:.0f}"}), [], id="gke: planned and over"),
         pytest.param(node(labels={"qos.coreweave.cloud/pending-preemption": "true"}), [("preemption", "", None)], id="coreweave: a label"),
         pytest.param(node(labels={"qos.coreweave.cloud/pending-preemption": "false"}), [], id="coreweave: not"),
         pytest.param(node(labels={"together.ai/compute-class": "preemptible"}), [], id="together: what it is, not that it goes"),
@@ -335,5 +341,5 @@ def test_a_worker_that_tolerates_the_drain_is_told() -> None:
 
 def test_the_how_to_names_every_signal_that_is_read() -> None:
     text = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "hear-of-notices.md").read_text()
-    for key in (*kubernetes.TAINTS, *(key for key, _ in kubernetes.LABELS), kubernetes.DEADLINE, nodepods.SLOT):
+    for key in (*kubernetes.TAINTS, *(key for key, _ in kubernetes.LABELS), kubernetes.DEADLINE, kubernetes.PLANNED, nodepods.SLOT):
         assert key in text, key
