@@ -20,15 +20,17 @@ from shunter.act.beyond import Deposed
 from shunter.act.execute import Executor
 from shunter.act.scheduler import Scheduler
 from shunter.act.store import Store
+from shunter.app import gone
 from shunter.app.upheld import BOUND_S, Upheld, known_epoch
 from shunter.cluster.api import Api
 from shunter.cluster.elector import Term
 from shunter.cluster.memory import NAME as MEMORY
 from shunter.cluster.operation import Batch, collection, record_of, resource
 from shunter.model.errors import Stalled
-from shunter.model.ids import Digest, Epoch, OperationId
+from shunter.model.ids import Digest, Epoch, NodeId, NoticeId, OperationId
 from shunter.model.operation import OperationRecord, Status, Step
 from shunter.model.plan import OperationKind
+from shunter.model.snapshot import Notice, NoticeKind
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "property"))
 from fleet_in_memory import Crash, World
@@ -308,13 +310,15 @@ def test_the_fleet_and_the_workers_that_were_ended_are_known_on_another_machine(
     first.store.insert([msgspec.structs.replace(intent("park-1", 1), planned=world.plan(OperationKind.PARK, 1))])
     ended = executor(world, first).drop(first.store.active()[0], first.lead.lost)
     assert ended.outcome is not None
-    first.store.save_fleet(world.fleet(), (), 7.0)
+    dead = Notice(id=NoticeId("gone-c"), kind=NoticeKind.GONE, node=NodeId("c"), seen_at=6.0, source=gone.SOURCE, detail="burnt down")
+    first.store.save_fleet(world.fleet(), (dead,), 7.0)
     until(lambda: plane.ask("GET", f"/api/v1/namespaces/{namespace}/configmaps/{MEMORY}")[0] == 200, 10)
     first.close()
     second = site(2)
     remembered = second.store.load_fleet()
     assert remembered is not None
-    assert remembered.fleet == world.fleet()
+    assert remembered.fleet == msgspec.structs.replace(world.fleet(), images=()), "images are reported by whoever holds them"
+    assert gone.declared(tmp_path / "engine-2") == (dead,)
     assert [record.id for record in second.store.recent(0.0)] == ["park-1"]
 
 

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -85,6 +86,20 @@ def declared(state: Path) -> tuple[Notice, ...]:
             Notice(id=NoticeId(f"gone-{node}"), kind=NoticeKind.GONE, node=node, seen_at=said.at, source=SOURCE, detail=said.detail)
         )
     return tuple(found)
+
+
+def take_over(state: Path, notices: Iterable[Notice], at: float) -> None:
+    """Have the declarations here be those among `notices`, which a leader elsewhere knew at `at` (seconds since the epoch), and what was
+    declared here since. One that was taken back there mustn't come to life again. Raises as `declare` does.
+    """
+    theirs = {notice.node: notice for notice in notices if notice.source == SOURCE}
+    ours = {notice.node: notice for notice in declared(state)}
+    for node, notice in ours.items():
+        if node not in theirs and notice.seen_at <= at:
+            withdraw(state, node)
+    for node, notice in theirs.items():
+        if node not in ours:
+            declare(state, node, notice.seen_at, notice.detail)
 
 
 def void(notices: tuple[Notice, ...], answering: frozenset[NodeId]) -> tuple[Problem, ...]:

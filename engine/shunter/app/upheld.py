@@ -14,6 +14,7 @@ import msgspec
 from shunter.act.beyond import Deposed, Remembered
 from shunter.act.lease import Leadership, Lease
 from shunter.act.store import Store
+from shunter.app import gone
 from shunter.app.degraded import places
 from shunter.cluster.api import Api, Object
 from shunter.cluster.elector import Term
@@ -131,11 +132,13 @@ class Upheld:
     @contextlib.contextmanager
     def backing(self, state: Path, wal_pages: int) -> Iterator[tuple[Store, Leadership]]:
         """The store of an opened term, and the leadership itself: an `app.engine.Backing`. Raises Rejected SH507 when another process has
-        this state folder, Stalled SH501, SH502, SH508.
+        this state folder, Stalled SH501, SH502, SH508, and as `gone.declare` does.
         """
         store = Store(state / "engine.db", wal_pages=wal_pages, beyond=self)
         with contextlib.closing(store), Lease(state / "engine.lock", store):
             store.rebase(self.epoch, self._records, self._fleet)
+            if self._fleet is not None:
+                gone.take_over(state, self._fleet.notices, self._fleet.at)
             self._records = []
             yield store, self
 
