@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 from shunter.model.errors import Problem
+from shunter.model.snapshot import FAR_S, NoticeKind
 
 from shunter_agent.notices.port import Notice, NoticeSource
 
@@ -49,7 +50,7 @@ def merge(seen: Sequence[Notice], before: Events, now: float) -> dict[Key, Event
 def _event(said: list[Notice], before: Event, now: float) -> Event:
     recent = tuple(at for at in before.withdrawn if now - at < FLAPPING_S)
     if said:
-        return Event(told=_one(said, before.told), withdrawn=recent)
+        return Event(told=_one(said, before.told, now), withdrawn=recent)
     if before.told is None or before.told.canary:
         return Event(withdrawn=recent)
     if before.until is None:
@@ -61,14 +62,16 @@ def _event(said: list[Notice], before: Event, now: float) -> Event:
     return Event(withdrawn=recent)
 
 
-def _one(said: list[Notice], told: Notice | None) -> Notice:
+def _one(said: list[Notice], told: Notice | None, now: float) -> Notice:
     """The first one's name, also when only others still say it; the earliest deadline; everyone's words.
 
     A deadline that was over when it was first told (to an agent that starts late, or by a clock that is wrong) is taken for that moment:
-    whoever says that the node goes, and when, still says that it goes.
+    whoever says that the node goes, and when, still says that it goes. Maintenance that somebody says has begun isn't made a hint by what
+    is planned for next week.
     """
     first = said[0] if told is None or told.canary else told
-    dated = [n for n in said if n.deadline is not None]
+    begun = any(n.kind == NoticeKind.MAINTENANCE and n.deadline is None for n in said)
+    dated = [n for n in said if n.deadline is not None and not (begun and n.deadline - now > FAR_S)]
     deadlines = [max(n.deadline or 0.0, n.seen_at) for n in [n for n in dated if not _stale(n)] or dated]
     return msgspec.structs.replace(
         first,

@@ -4,6 +4,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from shunter.model.errors import Problem
+from shunter.model.snapshot import FAR_S
 from shunter_agent.notices.merged import DAMPED_S, FLAPPING_S, FLAPS, STALE_S, Event, Merged, merge
 from shunter_agent.notices.port import Notice
 
@@ -37,6 +38,14 @@ def test_a_deadline_that_was_over_long_ago_isnt_believed_beside_another() -> Non
     assert [n.deadline for n in told(merge([old], {}, 10_002))] == [10_000], "alone it still says that the node goes"
     late = notice("a", 10_000, 10_000 - STALE_S + 1, source="taint")
     assert [n.deadline for n in told(merge([late, new], {}, 10_002))] == [10_000], "an agent that started late"
+
+
+def test_maintenance_that_has_begun_isnt_put_off_by_what_is_planned() -> None:
+    """A deadline that is far away makes a hint of maintenance, and it has begun."""
+    planned, begun = notice("a", 100, 100 + FAR_S + 60, kind="maintenance"), notice("b", 100, kind="maintenance", source="taint")
+    assert told(merge([planned], {}, 101))[0].deadline == 100 + FAR_S + 60
+    assert told(merge([planned, begun], {}, 101))[0].deadline is None
+    assert told(merge([planned, begun], {}, 161))[0].deadline == 100 + FAR_S + 60, "by then it is near"
 
 
 def test_a_canary_is_merged_with_nothing_and_not_damped() -> None:
