@@ -76,9 +76,10 @@ class Session:
                 doing = f"in {answer['calling']} of process {answer['pid']}"
                 self._link.settimeout((answer["within_s"] + GRACE_S) * self._patience)
         except OSError as error:
-            silent_s = 0.0 if self._link.fileno() < 0 else self._link.gettimeout() or 0.0
+            why = f"died ({self._ended()})"
+            if isinstance(error, TimeoutError):
+                why = f"said nothing for {self._link.gettimeout():.0f} s, and was ended"
             self.kill()
-            why = f"said nothing for {silent_s:.0f} s, and was ended" if isinstance(error, TimeoutError) else f"died ({self._ended()})"
             raise Died(f"the process that calls the CUDA driver {why}: {doing}") from error
         if "failed" in answer:
             raise Failed(answer["failed"], answer.get("code"), answer.get("call", ""), answer.get("stuck", ""))
@@ -89,6 +90,8 @@ class Session:
         return self.ask(do, pid=process.pid, started=process.started, **arguments)
 
     def _ended(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._helper.wait(1)
         code = self._helper.returncode
         return f"signal {-code}" if code is not None and code < 0 else f"status {code}"
 

@@ -4,11 +4,12 @@ import os
 import shutil
 import stat
 import subprocess
+import uuid
 from pathlib import Path
 
 import pytest
 
-STUB = Path(__file__).parent.parent / "cuda_stub"
+STUB = Path(__file__).parent / "cuda_stub"
 WORKER = STUB / "gpu_worker.py"
 FUSE = os.makedev(10, 229)
 
@@ -46,12 +47,12 @@ class StubNode:
     def __init__(self, folder: Path, name: str, gpus: int = 1, model: str = "NVIDIA B200", memory: int = 1 << 30) -> None:
         self.folder = folder / f"gpus-{name}"
         (self.folder / "memory").mkdir(parents=True)
-        self.uuids = [f"GPU-{name.encode().hex():0>8}-0000-0000-0000-{index + 1:012x}" for index in range(gpus)]
+        self.uuids = [f"GPU-{uuid.uuid5(uuid.NAMESPACE_DNS, f'{name}-{index}')}" for index in range(gpus)]
         self.pci = [f"0000:{0x10 + index:02x}:00" for index in range(gpus)]
         self.show(model, memory)
 
     def show(self, model: str = "NVIDIA B200", memory: int = 1 << 30, mig: int = 0) -> None:
-        rows = (f"{uuid}|{model}|0000{pci.upper()}.0|{memory}|{mig}" for uuid, pci in zip(self.uuids, self.pci, strict=True))
+        rows = (f"{gpu}|{model}|0000{pci.upper()}.0|{memory}|{mig}" for gpu, pci in zip(self.uuids, self.pci, strict=True))
         (self.folder / "gpus").write_text("".join(f"{row}\n" for row in rows))
 
     def write(self, name: str, text: str) -> None:
