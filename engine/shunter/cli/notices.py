@@ -27,7 +27,7 @@ def notices(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
 ) -> None:
-    """Show where each node looks for notices, when each source was last tried out, which is blind, what is open, and what is done about it now.
+    """Show where each node looks for notices, when that was last tried out, which source is blind, what is open, and what is done about it.
 
     Asks the agents and decides once, as `shunter plan` does; carries nothing out.
     """
