@@ -62,9 +62,8 @@ def measure(plane: ControlPlane, number: int) -> None:
         began, spent = time.perf_counter(), time.process_time()
         source.report(found, findings, time.time())
         until(lambda: source._running is not None and source._running.writer.writes >= number, 300)
-        print(
-            f"their statuses: {time.perf_counter() - began:.2f} s ({time.process_time() - spent:.2f} s of a core), {megabytes() - before:.0f} MB"
-        )
+        took, spent = time.perf_counter() - began, time.process_time() - spent
+        print(f"their statuses: {took:.2f} s ({spent:.2f} s of a core), {megabytes() - before:.0f} MB more in all")
     finally:
         source.close()
 
