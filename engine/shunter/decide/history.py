@@ -66,22 +66,30 @@ class Ended:
                 insort(other.records, record, key=_order)
         other.unknown = tuple(r for r in recent if r.status is Status.UNKNOWN) if _any_unknown((*gone, *new)) else self.unknown
         other.of_worker, other.dumped = self.of_worker.copy(), self.dumped.copy()
-        away, fresh = set(map(id, gone)), _by_worker([r for r in new if r.status is not Status.UNKNOWN])
+        away, left, fresh = set(map(id, gone)), _by_worker(gone), _by_worker([r for r in new if r.status is not Status.UNKNOWN])
         for worker in {r.planned.worker for r in (*gone, *new)}:
             own = [r for r in self.of_worker.get(worker, ()) if id(r) not in away]
             other._enter(worker, tuple(sorted([*own, *fresh.get(worker, ())], key=_order)))
+            other._date(worker, left.get(worker, ()), fresh.get(worker, ()))
         measured = any(map(_measured, (*gone, *new)))
         other.measured = tuple(filter(_measured, other.records)) if measured else self.measured
         return other
 
     def _enter(self, worker: WorkerId, own: tuple[OperationRecord, ...]) -> None:
-        for incarnation in {r.planned.expect.incarnation for r in (*self.of_worker.get(worker, ()), *own)}:
-            self.dumped.pop((worker, incarnation), None)
-        self.dumped |= _dumped(worker, own)
         if own:
             self.of_worker[worker] = own
         else:
             self.of_worker.pop(worker, None)
+
+    def _date(self, worker: WorkerId, gone: Sequence[OperationRecord], new: Sequence[OperationRecord]) -> None:
+        """Let `dumped` follow. Only where the last one is gone, all that the worker has are looked at."""
+        if any(self.dumped.get(key) == begun for key, begun in _dumped(worker, gone).items()):
+            for record in gone:
+                self.dumped.pop((worker, record.planned.expect.incarnation), None)
+            self.dumped |= _dumped(worker, self.of_worker.get(worker, ()))
+            return
+        for key, begun in _dumped(worker, new).items():
+            self.dumped[key] = max(begun, self.dumped.get(key, begun))
 
 
 class History:

@@ -83,6 +83,8 @@ class Moment(SampleTable):
     @property
     def anything(self) -> bool:
         """See `SampleTable.anything`."""
+        if self._of is self._rows.of:
+            return any(bool(column.known.any()) for column in self._fields.values())
         rows = np.fromiter(self._of.values(), dtype=np.intp, count=len(self._of))
         return any(bool(column.known[rows].any()) for column in self._fields.values())
 
