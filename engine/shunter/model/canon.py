@@ -66,17 +66,23 @@ def encode(value: object) -> bytes:
 
 
 def _written(value: object) -> bytearray:
-    # MessagePack keeps what JSON would write as null, and its bytes are searched some twenty times faster than the values are walked.
-    # How many they are tells how much room JSON needs: half of the time for a large value would go into making more of it.
+    # How many bytes MessagePack needs tells how much room JSON does: half of the time for a large value would go into making more of it.
+    written = bytearray(_checked(value) * 3 // 2)
+    _WRITE.encode_into(value, written)
+    return written
+
+
+def _checked(value: object) -> int:
+    """The size in MessagePack, which keeps what JSON would write as null, and whose bytes are searched some twenty times faster than the
+    values are walked. 0 where it can't hold the value. Raises NotCanonical.
+    """
     try:
         packed = _PACK.encode(value)
     except OverflowError:  # a whole number of more than 64 bits, which JSON can hold
         packed = None
     if packed is None or _NOT_FINITE.search(packed):
         _refuse_non_finite(msgspec.to_builtins(value, enc_hook=_enc_hook))
-    written = bytearray(len(packed) * 3 // 2 if packed else 0)
-    _WRITE.encode_into(value, written)
-    return written
+    return len(packed) if packed else 0
 
 
 def plain(value: object) -> Any:  # noqa: ANN401  (JSON has no narrower type)
@@ -104,6 +110,11 @@ def decode(data: bytes | str, kind: type[T]) -> T:
         raise msgspec.DecodeError("JSON is nested too deeply") from error
 
 
-def digest(value: object) -> Digest:
-    """`sha256:<hex>` of the canonical bytes."""
-    return Digest("sha256:" + hashlib.sha256(_written(value)).hexdigest())
+def digest(value: object, *, doubtful: object = None) -> Digest:
+    """`sha256:<hex>` of the canonical bytes. Raises NotCanonical for NaN and infinities; `doubtful` are the parts in which there can be
+    any, where the others are finite by construction (None: all).
+    """
+    if doubtful is None:
+        return Digest("sha256:" + hashlib.sha256(_written(value)).hexdigest())
+    _checked(doubtful)
+    return Digest("sha256:" + hashlib.sha256(_WRITE.encode(value)).hexdigest())

@@ -20,8 +20,8 @@ class Known(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="known", ta
     labels: dict[str, str] = {}
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.value):
-            raise ValueError(f"{self.value} is not a known value: use Missing")
+        if not (math.isfinite(self.value) and math.isfinite(self.at)):
+            raise ValueError(f"{self.value} at {self.at} is not a known value: use Missing")
 
 
 class Missing(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="missing", tag_field="is"):
@@ -32,12 +32,16 @@ class Missing(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="missing"
 
 
 class Stale(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="stale", tag_field="is"):
-    """A value exists but is older than it may be. Ages in seconds; the value is for people, never for a decision."""
+    """A value exists but is older than it may be. Ages in seconds, all finite; the value is for people, never for a decision."""
 
     value: float
     age: float
     max_age: float
     query: str
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.value) and math.isfinite(self.age) and math.isfinite(self.max_age)):
+            raise ValueError(f"{self.value} of {self.age} s ago, at most {self.max_age} s, is not a value: use Missing")
 
 
 Sample: TypeAlias = Known | Missing | Stale

@@ -1,5 +1,6 @@
 """Canonical bytes: what they are, and that nothing which has none gets any."""
 
+import hashlib
 import json
 import math
 from typing import Any
@@ -8,9 +9,11 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shunter.model.canon import NotCanonical, decode, encode
+from shunter.model.canon import NotCanonical, decode, digest, encode
+from shunter.model.ids import NodeId, SlotId, WorkerId
 from shunter.model.policy import FleetProfileSpec
-from shunter.model.snapshot import NoticeKind
+from shunter.model.sample import Known, Missing, Stale
+from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Samples, Slot, Snapshot
 from shunter.model.units import Bytes, Duration, Share
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from([Duration(1.5), Share(0.25), Bytes(7)])
@@ -70,3 +73,57 @@ def test_keys_of_an_enumeration_are_texts():
 def test_what_is_nested_too_deeply_is_no_value(data: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         decode(data, Part)
+
+
+NODE = Node(id=NodeId("a"), slots=(Slot(id=SlotId("a/0"), worker=WorkerId("d0")),), seen_at=1.0)
+IMAGE: dict[str, Any] = {
+    "id": "i",
+    "worker": "d0",
+    "incarnation": 0,
+    "bytes": 1,
+    "nodes": ("a",),
+    "role": "decode",
+    "graph": "g",
+    "engine": "e",
+}
+NOTICE: dict[str, Any] = {"id": "n", "kind": NoticeKind.PREEMPTION, "node": "a"}
+SAMPLES = Samples(
+    workers={
+        "d0": {"kvUsage": Known(value=0.5, unit="1", at=1.0, query="q", labels={"b": "é", "a": "2"}), "waiting": Missing(reason="NaN")}
+    },
+    policies={"p": {"m": {"": Stale(value=1.0, age=9.0, max_age=3.0, query="q")}}},
+)
+
+
+def snapshot(at: float = 2.0, seen: float = 1.0, taken: float = 1.0, pause: float | None = None, deadline: float | None = 3.0) -> Snapshot:
+    fleet = Fleet(nodes=(msgspec.structs.replace(NODE, seen_at=seen),), images=(Image(**IMAGE, taken_at=taken, pause=pause),))
+    return Snapshot(at=at, fleet=fleet, samples=SAMPLES, notices=(Notice(**NOTICE, seen_at=seen, deadline=deadline),))
+
+
+def test_a_snapshots_id_is_the_digest_of_its_canonical_bytes():
+    assert snapshot().id == digest(snapshot()) == "sha256:" + hashlib.sha256(encode(snapshot())).hexdigest()
+    assert snapshot().id != snapshot(pause=0.5).id
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("where", ["at", "seen", "taken", "pause", "deadline"])
+def test_a_snapshot_with_what_is_not_finite_has_no_id(where, bad):
+    with pytest.raises(NotCanonical):
+        snapshot(**{where: bad}).id  # noqa: B018
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_no_sample_can_be_made_of_what_is_not_finite(bad):
+    """So that the id of a snapshot needn't look for it among them."""
+    for field in ("value", "at"):
+        with pytest.raises(ValueError, match="use Missing"):
+            Known(**{"value": 1.0, "at": 1.0, field: bad}, unit="1", query="q")
+    for field in ("value", "age", "max_age"):
+        with pytest.raises(ValueError, match="use Missing"):
+            Stale(**{"value": 1.0, "age": 1.0, "max_age": 1.0, field: bad}, query="q")
+    with pytest.raises(ValueError, match="use Missing"):
+        msgspec.structs.replace(Known(value=1.0, at=1.0, unit="1", query="q"), at=bad)
+    with pytest.raises(ValueError, match="use Missing"):
+        msgspec.convert({"is": "stale", "value": bad, "age": 1.0, "max_age": 1.0, "query": "q"}, Known | Missing | Stale)
+    floats = [f.name for kind in (Known, Missing, Stale) for f in msgspec.structs.fields(kind) if f.type is float]
+    assert sorted(floats) == ["age", "at", "max_age", "value", "value"], "a new number of a sample must be looked at when one is made"
