@@ -15,7 +15,9 @@ from shunter.model.policy import MetricInput
 from shunter.model.sample import Known, Missing, Stale
 from shunter.model.snapshot import Fleet, Node, Samples, Slot, Snapshot, Worker, WorkerState
 from shunter.model.units import Duration
+from shunter.observe.catalog import Catalog
 from shunter.observe.history import History
+from shunter.observe.moments import Moments
 from shunter.observe.prometheus import Prometheus
 from shunter.observe.sample import sample
 
@@ -92,6 +94,7 @@ async def test_history_gives_what_asking_at_each_instant_gives(url: str, chunk_s
     times = [BEGIN + 0.0006 + 70 * n for n in range(52)]
     async with Prometheus(url, deadline_s=30) as server:
         history = History(server, times[-1], 70.0, chunk_s=chunk_s)
+        moments = Moments(server, FLEET, times[-1], 70.0, catalog=Catalog(), chunk_s=chunk_s)
         seen: list[Samples] = []
         for at in times:
             there, direct = await sample(history, FLEET, INPUTS, at, within_s=30), await sample(server, FLEET, INPUTS, at, within_s=30)
@@ -99,6 +102,7 @@ async def test_history_gives_what_asking_at_each_instant_gives(url: str, chunk_s
             assert isinstance(direct.policies["a"].pop("wrong")[""], Missing)
             assert "parse error" in there.policies["a"].pop("wrong")[""].reason
             assert there == direct, at - BEGIN
+            assert await moments.at(at) == direct.workers, at - BEGIN
             seen.append(there)
     kinds = {type(s) for one in seen for fields in one.workers.values() for s in fields.values()}
     assert kinds == {Known, Missing, Stale}, "the comparison saw all there is"
@@ -111,6 +115,10 @@ async def test_a_server_that_is_away_leaves_everything_missing(tmp_path: Path) -
         for at in (BEGIN, BEGIN + 30):
             seen = await sample(history, FLEET, {}, at, within_s=5)
             assert {type(s) for fields in seen.workers.values() for s in fields.values()} == {Missing}
+        moments = Moments(server, FLEET, BEGIN + 60, 30.0, catalog=Catalog(), chunk_s=30.0)
+        assert await moments.at(BEGIN) == seen.workers
+        assert not (await moments.at(BEGIN + 30)).anything
+        await moments.aclose()
 
 
 POLICY = """\
