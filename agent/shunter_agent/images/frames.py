@@ -5,11 +5,13 @@ import socket
 import ssl
 import struct
 import time
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
 import msgspec
 
 from shunter_agent.images.manifest import Chunk, ImageManifest
+from shunter_agent.images.sealed import Sealed, Wrong
 from shunter_agent.images.secure import Secure
 
 VERSION: Final = 1
@@ -21,11 +23,13 @@ _LENGTH: Final = struct.Struct(">I")
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """Sender: an image follows, of about `bytes` bytes (0: not known). `digests` is a digest of what its manifest will say of its files;
     empty while it is still being written. `chunks`: it may come in chunks, if the receiver likes. `signed`: its manifest will be.
-    `session`: a random name by which the transfer can be gone on with over another link; empty: it can't."""
+    `session`: a random name by which the transfer can be gone on with over another link; empty: it can't. `key`: the bytes behind headers
+    may be sealed by it, if the receiver likes; empty: they go in TLS."""
 
     image: str
     version: int = VERSION
     digests: str = ""
+    key: bytes = b""  # before a field takes the type's name
     bytes: int = 0
     chunks: bool = False
     signed: bool = False
@@ -33,18 +37,20 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
-    """Sender, at the beginning of a link: go on with a transfer whose link broke. `heard`: so many answers came over."""
+    """Sender, at the beginning of a link: go on with a transfer whose link broke. `heard`: so many answers came over; `key` as Hello's."""
 
     image: str
     session: str
     heard: int
+    key: bytes = b""
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True, tag="lane"):
-    """Sender, at the beginning of a link: chunks of a transfer that goes on over another link come over this one."""
+    """Sender, at the beginning of a link: chunks of a transfer that goes on over another link come over this one. `key` as Hello's."""
 
     image: str
     session: str
+    key: bytes = b""
 
 
 class GiveUp(msgspec.Struct, frozen=True, tag="give-up"):
@@ -53,12 +59,14 @@ class GiveUp(msgspec.Struct, frozen=True, tag="give-up"):
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """Receiver: go on, or `have`: this very image is here already, and nothing need be sent. `chunks`: it is to come in chunks, of which
-    there are `known` here already, of all images together. `session`: the transfer may go on over another link."""
+    there are `known` here already, of all images together. `session`: the transfer may go on over another link. `sealed`: the bytes behind
+    headers are to be sealed by the key that was given, from here on."""
 
     have: bool = False
     chunks: bool = False
     known: int = 0
     session: bool = False
+    sealed: bool = False
 
 
 class Ack(msgspec.Struct, frozen=True, kw_only=True, tag="ack"):
@@ -68,9 +76,10 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True, tag="ack"):
 
 
 class Resumed(msgspec.Struct, frozen=True, kw_only=True, tag="resumed"):
-    """Receiver: go on behind so many headers; unheard answers follow."""
+    """Receiver: go on behind so many headers; unheard answers follow. `sealed` as Ready's."""
 
     done: int
+    sealed: bool = False
 
 
 class Data(msgspec.Struct, frozen=True, kw_only=True, tag="data"):
@@ -186,6 +195,8 @@ class Link:
 
     def __init__(self, link: ssl.SSLSocket | Secure, idle_s: float, total_s: float) -> None:
         self.socket = link
+        self._sealed: Sealed | None = None
+        self._last = b""
         self._idle_s = idle_s
         self._until = time.monotonic() + total_s
 
@@ -195,16 +206,32 @@ class Link:
             raise Broken("the time for it is over")
         self.socket.settimeout(min(left, self._idle_s))
 
+    def seal(self, key: bytes) -> None:
+        """From here on, the bytes behind headers go beside TLS: see `sealed`. Raises Broken when the key is none."""
+        try:
+            self._sealed = Sealed(key)
+        except ValueError as error:
+            raise Broken(str(error)) from error
+
     def send(self, header: FromSender | FromReceiver, body: memoryview | bytes = b"") -> None:
         """Send a header and the bytes behind it. Raises Broken."""
         text = msgspec.json.encode(header)
+        head = _LENGTH.pack(len(text)) + text
         self._bound()
         try:
-            self.socket.sendall(_LENGTH.pack(len(text)) + text)
+            if body and self._sealed is not None and isinstance(self.socket, Secure):
+                self.socket.sendall(head, self._sealed.seal(body, text))
+                return
+            self.socket.sendall(head)
             if body:
                 self.socket.sendall(body)
         except OSError as error:
             raise Broken(_said(error)) from error
+
+    @property
+    def sealed(self) -> bool:
+        """The bytes behind headers go beside TLS."""
+        return self._sealed is not None
 
     def hang_up(self) -> None:
         """End it, whoever waits on it. Idempotent."""
@@ -212,12 +239,23 @@ class Link:
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def read(self, into: memoryview) -> None:
-        """Fill `into`. Raises Broken."""
+        """Fill `into` with the bytes behind the last header. Raises Broken."""
+        if not into or self._sealed is None or not isinstance(self.socket, Secure):
+            self._fill(into, self.socket.recv_into)
+            return
+        sealed = self._sealed.room(len(into))
+        self._fill(sealed, self.socket.raw_into)
+        try:
+            self._sealed.open(sealed, self._last, into)
+        except Wrong as error:
+            raise Broken("the bytes on the link aren't those that were sent") from error
+
+    def _fill(self, into: memoryview, receive: Callable[[memoryview], int]) -> None:
         self._bound()
         looked = time.monotonic()
         while into:
             try:
-                count = self.socket.recv_into(into)
+                count = receive(into)
             except OSError as error:
                 raise Broken(_said(error)) from error
             if count == 0:
@@ -229,13 +267,14 @@ class Link:
 
     def _header(self) -> bytes:
         length = bytearray(_LENGTH.size)
-        self.read(memoryview(length))
+        self._fill(memoryview(length), self.socket.recv_into)
         (size,) = _LENGTH.unpack(length)
         if size > _MOST_HEADER:
             raise Broken(f"a header of {size} bytes isn't one of this protocol")
         text = bytearray(size)
-        self.read(memoryview(text))
-        return bytes(text)
+        self._fill(memoryview(text), self.socket.recv_into)
+        self._last = bytes(text)
+        return self._last
 
     def from_sender(self) -> FromSender:
         """The sender's next header. Raises Broken."""

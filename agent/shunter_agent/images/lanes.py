@@ -9,9 +9,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Final
 
+import msgspec
 from shunter.model.errors import ShunterError
 
 from shunter_agent.images.frames import Ack, Broken, Data, Lane, Link, Ready, Wait
+from shunter_agent.images.sealed import new_key
 
 _AHEAD: Final = 4
 """Chunks that wait for a lane: a link that is slower holds up its sender by that."""
@@ -36,8 +38,12 @@ class _Lane:
     def _run(self) -> None:
         try:
             with contextlib.suppress(Broken, ShunterError, OSError), self._connect() as link:
-                link.send(self._hello)
-                if isinstance(link.from_receiver(), Ready):
+                key = new_key()
+                link.send(msgspec.structs.replace(self._hello, key=key))
+                answer = link.from_receiver()
+                if isinstance(answer, Ready):
+                    if answer.sealed:
+                        link.seal(key)
                     self._serve(link)
         finally:
             self.ended.set()

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import accumulate, islice
+from itertools import accumulate, islice, zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -162,7 +162,7 @@ class ChunkSender:
         bases = self._bases() if any(piece.runs for piece in pieces) else {}
         items = (
             Item(piece, chunk, data, bases.get((pagemap_name, piece.window)) if piece.runs else None)
-            for piece, chunk, data in _hashed(file.fileno(), pieces, self._pool)
+            for piece, chunk, data in _hashed(file.fileno(), pieces, self._said(name, pieces), self._pool)
         )
         self._files[name] = ImageFile.of(name, [*sent, *self._send("", name, items)])
 
@@ -175,6 +175,12 @@ class ChunkSender:
         if sizes == [piece.size for piece in cut]:
             return cut
         return tuple(Piece(at, size) for at, size in zip(accumulate(sizes, initial=0), sizes, strict=False))
+
+    def _said(self, name: str, pieces: Sequence[Piece]) -> Sequence[Chunk]:
+        """What the pieces are by the manifest of a whole image: then only the receiver reads them to the last bit, and finds out if they
+        aren't. Empty: they have to be hashed."""
+        parts = self._plan[name].parts if name in self._plan else ()
+        return parts if [part.size for part in parts] == [piece.size for piece in pieces] else ()
 
     def _plain(self, area: str, name: str, data: bytes) -> ImageFile:
         for piece in fixed(len(data)):
@@ -344,16 +350,18 @@ def _digest(path: Path, piece: Piece) -> str:
         return blake3(_load(file.fileno(), piece)).hexdigest()
 
 
-def _hashed(descriptor: int, pieces: Iterable[Piece], pool: ThreadPoolExecutor) -> Iterator[tuple[Piece, Chunk, bytes]]:
-    """Pieces of a file, what they are, and their bytes; read by several threads but never far ahead."""
+def _hashed(
+    descriptor: int, pieces: Sequence[Piece], known: Sequence[Chunk], pool: ThreadPoolExecutor
+) -> Iterator[tuple[Piece, Chunk, bytes]]:
+    """Pieces of a file, what they are (as `known`, unless that is empty), and their bytes; read by several threads but never far ahead."""
 
-    def read(piece: Piece) -> tuple[Piece, Chunk, bytes]:
+    def read(piece: Piece, chunk: Chunk | None) -> tuple[Piece, Chunk, bytes]:
         data = _load(descriptor, piece)
-        return piece, Chunk(blake3(data).hexdigest(), piece.size), data
+        return piece, chunk or Chunk(blake3(data).hexdigest(), piece.size), data
 
     ahead: deque[Future[tuple[Piece, Chunk, bytes]]] = deque()
-    for piece in pieces:
-        ahead.append(pool.submit(read, piece))
+    for piece, chunk in zip_longest(pieces, known):
+        ahead.append(pool.submit(read, piece, chunk))
         if len(ahead) > 4 * _HASHERS:
             yield ahead.popleft().result()
     while ahead:

@@ -167,10 +167,12 @@ class ImageServer:
         found = self._transfers.get(hello.session)
         if found is None or found.image != hello.image or found.session.sender != node:
             raise Rejected(unknown_session(hello.image))
+        if hello.key:
+            link.seal(hello.key)
         if isinstance(hello, Resume):
             found.session.adopt(link, hello)
         else:
-            link.send(Ready(chunks=True))
+            link.send(Ready(chunks=True, sealed=link.sealed))
             found.assembly.take_lane(link)
 
     def _receive(self, link: Link, hello: FromSender, node: str) -> None:
@@ -204,7 +206,9 @@ class ImageServer:
                 Assembly(self._store, hello.image, share, bytes=self._allow.bytes, files=self._allow.files) as assembly,
                 self._known(hello, session, assembly),
             ):
-                link.send(Ready(chunks=True, known=len(self._store.index), session=bool(hello.session)))
+                if hello.key:
+                    link.seal(hello.key)
+                link.send(Ready(chunks=True, known=len(self._store.index), session=bool(hello.session), sealed=link.sealed))
                 manifest = assembly.take(session)
                 self._store.commit_received(manifest, fsync=self._fsync)
                 self._received(manifest, node)

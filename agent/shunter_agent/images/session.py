@@ -95,6 +95,7 @@ class Session:
 
     def _wait(self, error: Broken) -> None:
         """Wait for another link, which goes on with what wasn't made use of. Raises the error when none comes."""
+        self.link.hang_up()  # what broke for this side may not have for the other
         until = time.monotonic() + self._patience_s
         while True:
             with self._changed:
@@ -112,7 +113,7 @@ class Session:
             return
 
     def _resumed(self, link: Link, heard: int) -> None:
-        link.send(Resumed(done=self._done))
+        link.send(Resumed(done=self._done, sealed=link.sealed))
         unheard = self._given - heard
         if not 0 <= unheard <= len(self._answers):
             raise Broken("the sender has heard what nobody said")

@@ -65,6 +65,10 @@ class Talk:
         self.spoke = time.monotonic()
         """When something was last said (monotonic)."""
 
+    def seal(self, key: bytes) -> None:
+        """See `Link.seal`."""
+        self._link.seal(key)
+
     def outlive(self, mend: Callable[[int, Broken], tuple[Link, int]]) -> None:
         """From here on, `mend` finds another link for one that broke: it is given how many answers were heard, and returns how many headers
         the other side has made use of. It raises when there is no other link to be had."""

@@ -1,6 +1,7 @@
 """Sending images to another agent, also while they are still being written."""
 
 import contextlib
+import os
 import secrets
 import socket
 import ssl
@@ -21,6 +22,7 @@ from shunter_agent.images.index import Place
 from shunter_agent.images.lanes import Lanes
 from shunter_agent.images.manifest import ImageFile, ImageInfo, ImageManifest, check_id, manifest_of
 from shunter_agent.images.offering import ChunkSender
+from shunter_agent.images.sealed import new_key
 from shunter_agent.images.secure import Secure
 from shunter_agent.images.store import ImageStore
 from shunter_agent.images.streaming import WholeSender
@@ -28,7 +30,8 @@ from shunter_agent.images.talk import Talk
 from shunter_agent.tls import TlsFiles, client_context, require_agent
 
 MOVING_S: Final = 2.0
-LANES: Final = 2
+LANES: Final = max(0, min(3, (os.cpu_count() or 1) // 2 - 1))
+"""Links beside the first one: where each finds a core of its own to encrypt and to hash with. On two cores they'd wait for each other."""
 _PAUSE_S: Final = 0.1
 """Seconds between tries to connect again."""
 _MOST_BREAKS: Final = 20
@@ -267,10 +270,13 @@ class _Links:
 
     def agree(self, talk: Talk, hello: Hello) -> Ready:
         """Begin the transfer. Raises Broken, and what the peer refuses with."""
-        talk.say(hello)
+        key = new_key() if hello.session else b""
+        talk.say(msgspec.structs.replace(hello, key=key))
         answer = talk.listen()
         if not isinstance(answer, Ready):
             raise Broken("the other side answered out of turn")
+        if answer.sealed:
+            talk.seal(key)
         if answer.session:
             talk.outlive(self._again)
             connect = partial(_link, self._peer, self._tls, self._limits, until=self._until)
@@ -283,10 +289,12 @@ class _Links:
         until = time.monotonic() + self._limits.resume_s
         while self._breaks <= _MOST_BREAKS and not self._given_up():
             with contextlib.suppress(Retry, Broken):
-                link = self.first()
-                link.send(Resume(image=self._image, session=self.session, heard=heard))
+                link, key = self.first(), new_key()
+                link.send(Resume(image=self._image, session=self.session, heard=heard, key=key))
                 answer = link.from_receiver()
                 if isinstance(answer, Resumed):
+                    if answer.sealed:
+                        link.seal(key)
                     return link, answer.done
                 break  # it doesn't know the transfer any more: what broke is what there is to say
             if time.monotonic() >= until:
