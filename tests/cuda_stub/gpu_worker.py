@@ -1,7 +1,7 @@
 """A worker with GPU memory, for the stub and for a real GPU alike: `gpu_worker.py HOST PORT READY MEGABYTES [CHILDREN]`.
 
-It sends a counter to each client, a line at a time. The counter is in GPU memory, and so is a pattern of which a part is looked at again
-for each line: whoever loses or mixes up GPU memory ends the stream. Each child has a counter and a pattern of its own, asked for each line too.
+It sends a counter to each client, a line at a time. The counter is in GPU memory, and so is a pattern of which a part is looked at for each
+line: whoever loses or mixes up GPU memory ends the stream. Each child has its own of both, and is asked for each line too.
 """
 
 import ctypes

@@ -1,0 +1,207 @@
+"""What is known of GPUs without one: maps of UUIDs, what rules a worker out, and a library that is looked at or hangs."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shunter_agent.runtime.cuda import exclusions, image, looking
+from shunter_agent.runtime.cuda.exclusions import Seen
+from shunter_agent.runtime.cuda.node import CudaNode
+from shunter_agent.runtime.cuda.session import Died, Failed
+from shunter_agent.runtime.port import Gpu, Process
+
+ME = Process(pid=2**22 + 5, started=1)
+
+
+def here(*names: str, free: int = 100) -> list[Gpu]:
+    return [Gpu(uuid=f"GPU-{name}", model="M", pci=f"0000:{n}0:00", memory=100, free=free) for n, name in enumerate(names)]
+
+
+def was(own: str, others: str = "", used: int = 1) -> image.GpuImage:
+    gpus = [*((name, True) for name in own), *((name, False) for name in others)]
+    every = tuple(image.Was(uuid=f"GPU-{name}", model="M", used=used if mine else 0, own=mine) for name, mine in gpus)
+    return image.GpuImage(driver="580.1", gpus=every, processes=1)
+
+
+@pytest.mark.parametrize(
+    ("of", "now", "pci", "pairs"),
+    [
+        (was("a"), "x", (), ["ax"]),
+        (was("a"), "a", (), []),
+        (was("ab"), "xy", (), ["ax", "by"]),
+        (was("a", "bc"), "xyz", ("0000:10:00",), ["ay", "bx", "cz"]),
+        (was("a", "b"), "ba", ("0000:00:00",), ["ab", "ba"]),
+        (was("a", "bc"), "abc", ("0000:00:00",), []),
+        (was("a", "bc"), "bacd", ("0000:30:00",), ["ad", "bb", "cc"]),
+    ],
+)
+def test_each_gpu_that_the_driver_showed_is_paired_the_slots_with_the_slots(
+    of: image.GpuImage, now: str, pci: tuple[str, ...], pairs: list[str]
+) -> None:
+    found = image.pairs(of, here(*now), pci)
+    assert [f"{before[-1]}{after[-1]}" for before, after in found] == pairs
+    assert len({after for _before, after in found}) == len(found), "no GPU stands in for two"
+
+
+@pytest.mark.parametrize(
+    ("of", "now", "pci", "said"),
+    [
+        (was("ab"), "x", (), "needs 2 GPUs, the slot has 1"),
+        (was("a", "bcd"), "xy", ("0000:00:00",), "a node with 4 GPUs, all of which the driver asks for, and this node has 2"),
+        (was("a", used=101), "x", (), "needs 101 bytes on a GPU, 0000:00:00 has 100 free"),
+        (was("a", used=101), "a", (), "needs 101 bytes on a GPU, 0000:00:00 has 100 free"),
+    ],
+)
+def test_gpus_that_dont_do_are_refused(of: image.GpuImage, now: str, pci: tuple[str, ...], said: str) -> None:
+    with pytest.raises(image.Unfit, match=said):
+        image.pairs(of, here(*now), pci)
+
+
+def test_an_image_remembers_its_gpus(tmp_path: Path) -> None:
+    assert image.read(tmp_path) is None
+    image.write(tmp_path, was("a", "b", used=7))
+    assert image.read(tmp_path) == was("a", "b", used=7)
+    assert (tmp_path / image.GPUS).stat().st_mode & 0o077 == 0
+    assert was("ab", "c", used=7).used == 14
+
+
+@pytest.mark.parametrize(
+    ("driver", "machine", "said"),
+    [
+        ("580.95.05", "x86_64", []),
+        ("610.43.02", "x86_64", []),
+        ("565.57.01", "x86_64", ["older than 570"]),
+        ("570.124.06", "x86_64", ["older than 580"]),
+        ("610.57.04", "x86_64", ["its lock can end the process"]),
+        ("580.95.05", "aarch64", ["this machine is aarch64"]),
+    ],
+)
+def test_drivers_that_cant_or_must_not(driver: str, machine: str, said: list[str]) -> None:
+    found = list(exclusions.of_driver(driver, machine))
+    assert [problem.code for problem in found] == ["SH743"] * len(said)
+    assert all(part in problem.what for part, problem in zip(said, found, strict=True))
+
+
+QUIET = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_CUMEM_HOST_ENABLE": "0"}
+NCCL = frozenset({"/usr/lib/libnccl.so.2"})
+PLAIN = frozenset({"/dev/nvidia0", "/dev/nvidia12", "/dev/nvidiactl", "/dev/nvidia-uvm"})
+
+
+def cuda(pid: int = 1, **fields: Any) -> Seen:
+    return Seen(pid=pid, cuda=True, **{"devices": PLAIN, **fields})
+
+
+@pytest.mark.parametrize(
+    ("seen", "driver", "said"),
+    [
+        ([cuda()], "580.1", ""),
+        ([cuda(maps=NCCL)], "580.1", ""),
+        ([Seen(pid=1, cuda=False, devices=frozenset({"/dev/nvidiactl"}))], "580.1", "without being a CUDA process"),
+        ([cuda(devices=frozenset({"/dev/nvidia-caps/nvidia-cap12"}))], "580.1", r"part of a GPU \(MIG\)"),
+        ([cuda(devices=frozenset({"/dev/nvidia-caps-imex-channels/channel0"}))], "580.1", "IMEX"),
+        ([cuda(devices=frozenset({"/dev/nvidia-fs0"}))], "580.1", "aren't known to close"),
+        ([cuda(files=frozenset({"/tmp/nvidia-mps/control"}))], "580.1", "MPS"),
+        ([cuda(1), cuda(2)], "580.1", ""),
+        (
+            [cuda(1, maps=NCCL), cuda(2, maps=NCCL, environment=QUIET)],
+            "580.1",
+            "process 1 was started without NCCL_P2P_DISABLE=1,",
+        ),
+        ([cuda(1, maps=NCCL, environment=QUIET), cuda(2, maps=NCCL, environment=QUIET)], "580.1", ""),
+        ([cuda(n, maps=NCCL, environment={"CUDA_CHECKPOINT_JOB_FILE": "/x"}) for n in (1, 2)], "610.1", ""),
+        ([cuda(n, maps=NCCL, environment={"CUDA_CHECKPOINT_JOB_FILE": "/x"}) for n in (1, 2)], "580.1", "without NCCL_P2P_DISABLE=1"),
+    ],
+)
+def test_what_the_drivers_checkpoints_dont_cover_is_named(seen: list[Seen], driver: str, said: str) -> None:
+    found = list(exclusions.of_tree(seen, driver))
+    assert {problem.code for problem in found} <= {"SH745"}
+    if said:
+        assert re.search(said, found[0].what), found[0].what
+    else:
+        assert found == []
+
+
+class FakeSession:
+    """Answers each question with what is next: a value, or something to raise."""
+
+    alive = True
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers, self.asked = list(answers), 0
+
+    def __call__(self, warm: bool) -> "FakeSession":
+        return self
+
+    def ask(self, do: str, **_arguments: object) -> Any:
+        self.asked += 1
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        pass
+
+
+def gpu(**fields: Any) -> dict[str, Any]:
+    plain = {"uuid": "GPU-a", "model": "B200", "pci": "00000000:4F:00.0", "memory": 10, "free": 4, "mig": False, "used": {"7": 6}}
+    return {**plain, **fields}
+
+
+LOOKED = {"driver": "580.95.05", "cuda": 12090, "lacks": "", "gpus": [gpu(), gpu(uuid="GPU-b", used={"7": 1, "8": 2})], "lost": []}
+
+
+def looker(clock: list[float], *answers: Any) -> tuple[looking.Looker, FakeSession]:
+    session = FakeSession(*answers)
+    return looking.Looker(session, lambda: clock[0]), session  # type: ignore[arg-type]
+
+
+def test_what_the_library_shows() -> None:
+    looked, session = looker([0.0], LOOKED)
+    found = looked.gpus()
+    assert (found.driver, found.cuda, found.trouble) == ("580.95.05", "12.9", None)
+    assert [(g.uuid, g.pci, g.used) for g in found.gpus] == [("GPU-a", "0000:4f:00", {7: 6}), ("GPU-b", "0000:4f:00", {7: 1, 8: 2})]
+    assert looked.used() == {7: 7, 8: 2}
+    assert session.asked == 1, "an answer is good for a moment"
+
+
+def test_a_library_that_hangs_is_left_alone_for_a_minute() -> None:
+    clock = [0.0]
+    looked, session = looker(clock, Died("it hangs"), LOOKED)
+    assert looked.gpus().trouble is not None
+    clock[0] = 59.0
+    found = looked.gpus()
+    assert found.trouble is not None
+    assert "it hangs" in found.trouble.what
+    assert (session.asked, looked.used()) == (1, {})
+    clock[0] = 61.0
+    assert looked.gpus().trouble is None
+
+
+def test_a_library_that_is_missing_is_looked_for_again() -> None:
+    clock = [0.0]
+    looked, _session = looker(clock, Failed("no library"), LOOKED)
+    found = looked.gpus()
+    assert (found.trouble.code if found.trouble else "", found.gpus) == ("SH743", ())
+    clock[0] = 1.0
+    assert len(looked.gpus().gpus) == 2
+
+
+def test_a_node_without_a_driver_asks_nobody() -> None:
+    session = FakeSession()
+    node = CudaNode(there=False, session=session)  # type: ignore[arg-type]
+    assert (node.facts(), node.gpus().trouble, node.memory(ME), node.processes(ME)) == ({}, None, 0, [])
+    assert session.asked == 0
+
+
+def test_a_driver_is_noticed_by_its_signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", "")
+    sign = tmp_path / "version"
+    assert not looking.present((sign,))
+    sign.touch()
+    assert looking.present((sign,))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    assert not looking.present(())
+    (tmp_path / "libcuda.so.1").touch()
+    assert looking.present(())
