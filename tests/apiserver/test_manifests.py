@@ -5,6 +5,7 @@ Against the default server always, and against a genuine kube-apiserver where th
 
 import asyncio
 import copy
+import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -158,6 +159,33 @@ def test_the_engine_may_read_policies_tell_their_status_keep_operations_and_hold
 
 def test_an_agent_may_nothing_that_nobody_may(plane: ControlPlane) -> None:
     assert _rights(plane, AGENT) == _rights(plane, NOBODY)
+
+
+def test_an_agent_that_hears_of_notices_from_nodes_may_read_nodes_and_nothing_else(plane: ControlPlane, tmp_path: Path) -> None:
+    """Last of what is asked of the agents: the component is applied on top, and taken away again."""
+    deploy = ROOT / "deploy" / "kubernetes"
+    overlay = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [os.path.relpath(deploy / "example", tmp_path)],
+        "components": [os.path.relpath(deploy / "components" / "node-notices", tmp_path)],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    made = subprocess.run([needed("kubectl"), "kustomize", str(tmp_path)], check=True, capture_output=True, timeout=30)
+    built = list(yaml.safe_load_all(made.stdout))
+    assert _pods(built)["shunter-agent"]["automountServiceAccountToken"] is True
+    paths = _paths(plane)
+    added = [one for one in built if one["metadata"]["name"] == "shunter-agent-notices"]
+    assert len(added) == 2
+    try:
+        for one in added:
+            plane.must("POST", _where(paths, one).rpartition("/")[0], one)
+        wanted = {(verb, "", "nodes", "") for verb in ("get", "list", "watch")}
+        until(lambda: _may(plane, AGENT, next(iter(wanted))), 10)
+        assert _rights.__wrapped__(plane, AGENT) - _rights(plane, NOBODY) == wanted
+    finally:
+        for one in added:
+            plane.ask("DELETE", _where(paths, one))
 
 
 def test_whoever_sees_a_namespace_sees_operations_and_changes_none(plane: ControlPlane) -> None:
