@@ -36,7 +36,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     holding: bool = False
 
 
-AT_SOURCE: Final = frozenset({"fence", "freeze", "thaw", "release", "checkpoint", "drain"})
+AT_SOURCE: Final = frozenset({"fence", "freeze", "thaw", "release", "checkpoint", "drain", "retire"})
 """Steps about a worker that lives here."""
 LAST: Final = frozenset({"checkpoint", "drain", "unfence"})
 """Steps after which, whatever comes of them, their operation has no more to do with its worker than to show it to the router again.

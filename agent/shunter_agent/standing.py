@@ -2,7 +2,11 @@
 
 Each worker that the order names is taken out of the router's sight, and an image of it goes to another node; it runs on. All of it goes the
 way of every order (`orders.carry`), under the epoch of the engine that gave the standing order: guarded, journaled, never done twice, and
-refused from the moment when a newer engine was heard of. It ends no copy and starts none.
+refused from the moment when a newer engine was heard of. It starts no copy.
+
+An image that leaves the node so says by its name what for. An engine that hears no more of a preempted node takes it for dead some time
+after the deadline, and may restore the image. So sending it is a promise: the worker is ended at the deadline, whatever became of the
+notice, unless the engine has given this node a new standing order since; it does so for nodes alone of which it has heard.
 """
 
 import asyncio
@@ -11,7 +15,7 @@ from typing import Final
 
 import msgspec
 from shunter.model.canon import encode
-from shunter.model.errors import Problem, Rejected, ShunterError
+from shunter.model.errors import Problem, Rejected, Retry, ShunterError
 from shunter.model.ids import NodeId, NoticeId
 from shunter.model.snapshot import NoticeKind
 from shunter.model.standing import Stand, StandingOrder, Stood, image_of, operation_of
@@ -94,7 +98,10 @@ class Standing:
     async def look(self) -> None:
         """Do now what is to be done now, all of it."""
         order = self._order
-        if order is None or not self._away(order):
+        if order is None:
+            return
+        await self._keep_word(order)
+        if not self._away(order):
             return
         await self._take_back(order)
         due = list(self._due(order))
@@ -139,7 +146,7 @@ class Standing:
         node = self._node
         operation = operation_of(stand, order.epoch, NoticeId(notice.id))
         stood = node.journal.stood().get(operation) or self._begun(order, stand, notice)
-        if stood.state in ("done", "stopped", "withdrawn") or node.elapsed() < self._again.get(operation, float("-inf")):
+        if stood.state in ("done", "stopped", "withdrawn", "ended") or node.elapsed() < self._again.get(operation, float("-inf")):
             return
         node.journal.put_stood(stood)
         row = node.row(stand.worker)
@@ -182,6 +189,7 @@ class Standing:
 
     def _end(self, stood: Stood, state: str, code: str = "", detail: str = "") -> None:
         node = self._node
+        stood = node.journal.stood().get(stood.operation, stood)  # with what is known by now of where its image may be
         node.journal.put_stood(msgspec.structs.replace(stood, state=state, at=node.clock(), code=code, detail=detail))
         node.log.error("standing order not done", worker=stood.stand.worker, state=state, code=code, why=detail)
 
@@ -203,14 +211,15 @@ class Standing:
         return stood
 
     async def _save(self, head: pb.Order, stand: Stand, stood: Stood) -> Stood:
-        """An image of it, on the first node that takes it."""
-        image = image_of(stood.operation, stood.kind, stood.deadline)
+        """An image of it, on the first node that takes it. That it may be there is written down before anything is sent."""
+        node, image = self._node, image_of(stood.operation, stood.kind, stood.deadline)
         self._still_away()
         await self._source.checkpoint(pb.CheckpointOrder(order=head, image=image))
-        stood = msgspec.structs.replace(stood, image=image)
-        last: ShunterError | None = None
+        doubt, last = stood.holder, None
         for holder in stand.holders:
             self._still_away()
+            stood = msgspec.structs.replace(stood, image=image, holder=holder.node)
+            node.journal.put_stood(stood)
             try:
                 reply = await self._transfers.send(
                     pb.SendOrder(order=head, image=image, to=pb.Peer(node=holder.node, address=holder.address))
@@ -218,27 +227,47 @@ class Standing:
             except ShunterError as error:
                 if error.problem.code == _OLD_LEADER:
                     raise
-                last = error
+                doubt, last = (holder.node if isinstance(error, Retry) else doubt), error
+                stood = msgspec.structs.replace(stood, holder=doubt)  # there is nothing of it, unless nobody can tell
+                node.journal.put_stood(stood)
                 continue
-            detail = f"{reply.bytes_sent} bytes in {reply.send_s:.2f} s"
-            return msgspec.structs.replace(stood, state="done", at=self._node.clock(), holder=holder.node, detail=detail)
+            return msgspec.structs.replace(
+                stood, state="done", at=node.clock(), detail=f"{reply.bytes_sent} bytes in {reply.send_s:.2f} s", code=""
+            )
         if last is not None:
             raise last
-        return msgspec.structs.replace(stood, state="done", at=self._node.clock(), detail="no other node was named to hold it")
+        return msgspec.structs.replace(stood, state="done", at=node.clock(), image=image, detail="no other node was named to hold it")
+
+    async def _keep_word(self, order: StandingOrder) -> None:
+        """End workers whose image was sent away under a deadline that is over."""
+        node = self._node
+        for stood in tuple(node.journal.stood().values()):
+            row = node.journal.worker(stood.stand.worker)
+            free = stood.kind is not NoticeKind.PREEMPTION or stood.holder is None or order.issued_at > stood.at or stood.state == "ended"
+            if free or row is None or row.incarnation != stood.stand.incarnation or node.clock() < stood.deadline:
+                continue
+            head = pb.Order(
+                operation=stood.operation, epoch=node.journal.epoch, plan=stood.order, worker=row.spec.worker, incarnation=row.incarnation
+            )
+            if row.operation and not self._orders.lock(row.spec.worker).locked():
+                node.part(row.operation, row.spec.worker)
+            await self._source.retire(pb.StepOrder(order=head))
+            node.journal.put_stood(msgspec.structs.replace(stood, state="ended", at=node.clock()))
+            node.log.error("worker ended at the deadline", worker=row.spec.worker, image=stood.image or "", holder=stood.holder or "")
 
     async def _take_back(self, order: StandingOrder) -> None:
         """Show workers again whose notice was taken back before its deadline, as long as nobody else can."""
         node = self._node
         for stood in tuple(node.journal.stood().values()):
             row = node.journal.worker(stood.stand.worker)
-            over = stood.state == "withdrawn" or stood.epoch != order.epoch or node.clock() >= stood.deadline
+            over = stood.state in ("withdrawn", "ended") or stood.epoch != order.epoch or node.clock() >= stood.deadline
             if over or stood.notice in node.notices or row is None or not _hidden(row, stood):
                 continue
             head = pb.Order(
                 operation=stood.operation, epoch=order.epoch, plan=order.id, worker=row.spec.worker, incarnation=row.incarnation
             )
             await self._source.unfence(pb.StepOrder(order=head))
-            node.journal.put_stood(msgspec.structs.replace(stood, state="withdrawn", at=node.clock()))
+            node.journal.put_stood(msgspec.structs.replace(stood, state="withdrawn"))
 
     def _log_once(self, problem: Problem) -> None:
         if problem != self._refused:

@@ -425,6 +425,24 @@ class Source:
         node.remove_network(worker)
         return self._left(head, "drain", node.clock(), "served its last request and was ended")
 
+    async def retire(self, message: pb.StepOrder) -> pb.Done:
+        """End the worker as it is; an image of it is elsewhere. Raises Unknown when its death can't be confirmed."""
+        head = asked(message.order)
+        return await self._orders.carry_out("retire", head, pb.Done, lambda: self._retire(head))
+
+    async def _retire(self, head: Asked) -> Outcome[pb.Done]:
+        node, worker = self._node, head.worker
+        row, network = node.row(worker), node.network(worker)
+        await node.in_thread(network.disconnect)  # nothing of its death may reach its peers
+        node.exits.forget(worker)
+        try:
+            await node.in_thread(node.runtime.end, row.process)
+        except BaseException:
+            node.exits.watch(worker, row.process)
+            raise
+        node.remove_network(worker)
+        return self._left(head, "retire", node.clock(), "ended; its image is elsewhere")
+
     async def _until_idle(self, row: WorkerRow, within_s: float) -> None:
         node, end, left = self._node, time.monotonic() + within_s, "unknown"
         while True:

@@ -9,8 +9,10 @@ import grpc.aio
 import msgspec
 
 from shunter.act.port import CopyView, copy_view
+from shunter.model.canon import decode
 from shunter.model.errors import Problem, Rejected, Retry, ShunterError, Stalled, Unknown
 from shunter.model.ids import Epoch, ImageId, NodeId, OperationId, SlotId
+from shunter.model.standing import Stood
 from shunter.model.view import NodeView
 from shunter.wire import agent_pb2 as pb
 from shunter.wire import convert
@@ -39,6 +41,8 @@ def view_of(report: pb.NodeReport) -> NodeView:
         notices=tuple(sorted((convert.notice(n, node.id) for n in report.notices), key=lambda n: n.id)),
         epoch=Epoch(report.epoch),
         at=report.at,
+        image_address=report.image_address,
+        stood=tuple(decode(body, Stood) for body in report.stood),
     )
 
 
@@ -113,7 +117,7 @@ class AgentClient:
             raise self._nonsense(f"it says that it is {report.node!r}")
         try:
             return view_of(report)
-        except ValueError as error:
+        except (ValueError, msgspec.MsgspecError) as error:
             raise self._nonsense(str(error)) from error
 
     async def watch(self, epoch: Epoch) -> AsyncIterator[pb.Event]:
@@ -197,6 +201,10 @@ class AgentClient:
     async def discard(self, order: pb.Order, image: ImageId, timeout: float) -> pb.Done:
         """See `Agent`."""
         return await self._ask("Discard", self._stub.Discard, pb.DiscardOrder(order=order, image=image), timeout, pb.Done)
+
+    async def stand(self, order: pb.StandOrder, timeout: float) -> pb.Done:
+        """Give it a standing order, in the place of the one before. Raises as `Agent` does."""
+        return await self._ask("Stand", self._stub.Stand, order, timeout, pb.Done)
 
     async def _step(self, call: str, method: Callable[..., Awaitable[object]], order: pb.Order, timeout: float) -> pb.Done:
         return await self._ask(call, method, pb.StepOrder(order=order), timeout, pb.Done)

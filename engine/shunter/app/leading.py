@@ -32,6 +32,7 @@ from shunter.app.overtaken import overtaken
 from shunter.app.recheck import Now
 from shunter.app.sight import Sight
 from shunter.app.sightings import Sightings
+from shunter.app.standing import Standing
 from shunter.app.turns import Turns
 from shunter.app.voice import Voice
 from shunter.app.withdrawn import withdrawn
@@ -84,7 +85,8 @@ class Leading:
         self.aside = Aside()
         self.heeding = Heeding(duty, self.epoch)
         self.haste = Haste(self.aside)
-        world = World(agents, prometheus, duty.settings.prometheus.catalog(), self.aside)
+        self.standing = Standing(duty, agents, self.epoch, store, call=self.aside.call, tell=self.voice.tell_or_clear, add=trail.add)
+        world = World(agents, prometheus, duty.settings.prometheus.catalog(), self.aside, self.standing.learn)
         self.sight = Sight(duty, store, watch, world, tuple(agents), self.voice, self.aside)
         self.following = Following(duty, self.voice, lambda policies: keeping.keeper.learn(policies) if keeping else None)
         self.sightings = Sightings(duty.settings.state, float(duty.settings.tick))
@@ -149,6 +151,7 @@ class Leading:
             await asyncio.gather(*helpers, return_exceptions=True)
             await self.scheduler.stop()
             await self.unfencing.stop()
+            await self.standing.stop()
             self.turns.note(())
             await self.aside.call(self.sightings.close)
             await self.aside.do(self.prometheus.aclose)  # it belongs to the thread's loop
@@ -249,6 +252,7 @@ class Leading:
         self.heeding.digests = digests
         self.heeding.rehearse(now)
         self.scheduler.offer(plan)
+        self.standing.look(policies, snapshot, state, now)
         self.turns.note(self.scheduler.waiting)
 
     def _apply(self, now: float, policies: PolicySet | None) -> None:

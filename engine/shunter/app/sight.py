@@ -11,6 +11,7 @@ from shunter.app.degraded import Watch, places
 from shunter.app.duty import Duty
 from shunter.app.settled import settled
 from shunter.app.silence import Silence
+from shunter.app.standing import relayed
 from shunter.app.voice import Voice
 from shunter.app.world import HOLD_MARGIN_S, Memory, World
 from shunter.model.canon import plain
@@ -93,7 +94,7 @@ class Sight:
         known, active = tuple(n for n in scene.notices if n.source != gone.SOURCE), self._store.active()
         memory = Memory(
             fleet=scene.fleet,
-            notices=(*known, *said),
+            notices=(*known, *said, *relayed(scene.fleet)),
             ended=self._store.ended(),
             busy=frozenset(WorkerId(r.planned.worker) for r in active if not r.waits),
             gone_after=float(self._duty.settings.hold) + HOLD_MARGIN_S,

@@ -4,7 +4,7 @@ Agents that don't answer in time are unreachable for this snapshot, and metrics 
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -54,8 +54,16 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 class World:
     """Takes snapshots. Remembers nothing itself: memory goes in and out."""
 
-    def __init__(self, agents: Mapping[NodeId, Viewed], metrics: Client, catalog: Catalog, aside: Aside | None = None) -> None:
-        """What takes long is done `aside`, where `metrics` then belongs; None: where it is called."""
+    def __init__(
+        self,
+        agents: Mapping[NodeId, Viewed],
+        metrics: Client,
+        catalog: Catalog,
+        aside: Aside | None = None,
+        told: Callable[[Sequence[NodeView]], None] = lambda _views: None,
+    ) -> None:
+        """What takes long is done `aside`, where `metrics` then belongs; None: where it is called. `told` gets all answers of a round."""
+        self._told = told
         self._agents, self._metrics, self._catalog = agents, metrics, catalog
         self._aside = aside or Aside()
         self.unreachable: dict[NodeId, Problem] = {}
@@ -66,6 +74,7 @@ class World:
         answers = await asyncio.gather(*(self._view(node) for node in self._agents))
         views = [answer for answer in answers if isinstance(answer, NodeView)]
         self.unreachable = {node: answer for node, answer in zip(self._agents, answers, strict=True) if isinstance(answer, Problem)}
+        self._told(views)
         return await self._aside.call(
             lambda: merge(
                 views,

@@ -1,6 +1,8 @@
 """What a node is to do by itself when it gets a notice while no engine can be reached, and what it did.
 
-A standing order never ends a copy and never starts one. So whatever comes back in the middle of it, no worker lives twice.
+A standing order never starts a copy, and a copy is ended by it only where its image was sent to another node and the notice's deadline is
+over: then an engine that has heard nothing since may take the node for dead, and restore the image. So no worker lives twice, whatever
+comes back in the middle of it.
 """
 
 import hashlib
@@ -65,6 +67,8 @@ class Stood(msgspec.Struct, frozen=True, kw_only=True):
 
     `begun`: it is at it. `done`: its image is on node `holder` (None: the act asks for none). `failed`: it is tried again until the
     deadline. `stopped`: an engine was heard of before it was done. `withdrawn`: the notice was taken back, and the worker shown again.
+    `ended`: the deadline was over, no engine had given an order since, and so the worker was ended. With any of them, `holder` is a node
+    that has the image, or may have it.
     """
 
     operation: OperationId
@@ -76,7 +80,7 @@ class Stood(msgspec.Struct, frozen=True, kw_only=True):
     notice: NoticeId
     kind: NoticeKind
     deadline: float
-    state: Literal["begun", "done", "failed", "stopped", "withdrawn"]
+    state: Literal["begun", "done", "failed", "stopped", "withdrawn", "ended"]
     began_at: float
     at: float
     image: ImageId | None = None

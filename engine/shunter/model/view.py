@@ -4,6 +4,7 @@ import msgspec
 
 from shunter.model.ids import Epoch
 from shunter.model.snapshot import Image, Node, Notice, Worker
+from shunter.model.standing import Stood
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,3 +16,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     notices: tuple[Notice, ...]
     epoch: Epoch
     at: float
+    image_address: str = ""
+    """Where other agents send images to, `host:port`."""
+    stood: tuple[Stood, ...] = ()
+    """What it did under standing orders."""

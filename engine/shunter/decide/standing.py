@@ -1,0 +1,75 @@
+"""What is to be done for each worker, by its own node alone, if that gets a notice while no engine can be reached. Pure."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from shunter.decide.cases import spec_of
+from shunter.decide.deciding import Deciding
+from shunter.decide.profile import Profile
+from shunter.model.expression import Rules
+from shunter.model.ids import Incarnation, NodeId, PolicyName, SlotId, WorkerId
+from shunter.model.operation import EngineState
+from shunter.model.policy import Policy, PolicySet, PreemptionPolicy
+from shunter.model.snapshot import NoticeKind, Snapshot, Worker, WorkerState
+
+COPIES = 2
+"""Nodes that are named to hold each image: the second one if the first doesn't take it."""
+_DEFAULT = Profile()
+_LIVE = (WorkerState.RUNNING, WorkerState.FENCED)
+
+
+class Fallback(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker's. `holders`: where its image goes, the first that takes it; none: it is only taken out of the router's sight."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    slot: SlotId
+    policy: PolicyName
+    kinds: tuple[NoticeKind, ...]
+    holders: tuple[NodeId, ...] = ()
+
+
+def fallbacks(
+    policies: PolicySet, snapshot: Snapshot, state: EngineState, now: float, rules: Rules, profile: Profile = _DEFAULT
+) -> Mapping[NodeId, Sequence[Fallback]]:
+    """By node, decode workers first, as they hold what can't be computed anew.
+
+    The policy of the highest priority that covers a worker says what: the first thing in its `otherwise`. Moves and parks aren't among it:
+    they give a slot away, and end a copy, and only one may do so. A worker that somebody wants to leave alone (`otherwise: []`) is.
+    """
+    d = Deciding(policies, [snapshot], state, now, rules, profile)
+    holding = d.holding()
+    found: dict[NodeId, list[Fallback]] = defaultdict(list)
+    seen: set[WorkerId] = set()
+    for policy in sorted((p for p in policies.policies if _answers(p)), key=lambda p: (-p.priority, p.name)):
+        covered = d.covered(policy)
+        for worker in d.subjects(policy):
+            if worker.id in seen or worker.node is None or worker.slot is None or worker.state not in _LIVE or covered[worker.id] is False:
+                continue
+            seen.add(worker.id)
+            otherwise = spec_of(policy).otherwise
+            if not otherwise:
+                continue
+            holders = d.keepers(worker, COPIES, holding) if otherwise[0] == "checkpoint" else ()
+            if holders:
+                holding.add(holders[0], d.phases(worker).bytes or 0)
+            found[worker.node].append(_fallback(policy, worker, worker.slot, holders))
+    roles = {w.id: w.role for w in snapshot.fleet.workers}
+    return {node: sorted(own, key=lambda f: (roles[f.worker] != "decode", f.worker)) for node, own in found.items()}
+
+
+def _answers(policy: Policy) -> bool:
+    return isinstance(policy.document, PreemptionPolicy) and policy.acts and policy.mode == "enforce"
+
+
+def _fallback(policy: Policy, worker: Worker, slot: SlotId, holders: tuple[NodeId, ...]) -> Fallback:
+    return Fallback(
+        worker=worker.id,
+        incarnation=worker.incarnation,
+        slot=slot,
+        policy=policy.name,
+        kinds=spec_of(policy).notices,
+        holders=holders,
+    )
