@@ -5,13 +5,18 @@ import random
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shunter.decide.evaluate import evaluate
 from shunter.decide.history import Ended, History
 from shunter.decide.memory import Memory
 from shunter.decide.world import Images, World
-from shunter.model.ids import Digest, Epoch, ImageId, Incarnation, NodeId, OperationId, PolicyName, WorkerId, slot_id
+from shunter.lang.bulk import BulkCelRules
+from shunter.lang.cel import CelRules
+from shunter.lang.load import load
+from shunter.model.ids import Commit, Digest, Epoch, ImageId, Incarnation, NodeId, OperationId, PolicyName, WorkerId, slot_id
 from shunter.model.operation import EngineState, Measured, OperationRecord, Outcome, Status
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
 from shunter.model.snapshot import Fleet, Image, Node, Slot, Snapshot, Worker, WorkerState
+from shunter.model.source import Revision, SourceFile
 
 NOW = 1_800_000_000.0
 
@@ -141,3 +146,27 @@ def test_worlds_that_share_say_what_each_would_say_alone(seed: int) -> None:
                 assert getattr(shared, name) == getattr(alone, name), name
             assert shared.among("g", "decode") == alone.among("g", "decode")
             assert shared.among(None, "prefill") == alone.among(None, "prefill")
+
+
+def test_a_memory_does_not_grow_with_the_number_of_decisions() -> None:
+    """Also where rules aren't able to answer in bulk by themselves, and are wrapped anew each time."""
+    text = (
+        "apiVersion: shunter.dev/v1alpha1\nkind: CheckpointPolicy\nmetadata: {name: i}\nspec:\n"
+        "  workers: {where: 'worker.engine == \"vllm\"'}\n  every: 1s\n"
+    )
+    files = (SourceFile(path="a.yaml", blob="b", data=text.encode()),)
+    policies = load(Revision(commit=Commit("c" * 40), committed_at=None, files=files), None)
+    assert not policies.problems
+    node = NodeId("a")
+    held = Worker(
+        id=WorkerId("w"), role="decode", graph="g", engine="vllm", state=WorkerState.RUNNING, node=node, slot=slot_id(node, 0),
+        incarnation=Incarnation(0),
+    )  # fmt: skip
+    fleet = Fleet(nodes=(Node(id=node, slots=(Slot(id=slot_id(node, 0), worker=held.id),)),), workers=(held,))
+    for rules, kept in ((CelRules(), 0), (BulkCelRules(), 1)):
+        memory = Memory()
+        for step in range(5):
+            found = evaluate(policies, [Snapshot(at=NOW + step, fleet=fleet)], EngineState(), NOW + step, rules, memory=memory)
+            assert [o.worker for o in found.plan.operations] == ["w"]
+            ((world, _),) = memory._seen.values()
+            assert len(world.answers) == kept

@@ -47,6 +47,7 @@ class Deciding:
         memory: Memory | None = None,
     ) -> None:
         self.policies, self.now, self.rules = policies, now, in_bulk(rules)
+        self._lasting = self.rules is rules  # what is made for this evaluation alone is asked by no other
         memory = memory or Memory()
         seen = memory.worlds(snapshots)
         self.worlds, self._all_scopes = [world for world, _ in seen], [scopes for _, scopes in seen]
@@ -206,9 +207,9 @@ class Deciding:
         return dict(zip([w.id for w in workers], answers, strict=True))
 
     def _ask_all(self, policy: Policy, select: WorkerSelector, expression: Expression) -> Mapping[WorkerId, bool | None]:
-        key = (self.rules, expression.text, select.graph, select.role)
-        if not UNCHANGING.issuperset(self.rules.inputs(expression)):
+        if not (self._lasting and UNCHANGING.issuperset(self.rules.inputs(expression))):
             return self._ask_anew(policy, select, expression)
+        key = (self.rules, expression.text, select.graph, select.role)
         known = self.world.answers.get(key)
         if known is None:
             known = self.world.answers[key] = self._ask_anew(policy, select, expression)
