@@ -4,27 +4,15 @@ An operation fences its worker and shows it to the router again at its end. What
 died, so that nobody knows of it any more, and one that ended while the worker's control API or the router's discovery was away (SH519).
 """
 
-import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
-import msgspec
-
+from shunter.act.beside import Beside
 from shunter.act.run import Parts, problem
-from shunter.model.errors import Problem, ShunterError
+from shunter.model.errors import Problem, Retry, ShunterError
 from shunter.model.ids import Epoch, Incarnation, NodeId, OperationId, WorkerId
-from shunter.model.snapshot import Fleet, Notice, Worker, WorkerState
+from shunter.model.snapshot import Fleet, Notice, WorkerState
 from shunter.wire import agent_pb2 as pb
-
-_LONGEST_S = 60.0
-"""Between two tries."""
-
-
-class _Try(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a worker couldn't be put back, and from when on that is tried again."""
-
-    id: OperationId
-    failed: int = 0
-    again: float = 0.0
 
 
 class Unfencing:
@@ -43,81 +31,60 @@ class Unfencing:
         tell: Callable[[WorkerId, Problem | None], None],
     ) -> None:
         self._parts, self._epoch, self._record, self._tell = parts, epoch, record, tell
-        self._tries: dict[WorkerId, _Try] = {}
-        self._tasks: dict[WorkerId, asyncio.Task[None]] = {}
+        self._names: dict[WorkerId, OperationId] = {}
+        """Under which each is put back."""
+        self._orders = Beside(parts.clock, self._told)
         self._number = 0
-        self._crash: BaseException | None = None
 
     def look(self, fleet: Fleet, notices: Iterable[Notice], now: float) -> None:
         """Begin with whatever is to be put back by what was seen at `now`. Raises Stalled when the store can't be read, and what broke an
         earlier order.
         """
-        if self._crash is not None:
-            raise self._crash
+        self._orders.check()
         fenced = [worker for worker in fleet.workers if worker.state is WorkerState.FENCED]
-        busy = self._in_operation() if fenced or self._tries else frozenset[WorkerId]()
+        busy = self._in_operation() if fenced else frozenset[WorkerId]()
         stray = {worker.id: worker for worker in fenced if worker.id not in busy}
-        self._forget(stray)
+        self._orders.keep(stray)
+        self._names = {worker: name for worker, name in self._names.items() if worker in stray}
         going = {notice.node for notice in notices if notice.deadline is not None and notice.deadline > now}
         answering = {node.id for node in fleet.nodes if node.reachable} & self._parts.agents.keys() - going
         for worker in stray.values():
-            if worker.node is None or worker.node not in answering or worker.id in self._tasks:
+            if worker.node is None or worker.node not in answering:
                 continue
-            if worker.id not in self._tries:
+            if worker.id not in self._names:
                 self._number += 1  # an agent answers an order that it had before from its journal
-                self._tries[worker.id] = _Try(id=OperationId(f"unfence-{worker.id}-{self._epoch}-{self._number}"))
-            if now >= self._tries[worker.id].again:
-                self._begin(worker, worker.node)
+                self._names[worker.id] = OperationId(f"unfence-{worker.id}-{self._epoch}-{self._number}")
+            self._orders.begin(worker.id, partial(self._put_back, worker.id, worker.node, self._names[worker.id]))
 
     async def stop(self) -> None:
         """Give no more orders."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._orders.stop()
 
     async def idle(self) -> None:
         """Return once no order is under way."""
-        while self._tasks:
-            await asyncio.wait(self._tasks.values())
-            await asyncio.sleep(0)
+        await self._orders.idle()
 
     def _in_operation(self) -> frozenset[WorkerId]:
         """One that waits for its turn doesn't count: nothing was asked for yet."""
         return frozenset(record.planned.worker for record in self._parts.store.active() if not record.waits)
 
-    def _forget(self, stray: Collection[WorkerId]) -> None:
-        for worker in [w for w in self._tries if w not in stray and w not in self._tasks]:
-            del self._tries[worker]
-            self._tell(worker, None)
+    def _told(self, worker: str, why: Problem | None) -> None:
+        self._tell(WorkerId(worker), why)
 
-    def _begin(self, worker: Worker, node: NodeId) -> None:
-        task = asyncio.get_running_loop().create_task(self._put_back(worker.id, node), name=f"unfence {worker.id}")
-        self._tasks[worker.id] = task
-        task.add_done_callback(lambda done: self._over(worker.id, done))
-
-    def _over(self, worker: WorkerId, done: asyncio.Task[None]) -> None:
-        del self._tasks[worker]
-        if not done.cancelled() and done.exception() is not None:
-            self._crash = done.exception()
-
-    async def _put_back(self, worker: WorkerId, node: NodeId) -> None:
+    async def _put_back(self, worker: WorkerId, node: NodeId, name: OperationId) -> None:
         try:
-            await self._order(worker, node)
+            await self._order(worker, node, name)
         except ShunterError as error:
-            tried = self._tries[worker]
-            wait = min(2.0**tried.failed, _LONGEST_S)
-            self._tries[worker] = msgspec.structs.replace(tried, failed=tried.failed + 1, again=self._parts.clock() + wait)
-            self._tell(worker, _unseen(worker, node, error.problem))
+            raise Retry(_unseen(worker, node, error.problem)) from error
 
-    async def _order(self, worker: WorkerId, node: NodeId) -> None:
+    async def _order(self, worker: WorkerId, node: NodeId, name: OperationId) -> None:
         """Once more, what is so now: since it was seen fenced, its operation may have ended, or another one have begun."""
         agent, quick = self._parts.agents[node], self._parts.times.quick
         report = await agent.report(quick)
         row = next((w for w in report.workers if w.spec.worker == worker and w.state == WorkerState.FENCED.value), None)
         if row is None:
             return
-        operation, incarnation = self._tries[worker].id, Incarnation(row.incarnation)
+        operation, incarnation = name, Incarnation(row.incarnation)
         if row.operation:  # by the agent, it is in that one still: nobody else may unfence it
             operation = OperationId(row.operation)
             steps = (await agent.journal(operation, quick)).steps
