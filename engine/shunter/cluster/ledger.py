@@ -18,7 +18,7 @@ from shunter.cluster.backoff import Backoff
 from shunter.cluster.events import Events
 from shunter.cluster.operation import FINALIZER, UNDER_WAY, Batch, collection, epoch_of, released, resource, status
 from shunter.cluster.retention import outdated
-from shunter.model.errors import Problem, Rejected, ShunterError, Stalled
+from shunter.model.errors import Problem, Rejected, Retry, ShunterError, Stalled, Unknown
 from shunter.model.ids import Epoch, OperationId
 from shunter.model.operation import OperationRecord
 
@@ -30,6 +30,8 @@ _TRIES: Final = 4
 _LOOK_S: Final = 3.0
 """Between two looks whether somebody has deleted an operation that is under way."""
 _SWEEP_S: Final = 60.0
+_HICCUP_S: Final = 0.3
+"""A failure that takes no longer is tried again, so much later."""
 
 
 class Overtaken(Stalled):
@@ -133,7 +135,8 @@ class Ledger:
             except Overtaken:
                 return
             except ShunterError as error:
-                self.problem = error.problem
+                if self.problem is not None:
+                    self.problem = error.problem  # what may come later says nothing of what has to be now
                 await asyncio.sleep(backoff.next())
                 self._news.set()
 
@@ -149,10 +152,23 @@ class Ledger:
             if self.problem is not None:
                 raise Stalled(self.problem)  # another of them has found out
             try:
-                await self._put_one(record, batch)
+                await self._again(lambda: self._put_one(record, batch))
             except ShunterError as error:
                 self.problem = error.problem
                 raise
+
+    async def _again(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Once more after a hiccup: a server that is busy or has just come back, an etcd that elects. Not after a silence, which was long
+        enough.
+        """
+        began = self._steady()
+        try:
+            await work()
+        except (Retry, Unknown):
+            if self._steady() - began > _HICCUP_S:
+                raise
+            await asyncio.sleep(_HICCUP_S)
+            await work()
 
     async def _put_one(self, record: OperationRecord, batch: Batch | None) -> None:
         kept = self._open.get(record.id)
