@@ -55,9 +55,9 @@ def _canary(settings: Settings) -> tuple[Problem, ...]:
         runtime = make_runtime(settings)
     except ShunterError as error:
         return (error.problem,)
-    canary = getattr(runtime, "canary", None)
-    if canary is None:
+    canary, of_gpus = getattr(runtime, "canary", None), getattr(runtime, "gpu_problems", None)
+    if canary is None or of_gpus is None:
         return ()
     with tempfile.TemporaryDirectory(dir=settings.state) as folder:
-        found: tuple[Problem, ...] = canary(Path(folder) / "canary")
+        found: tuple[Problem, ...] = (*canary(Path(folder) / "canary"), *of_gpus())
     return found

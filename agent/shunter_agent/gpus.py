@@ -12,11 +12,15 @@ from shunter_agent.settings import SlotSettings
 
 
 def deal(slots: Mapping[str, SlotSettings], gpus: Sequence[Gpu]) -> dict[str, tuple[Gpu, ...]]:
-    """The GPUs of each slot. Those that the settings name by address are theirs; the others go, in the order of their addresses, to the
-    slots that name none, as many as each is set to have. A node's only slot has all of them, unless it is set to have fewer.
+    """The GPUs of each slot. Those that the settings name by address or UUID are theirs; the others go, in the order of their addresses, to
+    the slots that name none, as many as each is set to have. A node's only slot has all of them, unless it is set to have fewer.
     """
-    by = {gpu.pci: gpu for gpu in gpus}
-    named = {name: tuple(by[at] for pci in slot.pci if (at := address(pci)) in by) for name, slot in slots.items() if slot.pci}
+    by = {gpu.pci: gpu for gpu in gpus} | {gpu.uuid: gpu for gpu in gpus}
+    named = {
+        name: tuple(by[at] for at in ([address(pci) for pci in slot.pci] or slot.uuids) if at in by)
+        for name, slot in slots.items()
+        if slot.pci or slot.uuids
+    }
     taken = {gpu.pci for own in named.values() for gpu in own}
     left = [gpu for gpu in gpus if gpu.pci not in taken]
     dealt = dict(named)

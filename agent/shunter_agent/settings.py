@@ -31,10 +31,10 @@ capacity = "spot"
 [[slots]]
 index = 0
 roles = ["prefill", "decode"]
-gpu_model = ""
-gpus = 0
+gpu_model = ""                       # empty: as the GPUs' driver says
+gpus = 0                             # 0: as the driver says
 pci = []                             # the GPUs' addresses, such as "0000:4f:00"
-uuids = []                           # and their UUIDs, where a source of notices gives no addresses
+uuids = []                           # or their UUIDs, as `nvidia-smi -L` shows them
 [[workers]]                          # started once; after that it lives wherever operations put it
 worker = "decode-0"
 role = "decode"
@@ -94,7 +94,9 @@ class ImageSettings(_Section, frozen=True, kw_only=True):
 
 
 class SlotSettings(_Section, frozen=True, kw_only=True):
-    """A slot of this node. `roles` are what a worker in it may be; `gpus` is how many GPUs it has."""
+    """A slot of this node. `roles` are what a worker in it may be; `gpus` is how many GPUs it has. Where `gpus` and `gpu_model` aren't set,
+    the driver is asked at the agent's start: a slot has the GPUs that `pci` or `uuids` name, else the next `gpus` of the others, and a
+    node's only slot has all."""
 
     index: int
     roles: tuple[Role, ...] = ("prefill", "decode")

@@ -76,6 +76,12 @@ class CriuRuntime:
         """
         return canary.canary(self, folder)
 
+    def gpu_problems(self) -> tuple[Problem, ...]:
+        """What is wrong with the node's GPUs or their driver: SH743, SH748. Empty where there are none."""
+        found = tuple(self._cuda.problems())
+        self._cuda.close()
+        return found
+
     def network(self, spec: WorkerSpec, process: Process | None = None) -> Network:
         """See `port.Runtime`. Raises Retry SH706."""
         if process is not None:

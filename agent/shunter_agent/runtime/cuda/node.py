@@ -77,6 +77,12 @@ class CudaNode:
 
     # -- before anything is touched
 
+    def problems(self) -> list[Problem]:
+        """SH743 and SH748: what is wrong with the node itself, whatever worker comes. Nothing on one without GPUs."""
+        found = self.gpus()
+        driver = exclusions.of_driver(found.driver, os.uname().machine) if found.gpus else ()
+        return [*([found.trouble] if found.trouble else []), *driver, *(problems.lost(each) for each in found.lost)]
+
     def check(self, process: Process, spec: WorkerSpec) -> list[Problem]:
         """SH743 to SH746 and SH748, for a worker that uses a GPU."""
         tree = processes.tree(process.pid)

@@ -86,7 +86,7 @@ def lost(what: str, subject: str = "") -> Problem:
     """SH748."""
     return Problem(
         code="SH748",
-        what=f"the worker's GPU is gone, and nothing can be dumped through it: {what}",
+        what=f"a GPU is gone, and nothing can be dumped through it: {what}",
         remedy="Restore the worker's newest image elsewhere (shunter gone, or a policy for gpu-failing); end what is left of it here",
         subject=subject,
     )
