@@ -170,7 +170,8 @@ def backtest_24h() -> Iterator[Figure]:
     found = past.measure(24.0)
     sizes = f"{past.WORKERS:,} workers, {4 * past.GRAPHS} policies, {found['operations']:,.0f} operations"
     how = f"{found['steps']:.0f} steps over a real Prometheus, {sizes}"
-    yield seconds("backtest_24h", found["seconds"], 30.0, f"{how}; one run, which took {found['cpu']:.0f} s of CPU")
+    yield seconds("backtest_24h", found["seconds"], 30.0, f"{how}; one run, by the clock")
+    yield seconds("backtest_24h_cpu", found["cpu"], 30.0, "processor time of the backtest's own process in that run, its start included")
     megabytes = found["bytes"] / 1e6
     yield Figure(
         name="backtest_24h_memory",
