@@ -72,12 +72,12 @@ class Clustered:
                 os.replace(fresh, self._folder / "revisions.json")
         self._memory.save(remembered)
 
-    def report(self, policies: PolicySet, findings: Sequence[Finding], at: float) -> None:
+    def report(self, policies: PolicySet, findings: Sequence[Finding], at: float, halted: str = "") -> None:
         """See `ClusterSource.report`; called every tick, it looks every REPORT_S."""
         now = self._clock()
         if self._reported is None or self._reported[0] != policies.commit or now - self._reported[1] >= REPORT_S:
             self._reported = (policies.commit, now)
-            self._source.report(policies, findings, at)
+            self._source.report(policies, findings, at, halted)
 
     def close(self) -> None:
         """See `ClusterSource.close`."""

@@ -56,8 +56,10 @@ class Remembering(Protocol):
 class Reporting(Protocol):
     """A source that tells people, where they keep the policies, what became of them."""
 
-    def report(self, policies: PolicySet, findings: Sequence[Finding], at: float) -> None:
-        """Called at every tick. Returns at once and never raises. `at`: seconds since the epoch."""
+    def report(self, policies: PolicySet, findings: Sequence[Finding], at: float, halted: str = "") -> None:
+        """Called at every tick. Returns at once and never raises. `at`: seconds since the epoch. `halted`: why nothing voluntary begins at
+        present; empty: it does.
+        """
         ...
 
 
@@ -157,10 +159,10 @@ class PolicyFeed:
                 self.problem = error.problem  # polling goes on
         return lambda: None
 
-    def report(self, policies: PolicySet, findings: Sequence[Finding], at: float) -> None:
-        """Have the source tell what became of the policies, if it can. Never raises."""
+    def report(self, policies: PolicySet, findings: Sequence[Finding], at: float, halted: str = "") -> None:
+        """Have the source tell what became of the policies, if it can (see `Reporting`). Never raises."""
         if isinstance(self._source, Reporting):
-            self._source.report(policies, findings, at)
+            self._source.report(policies, findings, at, halted)
 
     def age(self, now: float) -> float | None:
         """Seconds since what is in force was last known to be the source's newest; None if it never was."""

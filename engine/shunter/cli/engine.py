@@ -37,7 +37,8 @@ def engine(
     console = Console(width=None if sys.stdout.isatty() else 140)
 
     def on_tick(told: Told) -> None:
-        feed.report(told.policies, told.evaluation.findings, told.snapshot.at)
+        halted = (running.health.degraded or "").partition(";")[0]  # without the figures behind it, which change
+        feed.report(told.policies, told.evaluation.findings, told.snapshot.at, halted)
         if told.plan_changed and told.evaluation.plan.operations and not quiet:
             console.print(f"[bold]plan[/] {told.evaluation.plan.digest[7:19]}, policies at {told.policies.commit[:12]}", highlight=False)
             for operation in told.evaluation.plan.operations:

@@ -92,8 +92,9 @@ class ClusterSource:
 
         return end
 
-    def report(self, policies: PolicySet, findings: Sequence[Finding], at: float) -> None:
-        """Have the resources' status say what became of them. `at`: seconds since the epoch. Returns at once and never raises.
+    def report(self, policies: PolicySet, findings: Sequence[Finding], at: float, halted: str = "") -> None:
+        """Have the resources' status say what became of them. `at`: seconds since the epoch. `halted`: why nothing voluntary is begun at
+        present. Returns at once and never raises.
 
         What is written is what differs from what stands there; nothing is for policies that aren't of a reading of ours.
         """
@@ -102,7 +103,7 @@ class ClusterSource:
         if reading is None or running is None:
             return
         with contextlib.suppress(RuntimeError):  # it was closed just now
-            running.loop.call_soon_threadsafe(running.writer.offer, reading, policies, findings[:], at)
+            running.loop.call_soon_threadsafe(running.writer.offer, reading, policies, findings[:], at, halted)
 
     @property
     def status_problem(self) -> Problem | None:

@@ -14,6 +14,8 @@ from shunter.model.finding import Finding, Verdict
 from shunter.model.policy import Policy, PolicySet
 
 _WEIGHT: Final = (Verdict.ACT, Verdict.HOLD, Verdict.INCONCLUSIVE, Verdict.PASS)
+_INVOLUNTARY: Final = ("PreemptionPolicy",)
+"""Kinds whose work goes on whatever the engine can't write."""
 _LONGEST: Final = 1024
 """Characters of a message: a status is stored with every version of the resource."""
 
@@ -42,12 +44,17 @@ def gather(findings: Iterable[Finding]) -> dict[str, Said]:
 
 
 def statuses(
-    reading: Reading, policies: PolicySet, findings: Iterable[Finding], before: Callable[[str, Resource], Object], at: float
+    reading: Reading,
+    policies: PolicySet,
+    findings: Iterable[Finding],
+    before: Callable[[str, Resource], Object],
+    at: float,
+    halted: str = "",
 ) -> dict[str, PolicyStatus]:
     """The status of every resource of `reading`, which `policies` were made from, by path.
 
     `before` gives a resource's status as it stands, empty if there is none: times are taken over from it where what they are about didn't
-    change. `at`: seconds since the epoch.
+    change. `at`: seconds since the epoch. `halted`: why the engine begins nothing voluntary at present; empty: it does.
     """
     said = gather(findings)
     by_path = {policy.place.file: policy for policy in policies.policies}
@@ -59,17 +66,17 @@ def statuses(
     for path, resource in reading.resources.items():
         policy = by_path.get(path)
         here = said.get(policy.name) if policy else None
-        found[path] = _status(resource, policy, problems.get(path, []), here, before(path, resource), at)
+        found[path] = _status(resource, policy, problems.get(path, []), here, before(path, resource), at, halted)
     return found
 
 
 def _status(
-    resource: Resource, policy: Policy | None, problems: list[Problem], said: Said | None, before: Object, at: float
+    resource: Resource, policy: Policy | None, problems: list[Problem], said: Said | None, before: Object, at: float, halted: str
 ) -> PolicyStatus:
     stamp = dt.datetime.fromtimestamp(at, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     accepted = policy is not None and policy.blob == resource.blob and not problems
     commit = (resource.commit if accepted else git_commit(policy.commit)) if policy else ""
-    verdicts = _verdicts(accepted, policy, problems, said)
+    verdicts = _verdicts(accepted, policy, problems, said, halted)
     conditions = tuple(_condition(kind, *verdict, resource, before, stamp) for kind, verdict in verdicts.items())
     return PolicyStatus(
         observed_generation=resource.generation,
@@ -84,20 +91,24 @@ _Verdict = tuple[bool, str, str]
 """Whether a condition holds, its reason, and its message."""
 
 
-def _verdicts(accepted: bool, policy: Policy | None, problems: list[Problem], said: Said | None) -> dict[ConditionType, _Verdict]:
+def _verdicts(
+    accepted: bool, policy: Policy | None, problems: list[Problem], said: Said | None, halted: str
+) -> dict[ConditionType, _Verdict]:
     if accepted and policy is not None:
         taken: _Verdict = (True, "InForce", "it is in force as it stands here")
     else:
         taken = (False, "Refused", _told(problems))
-    return {"Accepted": taken, "Active": _active(policy), "Degraded": _degraded(accepted, policy, said)}
+    return {"Accepted": taken, "Active": _active(policy, halted), "Degraded": _degraded(accepted, policy, said)}
 
 
-def _active(policy: Policy | None) -> _Verdict:
+def _active(policy: Policy | None, halted: str) -> _Verdict:
     if policy is None:
         return False, "NotInForce", "no version of it is in force"
     if policy.refused is not None:
         return False, "CountsAsZero", "it can't be read, so nothing voluntary is begun for its workers"
     match policy.mode:
+        case "enforce" if halted and policy.kind not in _INVOLUNTARY:
+            return False, "Halted", _cut(f"nothing voluntary is begun at present: {halted}")
         case "enforce":
             return True, "Enforced", "what it decides is done"
         case "preview":

@@ -43,9 +43,9 @@ class StatusWriter:
         self.writes = 0
         """Since the start."""
 
-    def offer(self, reading: Reading, policies: PolicySet, findings: Sequence[Finding], at: float) -> None:
+    def offer(self, reading: Reading, policies: PolicySet, findings: Sequence[Finding], at: float, halted: str = "") -> None:
         """Have the statuses that these come to written, instead of what was offered before (`telling.statuses`). In the loop's thread."""
-        found = statuses(reading, policies, findings, self._standing, at)
+        found = statuses(reading, policies, findings, self._standing, at, halted)
         self._offered = {path: (reading.resources[path], msgspec.to_builtins(status)) for path, status in found.items()}
         self._news.set()
 

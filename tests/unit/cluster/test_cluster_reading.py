@@ -55,10 +55,10 @@ def test_one_that_is_being_deleted_is_gone() -> None:
     assert read([images(metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"})]).revision.files == ()
 
 
-def told(findings: list[Finding], before: dict[str, Any] | None = None) -> PolicyStatus:
+def told(findings: list[Finding], before: dict[str, Any] | None = None, halted: str = "") -> PolicyStatus:
     reading = read([images(commit=OLD)])
     path = "checkpointpolicies/images.yaml"
-    return statuses(reading, load(reading.revision, None), findings, lambda _path, _resource: before or {}, 1_800_000_000.0)[path]
+    return statuses(reading, load(reading.revision, None), findings, lambda _path, _resource: before or {}, 1_800_000_000.0, halted)[path]
 
 
 def finding(verdict: Verdict, subject: str) -> Finding:
@@ -77,6 +77,17 @@ def test_the_weightiest_is_told_and_the_first_of_them() -> None:
 def test_only_one_that_can_decide_nothing_is_degraded(verdicts: tuple[Verdict, ...], degraded: str) -> None:
     status = told([finding(verdict, f"w{n}") for n, verdict in enumerate(verdicts)])
     assert {c.type: c.status for c in status.conditions} == {"Accepted": "True", "Active": "True", "Degraded": degraded}
+
+
+def test_what_the_engine_cannot_do_is_not_said_to_be_done() -> None:
+    active = {c.type: c for c in told([], halted="SH531 the disk is full").conditions}["Active"]
+    assert (active.status, active.reason) == ("False", "Halted")
+    assert "SH531 the disk is full" in active.message
+    meta = {"name": "save", "uid": "u", "generation": 1}
+    saving = {"metadata": meta, "spec": {"workers": {"all": True}, "notices": ["preemption"], "reserve": "5s"}}
+    reading = read([("PreemptionPolicy", saving)])
+    found = statuses(reading, load(reading.revision, None), [], lambda _path, _resource: {}, 1.0, "SH531 the disk is full")
+    assert {c.type: c.status for c in found["preemptionpolicies/save.yaml"].conditions}["Active"] == "True", "a node that goes doesn't wait"
 
 
 def test_nothing_decided_is_nothing_told() -> None:
