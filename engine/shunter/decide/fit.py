@@ -176,7 +176,7 @@ class Finder:
 
     @cached_property
     def _standing(self) -> Counter[NodeId | None]:
-        return Counter(w.node for w in self._world.workers.values() if w.slot and w.state in STANDING)
+        return Counter([w.node for w in self._world.workers.values() if w.slot and w.state in STANDING])
 
     def fits(self, needs: Needs) -> Callable[[NodeId], bool]:
         """Whether things with these needs could be restored on a node of the fleet, if it had a slot."""

@@ -27,8 +27,8 @@ class Nodes:
 
     @cached_property
     def slots(self) -> dict[SlotId, Slot]:
-        """All slots, in the order of nodes and then of slots."""
-        return {s.id: s for node in self.by_id.values() for s in in_order(node.slots)}
+        """All slots, to be looked up."""
+        return {s.id: s for node in self.by_id.values() for s in node.slots}
 
     @cached_property
     def vacant(self) -> dict[NodeId, tuple[Slot, ...]]:
@@ -315,9 +315,10 @@ def _taken(own: Sequence[Image]) -> float:
 
 def _moved(held: Mapping[NodeId, int], gone: Sequence[Image], new: Sequence[Image]) -> dict[NodeId, int]:
     """Bytes by node, once some images are gone and some are new. Nodes that hold none aren't in it."""
-    found = dict(held)
+    found = defaultdict(int, held)
     for images, sign in ((gone, -1), (new, 1)):
         for image in images:
+            size = sign * image.bytes
             for node in image.nodes:
-                found[node] = found.get(node, 0) + sign * image.bytes
+                found[node] += size
     return {node: size for node, size in found.items() if size}
