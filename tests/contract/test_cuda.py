@@ -15,7 +15,8 @@ from shunter.model.errors import Rejected, Unknown
 from shunter_agent.runtime import locktables, preflight, process
 from shunter_agent.runtime.criu import CriuRuntime
 from shunter_agent.runtime.cuda import image
-from shunter_agent.runtime.cuda.node import CudaNode
+from shunter_agent.runtime.cuda.held import CudaHeld
+from shunter_agent.runtime.cuda.node import CudaNode, Restoring
 from shunter_agent.runtime.cuda.session import Session
 from shunter_agent.runtime.network import Uplink
 from shunter_agent.runtime.port import Process, WorkerSpec
@@ -209,7 +210,6 @@ def test_a_thawed_worker_has_its_gpu_back_and_its_image_is_good_for_later(bench:
 AT_SOURCE = [
     ("lock", "busy", r"CUDA_ERROR_NOT_READY \(600\)"),
     ("lock", "crash", r"died \(signal 11\)"),
-    ("lock", "hang", "was ended: in cuCheckpointProcessLock"),
     ("checkpoint", "801", r"CUDA_ERROR_NOT_SUPPORTED \(801\)"),
     ("checkpoint", "crash", r"died \(signal 11\)"),
     ("checkpoint", "hang", "was ended: in cuCheckpointProcessCheckpoint"),
@@ -248,7 +248,6 @@ AT_DESTINATION = [
     ("restore", "crash", r"died \(signal 11\)"),
     ("restore", "hang", "was ended: in cuCheckpointProcessRestore"),
     ("unlock", "304", r"CUDA_ERROR_OPERATING_SYSTEM \(304\)"),
-    ("unlock", "hang", "was ended: in cuCheckpointProcessUnlock"),
 ]
 
 
@@ -312,13 +311,16 @@ def test_a_worker_gets_its_gpu_back_when_the_agent_is_killed(bench: Stubbed) -> 
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_held_copy_with_a_gpu_dies_with_its_agent(bench: Stubbed) -> None:
+@pytest.mark.parametrize("at", ["held", "let go by CRIU"])
+def test_a_copy_with_a_gpu_dies_with_its_agent(bench: Stubbed, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = bench.folder()
     bench.freeze(folder).release()
     there = bench.network_on(bench.b)
     read, write = os.pipe()
 
     def hold() -> object:
+        if at != "held":
+            monkeypatch.setattr(Restoring, "revive", lambda _self, copy: CudaHeld(_self._session, copy, []))
         held = bench.b.call(lambda: bench.b.runtime.restore(bench.spec, there, folder))
         os.write(write, b"%d\n" % held.process.pid)
         return held
@@ -329,6 +331,7 @@ def test_a_held_copy_with_a_gpu_dies_with_its_agent(bench: Stubbed) -> None:
     for descriptor in (read, write, ready):
         os.close(descriptor)
     assert process.find(copy)
+    assert bench.on_b.calls() == (["restore 0", "unlock 0"] if at == "held" else [])
     os.kill(agent, signal.SIGKILL)
     os.waitpid(agent, 0)
     assert process.wait_dead(copy, 10)
@@ -390,8 +393,6 @@ def _lost(node: StubNode) -> None:
 CHECKS: list[tuple[str, Callable[[StubNode], None], str]] = [
     ("SH743", lambda node: node.write("old", "1"), "has no checkpoints"),
     ("SH743", lambda node: node.write("driver", "550.54.15"), "driver 550.54.15 is older than 570"),
-    ("SH743", lambda node: node.write("driver", "570.86.10"), "older than 580, and can restore on the very same GPUs alone"),
-    ("SH743", lambda node: node.write("driver", "610.57.04"), "its lock can end the process"),
     ("SH743", lambda node: node.write("nvml-fault", "9"), "management library doesn't answer"),
     ("SH745", lambda node: node.show(mig=1), r"0000:10:00 is partitioned \(MIG\)"),
     ("SH748", _lost, "GPU 0 doesn't answer: "),

@@ -24,6 +24,8 @@ from shunter_agent.runtime.port import Process
 
 PUT_BACK_S: Final = 900.0
 """Seconds that CRIU may still take to let a worker go after its agent's death: it learns of it when it has dumped all."""
+ALONE_S: Final = 15.0
+"""Seconds after which a call that is over its time ends this process, should the agent not have done it by then."""
 Request = Mapping[str, Any]
 
 
@@ -57,7 +59,9 @@ class Helper:
         """Until the socket closes; then put right what is in hand."""
         while packet := self._receive():
             request = json.loads(packet)
-            self._send(self._answer(request))
+            answer = self._answer(request)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            self._send(answer)
         self._put_right()
 
     def _receive(self) -> bytes:
@@ -72,6 +76,8 @@ class Helper:
 
     def _tell(self, call: str, pid: int, within_s: float) -> None:
         self._send({"calling": call, "pid": pid, "within_s": within_s})
+        # a call that hangs, and no agent that would end this process for it: then nothing else lets go of what it holds
+        signal.setitimer(signal.ITIMER_REAL, within_s + ALONE_S)
 
     def _answer(self, request: Request) -> Mapping[str, object]:
         try:
@@ -184,6 +190,7 @@ def _code(failed: BaseException | None) -> dict[str, object]:
 
 def main(descriptor: int, *, warm: bool) -> None:
     """Serve on this socket."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # it ends when its agent does, and not before it has put things right
     with socket.socket(fileno=descriptor) as link:

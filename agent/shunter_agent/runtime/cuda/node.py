@@ -1,6 +1,7 @@
 """CUDA on this node, for the runtime: what is there, what speaks against a worker, and its GPU memory out of the way and back."""
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from shunter_agent.runtime.port import Gpu, Gpus, Process, WorkerSpec
 LOCK_S: Final = 10.0
 """Seconds that all locks of a worker may take: so long its GPU work may need to end, while the worker still serves."""
 HOST_MARGIN: Final = 1.1
+SETTLE_S: Final = 5.0
+"""Seconds between tries to give a worker its GPU back that an agent before this one has left without."""
 
 
 class CudaNode:
@@ -184,19 +187,32 @@ class CudaNode:
         return session
 
     def settle(self, process: Process) -> None:
-        """A worker found again by an agent that has just started: what its predecessor left of a dump is undone, as far as it can be."""
-        if not self.processes(process):
-            return
+        """A worker found again by an agent that has just started: what its predecessor left of a dump is undone.
+
+        What stands in the way may take minutes to go, such as a helper of that agent's in a call that hangs: then it is tried again, and
+        nobody waits for it. What the worker is like meanwhile is told by `check`, before anything is done with it.
+        """
+        if self.processes(process) and not self._settled(process):
+            threading.Thread(target=self._settle_later, args=(process,), name=f"gpu of {process.pid}", daemon=True).start()
+
+    def _settle_later(self, process: Process) -> None:
+        while True:
+            time.sleep(SETTLE_S)
+            if not processes.find(process) or self._settled(process):
+                return
+
+    def _settled(self, process: Process) -> bool:
         try:
             session = self._session(True)
         except Died:
-            return
+            return False
         try:
             session.about("thaw", process, but=[], size=self.memory(process))
         except (Failed, Died):
-            pass  # what it is like is told by `check`, before anything is done with it
+            return False
         finally:
             session.close()
+        return True
 
     # -- at the destination
 
