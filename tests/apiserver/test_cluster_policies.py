@@ -351,7 +351,7 @@ def test_nothing_is_written_where_nothing_changed(git: Git, source: ClusterSourc
     git.sync("shift")
     policies = holds(source, lambda found: found.policies)
     source.report(policies, [finding("shift", Verdict.ACT, "w1", "0.71 of 0.6")], 1_800_000_000.0)
-    until(lambda: git.conditions("shift"), 5.0)
+    until(lambda: source._running is not None and source._running.writer.writes == 1, 5.0)  # and knows what it has written
     version = git.get("shift")["metadata"]["resourceVersion"]
     for tick in range(20):  # the figures of the reason change, the counts change, and what it says doesn't
         extra = [finding("shift", Verdict.PASS, f"w{n}") for n in range(2, 2 + tick % 3)]
