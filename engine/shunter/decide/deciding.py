@@ -18,7 +18,7 @@ from shunter.decide.memory import Memory
 from shunter.decide.plan import Ranked, operation_id, patience
 from shunter.decide.profile import Costs, Phases, Profile
 from shunter.decide.said import Explain, Gist, Left, Notes, Part, Said
-from shunter.decide.scope import UNCHANGING
+from shunter.decide.scope import UNCHANGING, Scopes
 from shunter.decide.sheet import Workers
 from shunter.model.expression import Expression, Rules, Scope, Undecided, in_bulk
 from shunter.model.finding import Chapter, Evidence, Lane, Verdict
@@ -293,9 +293,21 @@ class Deciding:
             return ()
         return (lambda: ask(self.rules, gate, expression, self.scopes.worker(policy, worker))[1],)
 
-    def series(self, policy: Policy, graph: str) -> list[tuple[float, Mapping[str, Any]]]:
-        """Each snapshot's time and the graph's scope in it, oldest first."""
-        return [(w.at, s.graph(policy, graph)) for w, s in zip(self.worlds, self._all_scopes, strict=True)]
+    def earlier(self, policy: Policy, graph: str, when: Expression) -> list[tuple[float, bool | None]]:
+        """What a condition on a graph was in each earlier snapshot, with their times, oldest first; None: it had no answer. A snapshot is
+        asked once, for however many decisions it is kept.
+        """
+        return [(w.at, self._was(s, policy, graph, when)) for w, s in zip(self.worlds[:-1], self._all_scopes[:-1], strict=True)]
+
+    def _was(self, scopes: Scopes, policy: Policy, graph: str, when: Expression) -> bool | None:
+        key = (id(policy), when.text, graph)
+        known = scopes.answers.get(key)
+        if known is not None and known[0] is policy and known[1] is self.rules:
+            return known[2]
+        answer = self.rules.test(when, scopes.graph(policy, graph))
+        found = None if isinstance(answer, Undecided) else answer
+        scopes.answers[key] = (policy, self.rules, found)
+        return found
 
     def outdated(self) -> str | None:
         """Why nothing voluntary is done on this snapshot: it is from before what is known to go on now. None when it is recent."""

@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from shunter.decide.world import AWAY, STANDING, World, in_order
-from shunter.model.expression import Scope, Value
+from shunter.model.expression import Rules, Scope, Value
 from shunter.model.ids import pool_id
 from shunter.model.policy import MetricInput, Policy
 from shunter.model.sample import Known, Missing, Sample, Stale, say
@@ -102,6 +102,8 @@ class Scopes:
         self._pools: dict[str, Computed] = {}
         self._nodes: dict[str, dict[str, Value]] = {}
         self.now: Final = world.at
+        self.answers: dict[tuple[int, str, str], tuple[Policy, Rules, bool | None]] = {}
+        """What conditions on graphs came out as, by the policy's identity, the condition and the graph: to be looked up and added to."""
         self._now: dict[str, Value] = {"now": world.at}
 
     def graph(self, policy: Policy, graph: str) -> Bound:

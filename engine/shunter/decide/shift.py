@@ -48,15 +48,10 @@ def spec_of(policy: Policy) -> ReassignmentSpec:
 
 def condition(d: Deciding, policy: Policy, graph: str, when: Expression, needed: float, prefix: str = "") -> Condition:
     """Test a condition in every snapshot, and its `for`. `prefix` goes before the gates' names."""
-    series = d.series(policy, graph)
-    answer, evidence = ask(d.rules, f"{prefix}when", when, series[-1][1])
+    answer, evidence = ask(d.rules, f"{prefix}when", when, d.scopes.graph(policy, graph))
     if answer is not True:
         return Condition(answer=answer, held=Held(since=None, remaining=needed, why="it doesn't hold now"), evidence=(evidence,))
-    answers: list[tuple[float, bool | None]] = []
-    for at, scope in series[:-1]:
-        earlier = d.rules.test(when, scope)
-        answers.append((at, None if isinstance(earlier, Undecided) else earlier))
-    stretch = held([*answers, (series[-1][0], True)], d.now, needed)
+    stretch = held([*d.earlier(policy, graph, when), (d.world.at, True)], d.now, needed)
     since = f"since {clock(stretch.since)}" if stretch.since is not None else "not at all"
     lasted = Evidence(
         gate=f"{prefix}for", result=stretch.remaining <= 0, detail=f"{since}, {needed:g} s wanted{'; ' if stretch.why else ''}{stretch.why}"
