@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from shunter.act.agents import AgentClient
 from shunter.act.execute import Executor
+from shunter.act.freeing import Freeing
 from shunter.act.lease import Leadership
 from shunter.act.run import Parts, Times
 from shunter.act.scheduler import Scheduler
@@ -122,6 +123,12 @@ class Leading:
             record=lambda worker, what, body: self.voice.record(RecordKind.ENGINE, worker, what, body),
             tell=lambda worker, problem: self.voice.tell_or_clear(f"fenced {worker}", problem),
         )
+        self.freeing = Freeing(
+            parts,
+            self.epoch,
+            record=lambda slot, what, body: self.voice.record(RecordKind.ENGINE, slot, what, body),
+            tell=lambda slot, problem: self.voice.tell_or_clear(f"reserved {slot}", problem),
+        )
         self.applications = Applications(
             duty.settings.state, store, self.scheduler.accept, lambda plan, what, body: self.voice.record(RecordKind.PLAN, plan, what, body)
         )
@@ -151,6 +158,7 @@ class Leading:
             await asyncio.gather(*helpers, return_exceptions=True)
             await self.scheduler.stop()
             await self.unfencing.stop()
+            await self.freeing.stop()
             await self.standing.stop()
             self.turns.note(())
             await self.aside.call(self.sightings.close)
@@ -192,6 +200,8 @@ class Leading:
         """Look, decide, record, act, once."""
         duty = self.duty
         self.check_disk()
+        for about, trouble in self.lease.troubles.items():
+            self.voice.tell_or_clear(about, trouble)
         policies = duty.feed.current
         news = await self.sight.look(now)
         self._make_way(now)
@@ -203,6 +213,7 @@ class Leading:
         if policies is not None:
             self.take_back(policies)
         self.unfencing.look(duty.scene.fleet, duty.scene.notices, now)
+        self.freeing.look(duty.scene.fleet)
         self._apply(now, policies)
         if policies is None or not duty.looks_ahead:
             self.scheduler.pump()
