@@ -204,7 +204,7 @@ class World:
 
     @property
     def slots(self) -> dict[SlotId, Slot]:
-        """All slots, in the order of nodes and then of slots."""
+        """All slots, to be looked up."""
         return self._nodes.slots
 
     @cached_property
