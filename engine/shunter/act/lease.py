@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -27,6 +28,11 @@ class Leadership(Protocol):
     @property
     def revoked(self) -> frozenset[OperationId]:
         """Operations that somebody who may wants to be given up."""
+        ...
+
+    @property
+    def troubles(self) -> Mapping[str, Problem | None]:
+        """What is wrong beside that, by what it is about; None: nothing. Told at each tick."""
         ...
 
     def held(self) -> bool:
@@ -75,6 +81,11 @@ class Lease:
     def revoked(self) -> frozenset[OperationId]:
         """None: who wants that here changes the policies."""
         return frozenset()
+
+    @property
+    def troubles(self) -> Mapping[str, Problem | None]:
+        """None that the store doesn't know of."""
+        return {}
 
     def held(self) -> bool:
         """The lock is still ours, and still the one that another engine would find at this path."""

@@ -5,7 +5,7 @@ What is on its own disk is a copy for the next look-up, and for `shunter status`
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -56,6 +56,7 @@ class Upheld:
         self._thread: Thread | None = None
         self._ledger: Ledger
         self._memory: Memory
+        self._events: Events
         self._loaded: asyncio.Future[list[Object]]
         self._gist: object = None
         self._fleet: Remembered | None = None
@@ -75,6 +76,11 @@ class Upheld:
     def revoked(self) -> frozenset[OperationId]:
         """See `Leadership`: those whose resources were deleted."""
         return self._ledger.deleted
+
+    @property
+    def troubles(self) -> Mapping[str, Problem | None]:
+        """See `Leadership`: the fleet that isn't kept for a next leader, and what people aren't told."""
+        return {"fleet's memory": self._memory.problem, "cluster's events": self._events.problem}
 
     def held(self) -> bool:
         """See `Leadership`."""
@@ -147,10 +153,10 @@ class Upheld:
     async def _main(self) -> None:
         api = self._make_api()
         try:
-            events = Events(api, self._namespace)
-            self._ledger = Ledger(api, self._namespace, self.epoch, events=events, clock=self._now)
+            self._events = Events(api, self._namespace)
+            self._ledger = Ledger(api, self._namespace, self.epoch, events=self._events, clock=self._now)
             self._memory = Memory(api, self._namespace)
-            works = [asyncio.create_task(work) for work in (self._ledger.run(), self._memory.run(), events.run())]
+            works = [asyncio.create_task(work) for work in (self._ledger.run(), self._memory.run(), self._events.run())]
             try:
                 await asyncio.wait(works, return_when=asyncio.FIRST_EXCEPTION)
                 for work in works:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
-from shunter.cluster.api import Api, Object
+from shunter.cluster.api import Api, Conflict, Object
 from shunter.cluster.operation import KIND, stamp
 from shunter.model.errors import Problem, ShunterError
 from shunter.model.ids import node_of
@@ -55,7 +55,9 @@ class Events:
                 one = self._queue.popleft()
                 try:
                     await self._api.create(f"/api/v1/namespaces/{one['metadata']['namespace']}/events", one)
-                except ShunterError as error:  # also when it is there: it was said before
+                except Conflict:  # it was said before
+                    self.problem = None
+                except ShunterError as error:
                     self.problem = error.problem
                 else:
                     self.problem = None

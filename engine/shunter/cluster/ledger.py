@@ -20,7 +20,7 @@ from shunter.cluster.operation import FINALIZER, UNDER_WAY, Batch, collection, e
 from shunter.cluster.retention import outdated
 from shunter.model.errors import Problem, Rejected, Retry, ShunterError, Stalled, Unknown
 from shunter.model.ids import Epoch, OperationId
-from shunter.model.operation import OperationRecord
+from shunter.model.operation import OperationRecord, Step
 
 PAGE: Final = 500
 _AT_ONCE: Final = 16
@@ -176,7 +176,7 @@ class Ledger:
             one = await self._make(record, batch or Batch(first=record.id, size=1))
             self._doubtful.discard(record.id)
             kept = self._open[record.id] = _Open(one=one, wanted=record, told=False)
-            if batch is not None:
+            if batch is not None and record.step is Step.INTENDED and record.outcome is None:
                 return  # the spec says it all; the status follows
         before = kept.wanted
         kept.wanted, kept.told = record, False

@@ -68,6 +68,7 @@ def test_rates_replace_the_documented_ones_only_where_given(tmp_path: Path) -> N
         ('state = "state"', 'state = "state"\ntick = "5"', "`$.tick`"),
         ('state = "state"', 'state = "state"\ntick = "0s"', "tick must be more than 0"),
         ('state = "state"', 'state = "state"\nhold = "0s"', "hold must be more than 0"),
+        ("[policies]", '[cluster]\nlasts = "2s"\n[policies]', "cluster.lasts must be at least 3s"),
         ("[policies]", "[limits]\nvoluntary = 0\n[policies]", "limits.voluntary must be at least 1"),
         ('directory = "policies"', 'directory = "policies"\npoll = "0s"', "policies.poll must be more than 0"),
         ('url = "http://prometheus:9090"', 'url = "http://p:9090"\ndeadline = "0s"', "prometheus.deadline must be more than 0"),

@@ -111,6 +111,13 @@ async def test_an_intent_is_one_write_and_its_status_follows(server: Kept, ledge
     assert record_of(server.kept["discard-1"]) == record()
 
 
+async def test_what_has_ended_already_is_never_seen_as_merely_intended(server: Kept, ledger: Ledger) -> None:
+    """What a node did by itself, and told of later: whoever led next would do it again."""
+    ledger.stop()
+    await ledger.put([record(outcome=Outcome(status=Status.SUCCEEDED, at=9.0))], together=True)
+    assert server.kept["discard-1"]["status"]["phase"] == "succeeded"
+
+
 async def test_a_step_names_the_version_that_it_follows(server: Kept, ledger: Ledger) -> None:
     await ledger.put([record()], together=True)
     server.touch("discard-1")  # a person's label
