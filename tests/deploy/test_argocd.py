@@ -2,7 +2,6 @@
 
 import importlib.machinery
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
+from lua_health import judge
 from shunter.cli.main import execute
 from shunter.cluster.kinds import PLURALS
 from shunter.cluster.operation import Batch, resource, status
@@ -29,7 +29,6 @@ from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "deploy" / "argocd"
 EXAMPLE = ROOT / "examples" / "policy-repo"
-LUA = shutil.which("lua5.1")
 KUBECTL = shutil.which("kubectl", path=f"{ROOT / '.assets' / 'kubernetes'}:{os.environ.get('PATH', '')}")
 OLD = "a" * 40
 SPECS: dict[str, dict[str, Any]] = {
@@ -45,38 +44,9 @@ SPECS: dict[str, dict[str, Any]] = {
 WRONG = {kind: {**spec, "evry": "5m"} for kind, spec in SPECS.items()}
 
 
-def table(value: Any) -> str:
-    """JSON as Lua. Numbers become floats, as in gopher-lua."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"[{table(key)}] = {table(part)}" for key, part in value.items() if part is not None) + "}"
-    if isinstance(value, list):
-        return "{" + ", ".join(table(part) for part in value) + "}"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return repr(value)
-    return '"' + "".join(c if c.isalnum() or c in " .,:;-_/()" else "".join(f"\\{byte:03}" for byte in c.encode()) for c in value) + '"'
-
-
 @pytest.fixture
 def health(tmp_path: Path) -> Callable[[dict[str, Any]], tuple[str, str]]:
-    """A resource's health as argocd-cm.yaml has it judged."""
-    if LUA is None:
-        assert os.environ.get("CI") != "true", "lua5.1 isn't there: run scripts/system"
-        pytest.skip("no lua5.1 (Debian: lua5.1)")
-    checks = yaml.safe_load((HERE / "argocd-cm.yaml").read_text())["data"]
-
-    def judge(one: dict[str, Any]) -> tuple[str, str]:
-        group = one["apiVersion"].partition("/")[0]
-        (tmp_path / "check.lua").write_text(checks[f"resource.customizations.health.{group}_{one['kind']}"])
-        (tmp_path / "resource.lua").write_text(f"return {table(json.loads(json.dumps(one)))}\n")
-        words = [LUA, Path(__file__).with_name("argo.lua"), tmp_path / "check.lua", tmp_path / "resource.lua"]
-        ended = subprocess.run(words, capture_output=True, text=True, timeout=10)
-        assert ended.returncode == 0, ended.stderr
-        found, _, message = ended.stdout.partition("\n")
-        return found, message.rstrip("\n")
-
-    return judge
+    return lambda one: judge(one, tmp_path)
 
 
 def policy(kind: str, spec: dict[str, Any], generation: int = 3) -> dict[str, Any]:
