@@ -437,3 +437,15 @@ async def test_a_notice_gives_up_what_it_has_overtaken_and_a_full_disk_keeps_not
     assert asked == ["move-w: it would end 100 s after the deadline of preemption of node-a"]
     assert len(offered) == 2
     s.leading.sightings.close()
+
+
+async def test_each_tick_looks_for_what_was_left_reserved_and_for_what_was_left_fenced(stage: Callable[[int], Stage]) -> None:
+    """What these two do is tested with them; here, that they are asked at all, with the fleet as it is."""
+    s = stage(0)
+    s.leading.sight.world = Noticed()  # type: ignore[assignment]
+    freed: list[Fleet] = []
+    fenced: list[Fleet] = []
+    s.leading.freeing.look = freed.append  # type: ignore[method-assign]
+    s.leading.unfencing.look = lambda fleet, _notices, _now: fenced.append(fleet)  # type: ignore[method-assign]
+    await s.leading.tick(100.0)
+    assert freed == fenced == [s.engine.scene.fleet]
