@@ -39,6 +39,31 @@ Probing = Callable[[WorkerSpec, Callable[[], bool], float], str]
 
 
 @dataclass
+class Pace:
+    """How fast bytes of one thing go, of `total` (0: not known), since `at` (by `Node.elapsed`)."""
+
+    total: int
+    at: float
+    rate: float = 0.0
+    """Bytes per second: what was seen last counts half, what was before that a quarter, and so on. 0: not known yet."""
+    _bytes: int = 0
+
+    def seen(self, count: int, now: float) -> bool:
+        """So many have gone by now. False when that was to be told too short a time ago."""
+        passed = now - self.at
+        if passed < PROGRESS_S:
+            return False
+        latest = (count - self._bytes) / passed
+        self.rate = (self.rate + latest) / 2 if self.rate else latest
+        self.at, self._bytes = now, count
+        return True
+
+    def left_s(self, count: int) -> float:
+        """About how many seconds it takes from here; 0: not known."""
+        return (self.total - count) / self.rate if self.rate > 0 and self.total > count else 0.0
+
+
+@dataclass
 class FrozenCopy:
     """A worker of this node that stands still, until `until` by `Node.elapsed`: no clock that is set has a say. `fenced`: it was before."""
 
@@ -120,7 +145,6 @@ class Node:
     def __post_init__(self) -> None:
         self.exits = Exits(self.worker_ended)
         self._threads = ThreadPoolExecutor(THREADS, "blocking")
-        self._progress: dict[tuple[str, str], float] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._removing: dict[str, asyncio.Task[None]] = {}
 
@@ -225,28 +249,24 @@ class Node:
         """Slot to the worker in it."""
         return {row.slot: row.spec.worker for row in self.journal.workers().values()}
 
-    def progress(self, operation: str, step: str) -> Callable[[int], None]:
-        """A callback for any thread that publishes bytes as progress, now and then."""
-        loop = asyncio.get_running_loop()
+    def progress(self, operation: str, step: str, total: int = 0) -> Callable[[int], None]:
+        """A callback for any thread that publishes bytes as progress, now and then, of about `total` (0: nobody knows)."""
+        loop, pace = asyncio.get_running_loop(), Pace(total, self.elapsed())
 
         def tell(count: int) -> None:
-            loop.call_soon_threadsafe(self._tell, operation, step, count)
+            loop.call_soon_threadsafe(self._tell, operation, step, count, pace)
 
         return tell
 
-    def step_event(self, operation: str, step: str, count: int = 0) -> None:
+    def step_event(self, operation: str, step: str) -> None:
         """Tell that a step has come this far."""
-        self.events.publish(pb.Event(progress=pb.Progress(operation=operation, step=step, bytes=count, at=self.clock())))
+        self.events.publish(pb.Event(progress=pb.Progress(operation=operation, step=step, at=self.clock())))
 
-    def _tell(self, operation: str, step: str, count: int) -> None:
-        now = self.clock()
-        if now - self._progress.get((operation, step), 0.0) >= PROGRESS_S:
-            self._progress[operation, step] = now
-            self.step_event(operation, step, count)
-
-    def forget_progress(self, operation: str, step: str) -> None:
-        """The step is over."""
-        self._progress.pop((operation, step), None)
+    def _tell(self, operation: str, step: str, count: int, pace: Pace) -> None:
+        if pace.seen(count, self.elapsed()):
+            told = pb.Progress(operation=operation, step=step, bytes=count, at=self.clock(), total=pace.total)
+            told.rate, told.left_s = pace.rate, pace.left_s(count)
+            self.events.publish(pb.Event(progress=told))
 
     # -- workers that end by themselves
 

@@ -77,7 +77,6 @@ class Orders:
 
     def _over(self, key: tuple[str, str], done: asyncio.Task[Message]) -> None:
         self._tasks.pop(key, None)
-        self.node.forget_progress(*key)
         if not done.cancelled():
             done.exception()  # seen, also when every caller has gone away
 

@@ -97,7 +97,7 @@ class Source:
         sending: Sending | None = None
         try:
             if message.to.address:
-                progress = node.progress(head.operation, "freeze")
+                progress = node.progress(head.operation, "freeze", expected)
                 sending = await node.in_thread(
                     node.depot.sending,
                     folder,

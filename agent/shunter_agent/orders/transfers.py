@@ -26,13 +26,14 @@ class Transfers:
 
     async def _send(self, head: Asked, step: str, message: pb.SendOrder) -> Outcome[pb.SendReply]:
         node = self._node
-        if await node.in_thread(node.depot.get, message.image) is None:
+        image = await node.in_thread(node.depot.get, message.image)
+        if image is None:
             raise rejected("SH665", f"there is no whole image {message.image} here", "Send it from a node that holds it", head.worker)
         began = time.monotonic()
         node.busy_images[message.image] = head.operation
         self._hold_on(head, node.settings.hold)
         try:
-            progress = node.progress(head.operation, step)
+            progress = node.progress(head.operation, step, image.bytes)
             sent = await node.in_thread(node.depot.send, message.image, message.to.node, message.to.address, progress)
         except (Rejected, Retry) as error:
             raise undone(error.problem) from error

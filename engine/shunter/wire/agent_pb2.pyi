@@ -414,16 +414,22 @@ class Hello(_message.Message):
     def __init__(self, node: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("operation", "step", "bytes", "at")
+    __slots__ = ("operation", "step", "bytes", "at", "total", "rate", "left_s")
     OPERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    RATE_FIELD_NUMBER: _ClassVar[int]
+    LEFT_S_FIELD_NUMBER: _ClassVar[int]
     operation: str
     step: str
     bytes: int
     at: float
-    def __init__(self, operation: _Optional[str] = ..., step: _Optional[str] = ..., bytes: _Optional[int] = ..., at: _Optional[float] = ...) -> None: ...
+    total: int
+    rate: float
+    left_s: float
+    def __init__(self, operation: _Optional[str] = ..., step: _Optional[str] = ..., bytes: _Optional[int] = ..., at: _Optional[float] = ..., total: _Optional[int] = ..., rate: _Optional[float] = ..., left_s: _Optional[float] = ...) -> None: ...
 
 class WorkerExit(_message.Message):
     __slots__ = ("worker", "status")

@@ -1,9 +1,10 @@
 """How an agent keeps its images by its settings, and what its orders do for images that have to be opened."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
-from agent_fakes import SPEC, Bench, FakeClock, FakeRuntime, problem
+from agent_fakes import PROCESS, SPEC, Bench, FakeClock, FakeRuntime, problem
 from shunter.model.errors import Rejected, Retry, Stalled
 from shunter.wire import agent_pb2 as pb
 from shunter_agent import agent
@@ -155,3 +156,32 @@ async def test_an_image_in_memory_needs_its_room_beside_the_worker(tmp_path: Pat
     assert [refusal.code for refusal in reply.refusals] == codes
     if codes:
         assert "the worker and its image" in reply.refusals[0].what
+
+
+async def test_progress_says_how_fast_it_goes_and_how_long_it_takes(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    events, tell = bench.node.events.subscribe(), bench.node.progress("op", "freeze", 1000)
+    told: list[pb.Progress] = []
+    for seconds, count in ((0.1, 50), (1.0, 220), (1.0, 420), (0.05, 430), (1.95, 420 + 1180), (1.0, 1600)):
+        bench.clock.now += seconds
+        tell(count)
+        await asyncio.sleep(0)
+    bench.node.events.close()
+    async for event in events:
+        told.append(event.progress)
+    assert [(one.bytes, one.total, one.rate, one.left_s) for one in told] == [
+        (220, 1000, pytest.approx(200.0), pytest.approx(3.9)),
+        (420, 1000, pytest.approx(200.0), pytest.approx(2.9)),
+        (1600, 1000, pytest.approx((200 + 590) / 2), 0.0),  # more than there were to be, and how many nobody knows
+        (1600, 1000, pytest.approx((200 + 590) / 4), 0.0),
+    ]
+
+
+async def test_progress_is_of_what_the_image_will_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, totals = Bench(tmp_path), []
+    monkeypatch.setattr(bench.node, "progress", lambda _operation, _step, total: totals.append(total) or (lambda _count: None))
+    await bench.source.freeze(bench.freeze())
+    bench.give_image()
+    order = pb.SendOrder(order=bench.order(), image="image", to=pb.Peer(node="m", address="10.0.0.2:7444"))
+    await bench.transfers.send(order)
+    assert totals == [bench.runtime.memory(PROCESS), 100]
