@@ -28,6 +28,7 @@ from shunter_agent.notices.merged import Merged
 from shunter_agent.notices.port import Notice
 from shunter_agent.notices.sources import sources
 from shunter_agent.orders.carry import KEEP_S, Orders
+from shunter_agent.orders.condemned import Condemned
 from shunter_agent.orders.holds import Holds
 from shunter_agent.recovery import recover, start_missing
 from shunter_agent.runtime.port import Runtime
@@ -70,6 +71,7 @@ async def serve(settings: Settings, *, clock: Callable[[], float] = time.time, s
         holds = asyncio.create_task(Holds(orders, service.source, service.destination).run())
         standing = asyncio.create_task(service.standing.run())
         sealing = asyncio.create_task(_seal_now_and_then(node))
+        condemned = asyncio.create_task(Condemned(orders, settings.gpu_gone).run())
         log.info("taking orders", listen=settings.listen, port=port, runtime=runtime.name)
         started()
         await _until_told_to_end(holds)
@@ -78,9 +80,9 @@ async def serve(settings: Settings, *, clock: Callable[[], float] = time.time, s
         standing.cancel()
         await orders.close()
         await server.stop(grace=2.0)
-        for task in (holds, sealing):
+        for task in (holds, sealing, condemned):
             task.cancel()
-        await asyncio.gather(holds, standing, sealing, return_exceptions=True)
+        await asyncio.gather(holds, standing, sealing, condemned, return_exceptions=True)
         await let_go(node, service)
 
 
