@@ -98,20 +98,25 @@ class _Telling:
         own: Mapping[str, Said],
         left: Sequence[Left],
     ) -> None:
-        self._policy, self._lane, self._subjects, self._briefs, self._own, self._left = policy, lane, subjects, briefs, own, left
+        self._lane: Lane = lane
+        self._policy, self._subjects, self._briefs, self._own, self._left = policy, subjects, briefs, own, left
 
     @cached_property
-    def _explained(self) -> Mapping[str, tuple[Explain, Worker]]:
-        """Who explains what was left. Of several, the first."""
-        return {w.id: (one.explain, w) for one in reversed(self._left) for w in one.workers if w.id not in one.but}
+    def _explained(self) -> Mapping[str, list[tuple[Explain, Worker]]]:
+        """Who can explain what was left, in order."""
+        found: dict[str, list[tuple[Explain, Worker]]] = {}
+        for one in self._left:
+            for worker in one.workers:
+                if worker.id not in one.but:
+                    found.setdefault(worker.id, []).append((one.explain, worker))
+        return found
 
     def tell(self, place: int) -> Finding:
         """The finding of the subject at this place."""
         subject, brief = self._subjects[place], self._briefs[place]
         said = self._own.get(subject)
         if said is None:
-            explain, worker = self._explained[subject]
-            said = explain(worker)
+            said = next((told for explain, worker in self._explained[subject] if (told := explain(worker)) is not None), None)
         assert said is not None, "there is something to say of it"
         assert (said.verdict, said.reason, said.gate) == (brief.verdict, brief.reason, brief.gate), "in brief it is said alike"
         return Finding(
