@@ -21,13 +21,14 @@ spec: {workers: {graph: tiny}, notices: [preemption, gone], reserve: 5s}
 """
 
 
-def hold_briefly(fleet: Fleet) -> None:
-    """A silent node counts as dead 5 s and the hold after its deadline."""
+def hurried(fleet: Fleet) -> None:
+    """Nodes act for themselves after 3 s, and a silent one counts as dead 5 s and the hold after its deadline."""
     plain = fleet._write_engine
 
     def write() -> None:
         plain()
-        fleet.engine_config.write_text(fleet.engine_config.read_text().replace('hold = "20s"', 'hold = "2s"'))
+        text = fleet.engine_config.read_text().replace('hold = "20s"', 'hold = "2s"').replace('tick = "1s"', 'tick = "500ms"')
+        fleet.engine_config.write_text(f'{text}[standing]\nsilence = "3s"\n')
 
     fleet._write_engine = write  # type: ignore[method-assign]
 
@@ -52,9 +53,9 @@ def killed(s: Scene) -> None:
 
 
 def test_engine_and_node_die_and_the_worker_comes_back_from_the_image_that_the_node_sent_away(scene: MakeScene) -> None:
-    s = scene(policies={"save.yaml": SAVE}, prepare=hold_briefly, prometheus=False)
+    s = scene(policies={"save.yaml": SAVE}, prepare=hurried, prometheus=False)
     killed(s)
-    s.fleet.nodes["node-a"].post_notice("preemption", "16s", "going")
+    s.fleet.nodes["node-a"].post_notice("preemption", "14s", "going")
     s.wait("the image", lambda: any(b'"state":"done"' in body for body in kept(s, "node-a", "stood")), 30)
     assert s.discovered() == 0, "no new requests came to it since"
     assert list((s.fleet.nodes["node-b"].folder / "state" / "images").glob("standing-*-preemption-*")), "on the other node"
@@ -71,7 +72,7 @@ def test_engine_and_node_die_and_the_worker_comes_back_from_the_image_that_the_n
 
 
 def test_an_engine_that_comes_back_in_time_moves_the_worker_and_the_audit_tells_who_did_what(scene: MakeScene) -> None:
-    s = scene(policies={"save.yaml": SAVE}, prometheus=False)
+    s = scene(policies={"save.yaml": SAVE}, prepare=hurried, prometheus=False)
     killed(s)
     s.fleet.nodes["node-a"].post_notice("preemption", "90s", "going")
     s.wait("the image", lambda: any(b'"state":"done"' in body for body in kept(s, "node-a", "stood")), 30)

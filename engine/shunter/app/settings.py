@@ -14,6 +14,8 @@ mode = "first-parent"
 signers = "allowed_signers"
 [limits]                             # optional: operations under way at a time
 voluntary = 16
+[standing]                           # optional: what nodes do by themselves while no engine can be reached
+silence = "10s"
 [health]                             # optional: ages from which the engine is not ready
 policies = "10m"
 [cluster]                            # optional: one of several engines in Kubernetes leads (docs/how-to/run-in-kubernetes.md)
@@ -153,6 +155,15 @@ class LimitsSettings(_Section, frozen=True, kw_only=True):
     and one dump at a time on each node apply besides, whatever this is."""
 
 
+class StandingSettings(_Section, frozen=True, kw_only=True):
+    """What nodes do by themselves when they get a notice while no engine can be reached."""
+
+    silence: Duration = Duration(10)
+    """For so long a node must have heard of no engine. At least five ticks are waited for, whatever this is."""
+    valid: Duration = Duration(600)
+    """For so long after the engine's last word a standing order holds; it is renewed when a third of that is over."""
+
+
 class PrometheusSettings(_Section, frozen=True, kw_only=True):
     """Where metrics come from. `deadline` is for a query as a whole; `label` names the worker on every series, `graph` the Dynamo graph on
     the planner's.
@@ -230,6 +241,7 @@ class Settings(_Section, frozen=True, kw_only=True):
     profile: ProfileSettings = ProfileSettings()
     health: HealthSettings = HealthSettings()
     limits: LimitsSettings = LimitsSettings()
+    standing: StandingSettings = StandingSettings()
     audit: AuditSettings = AuditSettings()
     cluster: LeaseSettings | None = None
     """None: this engine alone leads on its state folder."""
@@ -244,6 +256,8 @@ class Settings(_Section, frozen=True, kw_only=True):
             "health.policies": self.health.policies,
             "health.inventory": self.health.inventory,
             "health.metrics": self.health.metrics,
+            "standing.silence": self.standing.silence,
+            "standing.valid": self.standing.valid,
             **({} if self.audit.keep is None else {"audit.keep": self.audit.keep}),
         }
 

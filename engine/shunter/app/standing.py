@@ -33,15 +33,12 @@ from shunter.model.view import NodeView
 from shunter.observe.inventory import SKEW_S
 from shunter.wire import agent_pb2 as pb
 
-VALID_S: Final = 600.0
-"""For so many seconds an order holds after the last word from the engine."""
-RENEW_S: Final = 180.0
-"""An order is given anew so often: it is never less than seven minutes from its end while all is well."""
+RENEW: Final = 0.3
+"""An order is given anew when this part of its time is over."""
 THINK_S: Final = 10.0
 """At most so often it is worked out what each node is to do."""
 SILENT_TICKS: Final = 5.0
-SILENT_S: Final = 10.0
-"""A node must have heard nothing for so many ticks, and for at least so many seconds, before it acts for itself."""
+"""A node must have heard nothing for so many ticks at least before it acts for itself."""
 _AT_ONCE: Final = 32
 _ANSWER_S: Final = 5.0
 _SOURCE: Final = "standing"
@@ -113,7 +110,7 @@ class Standing:
         tell: Callable[[str, Problem | None], None],
         add: Callable[[Sequence[Record]], object],
     ) -> None:
-        """`call` does something aside; `tell` is told, by key, what is wrong (SH536), and None once it isn't; `add` takes records."""
+        """`call` does something aside; `tell` is told, by key, what is wrong (SH541), and None once it isn't; `add` takes records."""
         self._duty, self._agents, self._epoch, self._store = duty, agents, epoch, store
         self._call, self._tell, self._add = call, tell, add
         self._rules = BulkCelRules()
@@ -168,7 +165,7 @@ class Standing:
             order = self._order(node, found.get(node, ()), policies, now)
             given = Given(what=(policies.commit, order.stands), at=now)
             before = self._given.get(node)
-            if before is not None and before.what == given.what and now - before.at < RENEW_S:
+            if before is not None and before.what == given.what and now - before.at < RENEW * float(self._duty.settings.standing.valid):
                 return
             async with turns:
                 try:
@@ -186,8 +183,8 @@ class Standing:
             node=node,
             epoch=self._epoch,
             issued_at=now,
-            valid_until=now + VALID_S,
-            silence=max(SILENT_S, SILENT_TICKS * float(self._duty.settings.tick)),
+            valid_until=now + float(self._duty.settings.standing.valid),
+            silence=max(float(self._duty.settings.standing.silence), SILENT_TICKS * float(self._duty.settings.tick)),
             commit=policies.commit,
             policy_set=policies.digest,
             stands=tuple(self._stand(fallback) for fallback in own),
@@ -246,6 +243,12 @@ def record_of(stood: Stood) -> OperationRecord:
     """The operation that a node's own doing is, as the engine keeps it: a checkpoint, ordered by the standing order."""
     stand = stood.stand
     done = stood.state in ("done", "withdrawn", "ended")
+    unfinished = Problem(
+        code="SH542",
+        what=f"{stood.node} has not done all that it was ordered ahead, as it {_WORDS.get(stood.state, 'still tries')}: {stood.detail}",
+        remedy="Nothing to do if the worker runs, or is restored from an older image",
+        subject=stood.stand.worker,
+    )
     planned = PlannedOperation(
         id=stood.operation,
         kind=OperationKind.CHECKPOINT,
@@ -264,8 +267,8 @@ def record_of(stood: Stood) -> OperationRecord:
     outcome = Outcome(
         status=Status.SUCCEEDED if done else Status.FAILED,
         at=stood.at,
-        code="" if done else stood.code or "SH613",
-        reason="" if done else f"{stood.node} {_WORDS[stood.state]}: {stood.detail}",
+        code="" if done else stood.code or unfinished.code,
+        reason="" if done else unfinished.what,
         measured=Measured(),
         image=stood.image,
     )
@@ -281,7 +284,7 @@ def record_of(stood: Stood) -> OperationRecord:
 
 
 _FINAL: Final = ("done", "stopped", "withdrawn", "ended")
-_WORDS: Final = {"failed": "couldn't do it", "stopped": "left it to an engine that was back"}
+_WORDS: Final = {"failed": "couldn't", "stopped": "left it to an engine that was back"}
 
 
 def _told(record: OperationRecord, stood: Stood) -> Record:
@@ -334,7 +337,7 @@ def relayed(fleet: Fleet) -> tuple[Notice, ...]:
 
 def _unsigned(what: str) -> Problem:
     return Problem(
-        code="SH536",
+        code="SH541",
         what=f"no standing orders can be given: {what}",
         remedy="Check the engine's certificate and key; until then nodes do nothing by themselves while no engine can be reached",
         subject="standing orders",
@@ -346,5 +349,5 @@ def _not_given(missing: Mapping[NodeId, Problem]) -> Problem:
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     what = f"{node}{more} took no standing order: {missing[node].code} {missing[node].what}"
     return Problem(
-        code="SH536", what=what, remedy="It is tried again. Update agents that don't know standing orders", subject="standing orders"
+        code="SH541", what=what, remedy="It is tried again. Update agents that don't know standing orders", subject="standing orders"
     )

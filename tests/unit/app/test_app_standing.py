@@ -13,7 +13,7 @@ from shunter.app.duty import Duty
 from shunter.app.policies import PolicyFeed
 from shunter.app.settings import AgentSettings, PoliciesSettings, PrometheusSettings, Settings, TlsSettings
 from shunter.app.sources import source_of
-from shunter.app.standing import RENEW_S, THINK_S, VALID_S, Standing, relayed
+from shunter.app.standing import RENEW, THINK_S, Standing, relayed
 from shunter.decide.standing import Fallback
 from shunter.model.errors import Problem, Rejected, Stalled
 from shunter.model.ids import Commit, Digest, Epoch, ImageId, Incarnation, NodeId, NoticeId, PolicyName, SlotId, WorkerId
@@ -143,7 +143,7 @@ async def test_each_node_is_given_what_to_do_for_its_workers_signed_and_with_an_
     ]
     assert {h.node for s in order.stands for h in s.holders} == {B, C}, "never on the node that goes"
     assert all(h.address == f"{h.node}:7444" for s in order.stands for h in s.holders)
-    assert (order.epoch, order.issued_at, order.valid_until, order.silence) == (3, NOW, NOW + VALID_S, 10.0)
+    assert (order.epoch, order.issued_at, order.valid_until, order.silence) == (3, NOW, NOW + 600.0, 10.0)
     assert [s.worker for s in giving.given(B).stands] == ["w2"]
     assert giving.given(C).stands == ()
 
@@ -158,7 +158,7 @@ async def test_it_is_given_anew_when_it_changes_and_before_it_ends_and_not_each_
     await giving.look(fleet(worker(0, A, incarnation=Incarnation(1))))
     assert [o.stands[0].incarnation for o in giving.agents[A].orders] == [0, 1]
     assert len(giving.agents[B].orders) == 1
-    giving.now += RENEW_S
+    giving.now += RENEW * 600.0
     await giving.look(fleet(worker(0, A, incarnation=Incarnation(1))))
     assert len(giving.agents[B].orders) == 2
 
@@ -169,7 +169,7 @@ async def test_a_node_that_takes_none_is_told_once_and_asked_again(giving: Givin
     await giving.look(fleet(worker(0, A)))
     told = giving.told["standing orders"]
     assert told is not None
-    assert (told.code, "node-a took no standing order" in told.what) == ("SH536", True)
+    assert (told.code, "node-a took no standing order" in told.what) == ("SH541", True)
     assert giving.agents[B].orders
     giving.agents[A].fault = None
     giving.now += THINK_S
