@@ -13,7 +13,7 @@ from typing import Final
 from shunter.model.errors import Problem, Stalled
 
 from shunter_agent.drivers import make_runtime, thaw_left_behind
-from shunter_agent.gpus import deal
+from shunter_agent.gpus import deal, named
 from shunter_agent.images.manifest import ImageManifest
 from shunter_agent.images.pacing import Pacing
 from shunter_agent.images.sealing import Keys
@@ -163,8 +163,9 @@ def watch_notices(node: Node, stack: contextlib.AsyncExitStack) -> None:
     def log(problem: Problem) -> None:
         node.log.problem(problem)
 
-    found = sources(node.settings, empty=lambda: _ask(loop, node.empty, otherwise=False), clock=node.clock, log=log)
-    tried = canaries(node.settings, clock=node.clock, log=log)
+    settings = named(node.settings, node.slot_gpus)
+    found = sources(settings, empty=lambda: _ask(loop, node.empty, otherwise=False), clock=node.clock, log=log)
+    tried = canaries(settings, clock=node.clock, log=log)
     node.sources, node.rehearsals = tuple(found), tuple(tried)
     source = Merged([*found, *tried], clock=node.clock)
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
 from shunter.model.errors import Problem
 
 from shunter_agent.notices.port import Notice
 from shunter_agent.notices.xid import address
 from shunter_agent.runtime.cuda import problems
 from shunter_agent.runtime.port import GPU_FACTS, Gpu, Gpus
-from shunter_agent.settings import SlotSettings
+from shunter_agent.settings import Settings, SlotSettings
 
 
 def deal(slots: Mapping[str, SlotSettings], gpus: Sequence[Gpu]) -> dict[str, tuple[Gpu, ...]]:
@@ -29,6 +30,20 @@ def deal(slots: Mapping[str, SlotSettings], gpus: Sequence[Gpu]) -> dict[str, tu
             count = slot.gpus or (len(left) if len(slots) == 1 else 0)
             dealt[name], left = tuple(left[:count]), left[count:]
     return dealt
+
+
+def named(settings: Settings, dealt: Mapping[str, Sequence[Gpu]]) -> Settings:
+    """The settings with each slot naming the GPUs that it was dealt, by address and UUID, for who hears of a GPU and looks for its slot.
+    What the settings themselves name stays named."""
+    slots = tuple(
+        msgspec.structs.replace(
+            slot,
+            pci=(*slot.pci, *(gpu.pci for gpu in dealt.get(name, ()))),
+            uuids=tuple(dict.fromkeys((*slot.uuids, *(gpu.uuid for gpu in dealt.get(name, ()))))),
+        )
+        for name, slot in settings.slot_ids().items()
+    )
+    return msgspec.structs.replace(settings, slots=slots)
 
 
 def facts_for(facts: Mapping[str, str], needs: Mapping[str, str]) -> dict[str, str]:

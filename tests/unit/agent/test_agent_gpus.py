@@ -1,5 +1,7 @@
 """A node's GPUs: dealt to slots, told to the engine, compared at a destination, and not dumped through once they are gone."""
 
+import asyncio
+import contextlib
 from pathlib import Path
 
 import msgspec
@@ -7,7 +9,7 @@ import pytest
 from agent_fakes import PROCESS, Bench
 from shunter.model.errors import Problem
 from shunter.wire import agent_pb2 as pb
-from shunter_agent import gpus, inventory
+from shunter_agent import agent, gpus, inventory
 from shunter_agent.journal import WorkerRow
 from shunter_agent.notices.port import Notice
 from shunter_agent.preflight import preflight
@@ -155,6 +157,21 @@ async def test_the_report_shows_what_the_driver_shows_unless_the_settings_say_ot
     found = (await inventory.report(bench.node)).slots
     assert [(slot.gpu_model, slot.gpus) for slot in found] == [("NVIDIA B200", 2), ("H100", 7), ("", 0)]
     assert [(gpu.uuid, gpu.model, gpu.pci, gpu.memory) for gpu in found[0].gpu] == [(g.uuid, g.model, g.pci, g.memory) for g in B200[:2]]
+
+
+async def test_an_error_of_a_gpu_is_about_the_slot_that_was_dealt_it(empty: Bench, tmp_path: Path) -> None:
+    """Though the settings name no addresses: else it would be taken for the whole node's."""
+    log = tmp_path / "kmsg"
+    log.write_text("3,1,1,-;NVRM: Xid (PCI:0000:20:00): 79, GPU has fallen off the bus.\n")
+    empty.node.settings = msgspec.structs.replace(empty.settings, kernel_log=log)
+    heard = asyncio.Event()
+    told, publish = empty.node.notices_changed, heard.set
+    empty.node.notices_changed = lambda found: (told(found), publish() if found else None)  # type: ignore[method-assign]
+    async with contextlib.AsyncExitStack() as stack:
+        agent.watch_notices(empty.node, stack)
+        await asyncio.wait_for(heard.wait(), 10)
+    (notice,) = empty.node.notices.values()
+    assert (notice.slot, notice.dumpable) == ("n/1", False)
 
 
 async def test_a_worker_names_the_gpus_of_the_slot_that_it_is_in(empty: Bench) -> None:
