@@ -1,7 +1,11 @@
 """A term by its clock alone, and what is asked of terms."""
 
+import asyncio
+import json
+
+import httpx
 import pytest
-from cluster_server import Server
+from cluster_server import Server, refused
 from shunter.cluster.backoff import Backoff
 from shunter.cluster.elector import Elector, Term, Terms
 from shunter.model.ids import Epoch
@@ -33,6 +37,30 @@ def test_a_term_that_ended_never_comes_back() -> None:
 def test_terms_under_which_two_could_lead_are_refused(terms: Terms) -> None:
     with pytest.raises(ValueError, match="rise"):
         Elector(Server().api(), "default", "lease", "me", terms=terms)
+
+
+async def test_who_stood_by_remembers_the_epochs_of_a_lease_that_is_deleted() -> None:
+    def lease(**spec: object) -> httpx.Response:
+        return httpx.Response(200, json={"metadata": {"uid": "u", "resourceVersion": "1"}, "spec": spec})
+
+    def made(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(201, json=json.loads(request.content))
+
+    theirs = lease(holderIdentity="other", leaseTransitions=41, leaseDurationSeconds=15)
+    mine = lease(holderIdentity="me", leaseTransitions=42)
+    server = Server(theirs, refused(404), made, mine, mine)
+    epochs = []
+
+    async def work(term: Term) -> None:
+        epochs.append(term.epoch)
+
+    async def no_sleep(_seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    api = server.api()
+    await Elector(api, "default", "lease", "me", sleep=no_sleep).lead(work)
+    await api.aclose()
+    assert epochs == [42]
 
 
 def test_waits_double_up_to_the_most_and_begin_anew() -> None:
