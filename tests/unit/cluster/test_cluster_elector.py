@@ -48,7 +48,7 @@ async def test_who_stood_by_remembers_the_epochs_of_a_lease_that_is_deleted() ->
 
     theirs = lease(holderIdentity="other", leaseTransitions=41, leaseDurationSeconds=15)
     mine = lease(holderIdentity="me", leaseTransitions=42)
-    server = Server(theirs, refused(404), made, mine, mine)
+    server = Server(theirs, refused(404), made, *[mine] * 50)
     epochs = []
 
     async def work(term: Term) -> None:
