@@ -58,6 +58,7 @@ class Duty:
         self.settings, self.feed, self.clock = settings, feed, clock
         self.on_tick, self.on_step, self.on_problem = on_tick, on_step, on_problem
         self.metrics = Metrics()
+        self.metrics.certificates.watch({"ca": settings.tls.ca, "engine": settings.tls.cert})
         self.health = Health(self.metrics)
         self.rules = BulkCelRules()
         self.profile = settings.rates()

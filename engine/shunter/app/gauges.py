@@ -1,7 +1,10 @@
-"""What the engine sees, as metrics: agents, sources of notices, workers, notices, and operations under way."""
+"""What the engine sees, as metrics: agents, sources of notices, workers, notices, operations under way, and its certificates' ends."""
 
+import math
 from collections import Counter as Count
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Gauge
@@ -88,3 +91,30 @@ class FleetGauges:
         for lane, times in begun.items():
             self._active.labels(lane).set(len(times))
             self._oldest.labels(lane).set(max(0.0, now - min(times)) if times else 0.0)
+
+
+class CertificateGauges:
+    """When the engine's certificates end, read at each scrape: a file may be replaced at any time."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._ends = Gauge(
+            "shunter_certificate_ends_timestamp_seconds",
+            "When the engine's own certificate or its CA's ends; NaN: the file can't be read",
+            ["of"],
+            registry=registry,
+        )
+
+    def watch(self, files: Mapping[str, Path]) -> None:
+        """Show these, by what they are."""
+        for name, path in files.items():
+            self._ends.labels(name).set_function(partial(ends_at, path))
+
+
+def ends_at(path: Path) -> float:
+    """When the first certificate in a PEM file ends, in seconds since the epoch; NaN when there is none that can be read."""
+    from cryptography import x509
+
+    try:
+        return min(one.not_valid_after_utc.timestamp() for one in x509.load_pem_x509_certificates(path.read_bytes()))
+    except (OSError, ValueError):
+        return math.nan

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make
 from prometheus_client.exposition import ThreadingWSGIServer
 
 from shunter.app.degraded import FULL, VOLATILE, Condition
-from shunter.app.gauges import FleetGauges
+from shunter.app.gauges import CertificateGauges, FleetGauges
 from shunter.app.settings import HealthSettings
 from shunter.model.errors import Problem
 from shunter.model.operation import Status
@@ -62,6 +62,7 @@ class Metrics:
         self.build = Gauge("shunter_build_info", "1, with the engine's version", ["version"], registry=self.registry)
         self.build.labels(version("shunter")).set(1)
         self.fleet = FleetGauges(self.registry)
+        self.certificates = CertificateGauges(self.registry)
         self.unwritten = Gauge("shunter_unwritten", "What is in memory only, as the disk takes no writes", ["what"], registry=self.registry)
 
 

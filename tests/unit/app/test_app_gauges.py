@@ -1,11 +1,14 @@
 """What the engine sees, as metrics: each counts what it says, and what is gone is counted no longer."""
 
+import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
-from shunter.app.gauges import FleetGauges
+from shunter.app.certs import issue
+from shunter.app.gauges import CertificateGauges, FleetGauges
 from shunter.app.health import Metrics
 from shunter.app.voice import Voice
 from shunter.model.errors import Problem
@@ -103,3 +106,18 @@ def test_problems_are_counted_once_for_as_long_as_they_last() -> None:
         voice.tell_or_clear("notices node-a", problem)
     assert told == [BLIND, BLIND]
     assert duty.metrics.registry.get_sample_value("shunter_problems_total", {"code": "SH650"}) == 2
+
+
+def test_certificates_are_told_to_end_when_they_do_and_a_new_one_at_once(tmp_path: Path) -> None:
+    made = {one.cert.name: one.cert for one in issue(tmp_path, [], NOW, days=30)}
+    registry = CollectorRegistry()
+    CertificateGauges(registry).watch({"engine": made["engine.pem"], "ca": made["ca.pem"], "none": tmp_path / "none.pem"})
+
+    def ends(of: str) -> float | None:
+        return registry.get_sample_value("shunter_certificate_ends_timestamp_seconds", {"of": of})
+
+    assert ends("engine") == pytest.approx(NOW + 30 * 86400, abs=600)
+    assert ends("ca") == pytest.approx(NOW + 3650 * 86400, abs=600)
+    assert math.isnan(ends("none") or 0.0)
+    made["engine.pem"].write_bytes(made["ca.pem"].read_bytes())
+    assert ends("engine") == ends("ca")
