@@ -169,4 +169,5 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def id(self) -> Digest:
         """`sha256:...` over the canonical bytes."""
-        return digest(self, doubtful=(self.at, self.fleet, self.notices))  # samples are finite: see `model.sample`
+        # samples are finite (see `model.sample`), and of a worker nothing is a double
+        return digest(self, doubtful=(self.at, self.fleet.nodes, self.fleet.images, self.notices))

@@ -13,7 +13,7 @@ from shunter.model.canon import NotCanonical, decode, digest, encode
 from shunter.model.ids import NodeId, SlotId, WorkerId
 from shunter.model.policy import FleetProfileSpec
 from shunter.model.sample import Known, Missing, Stale
-from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Samples, Slot, Snapshot
+from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Samples, Slot, Snapshot, Worker
 from shunter.model.units import Bytes, Duration, Share
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from([Duration(1.5), Share(0.25), Bytes(7)])
@@ -127,3 +127,4 @@ def test_no_sample_can_be_made_of_what_is_not_finite(bad):
         msgspec.convert({"is": "stale", "value": bad, "age": 1.0, "max_age": 1.0, "query": "q"}, Known | Missing | Stale)
     floats = [f.name for kind in (Known, Missing, Stale) for f in msgspec.structs.fields(kind) if f.type is float]
     assert sorted(floats) == ["age", "at", "max_age", "value", "value"], "a new number of a sample must be looked at when one is made"
+    assert not [f.name for f in msgspec.structs.fields(Worker) if "float" in str(f.type)], "and one of a worker when there is an id"
