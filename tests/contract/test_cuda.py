@@ -409,6 +409,7 @@ def test_what_speaks_against_a_worker_is_told_before_it_is_touched(bench: Stubbe
         found = cuda.check(bench.worker, spec)
         assert [problem.code for problem in found] == [code], (said, found)
         assert re.search(said, found[0].what), found[0].what
+        assert [problem.code for problem in cuda.problems()] == ([] if code == "SH745" else [code]), "what `shunter-agent check` says"
         if code == "SH748":
             with pytest.raises(Rejected, match="SH748"):
                 cuda.take(bench.worker, spec, bench.folder())

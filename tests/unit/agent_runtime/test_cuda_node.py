@@ -1,16 +1,21 @@
 """What is known of GPUs without one: maps of UUIDs, what rules a worker out, and a library that is looked at or hangs."""
 
+import os
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from shunter_agent.runtime.cuda import exclusions, image, looking
+from shunter.model.errors import Rejected
+from shunter_agent.runtime import process
+from shunter_agent.runtime.cuda import exclusions, image, looking, seen
 from shunter_agent.runtime.cuda.exclusions import Seen
 from shunter_agent.runtime.cuda.node import CudaNode
 from shunter_agent.runtime.cuda.session import Died, Failed
-from shunter_agent.runtime.port import Gpu, Process
+from shunter_agent.runtime.port import Gpu, Process, WorkerSpec
 
+SPEC = WorkerSpec(worker="w", role="decode", graph="g", engine="e", address="10.0.0.1:1")
 ME = Process(pid=2**22 + 5, started=1)
 
 
@@ -164,6 +169,38 @@ def test_what_the_library_shows() -> None:
     assert [(g.uuid, g.pci, g.used) for g in found.gpus] == [("GPU-a", "0000:4f:00", {7: 6}), ("GPU-b", "0000:4f:00", {7: 1, 8: 2})]
     assert looked.used() == {7: 7, 8: 2}
     assert session.asked == 1, "an answer is good for a moment"
+
+
+def test_what_processes_use_is_told_without_waiting_for_the_library() -> None:
+    clock, gate = [0.0], threading.Event()
+    looked, session = looker(clock, LOOKED, {**LOOKED, "gpus": [gpu(used={"9": 5})]})
+    looked.gpus()
+    plain = session.ask
+
+    def slow(do: str, **arguments: object) -> Any:
+        assert gate.wait(10)
+        return plain(do, **arguments)
+
+    session.ask = slow  # type: ignore[method-assign]
+    clock[0] = 1.0
+    assert looked.used() == {7: 7, 8: 2}, "as of the last look"
+    gate.set()
+    looked.gpus()
+    assert looked.used() == {9: 5}
+
+
+def test_a_worker_that_has_the_library_loaded_and_no_gpu_moves_on_a_node_whose_driver_cant(monkeypatch: pytest.MonkeyPatch) -> None:
+    me = process.note(os.getpid())
+    session = FakeSession(*[{**LOOKED, "lacks": "the driver has no checkpoints"}] * 9)
+    node = CudaNode(there=True, session=session)  # type: ignore[arg-type]
+    monkeypatch.setattr(seen, "cuda_processes", list)
+    monkeypatch.setattr(seen, "devices", lambda _pid: frozenset())
+    assert node.check(me, SPEC) == []
+    assert node.take(me, SPEC, Path()) is None
+    monkeypatch.setattr(seen, "devices", lambda _pid: PLAIN)
+    assert [problem.code for problem in node.check(me, SPEC)] == ["SH743"]
+    with pytest.raises(Rejected, match="SH743"):
+        node.take(me, SPEC, Path())
 
 
 def test_a_library_that_hangs_is_left_alone_for_a_minute() -> None:

@@ -24,6 +24,8 @@ from shunter_agent.runtime.port import Process
 
 PUT_BACK_S: Final = 900.0
 """Seconds that CRIU may still take to let a worker go after its agent's death: it learns of it when it has dumped all."""
+LOOK_S: Final = 5.0
+"""Seconds for a look at what GPUs there are, once the library is loaded."""
 ALONE_S: Final = 15.0
 """Seconds after which a call that is over its time ends this process, should the agent not have done it by then."""
 Request = Mapping[str, Any]
@@ -92,7 +94,7 @@ class Helper:
     # -- what can be asked
 
     def _look(self, _request: Request) -> object:
-        self._tell("NVML", 0, QUICK_S)
+        self._tell("NVML", 0, LOOK_S if self._nvml else QUICK_S)  # at first it may have to start the driver
         nvml = self._nvml = self._nvml or Nvml()
         gpus, lost = nvml.gpus()
         driver = self._cuda()

@@ -34,6 +34,7 @@ class Looker:
         self._new, self._elapsed = session, elapsed
         self._session: Session | None = None
         self._lock = threading.Lock()
+        self._aside: threading.Thread | None = None
         self._known: tuple[float, Gpus, dict[int, int]] | None = None
         self._not_before = 0.0
         self._why = ""
@@ -43,8 +44,19 @@ class Looker:
         return self._look()[0]
 
     def used(self) -> Mapping[int, int]:
-        """Bytes of GPU memory by process. Empty when it can't be told."""
-        return self._look()[1]
+        """Bytes of GPU memory by process, as of the last look. Empty when it can't be told.
+
+        It never waits, since a report on the node must not hang with a GPU: where the last look is too old, the next one is made aside.
+        """
+        known = self._known
+        if known is None or self._elapsed() - known[0] > FRESH_S:
+            self._look_aside()
+        return known[2] if known is not None else {}
+
+    def _look_aside(self) -> None:
+        if self._aside is None or not self._aside.is_alive():
+            self._aside = threading.Thread(target=self._look, name="look at gpus", daemon=True)
+            self._aside.start()
 
     def close(self) -> None:
         """End the helper."""

@@ -95,7 +95,7 @@ class CudaNode:
             return [problems.unusable("no NVIDIA driver is loaded", f"pid {process.pid}")]
         found = self.gpus()
         if found.trouble is not None:
-            return [found.trouble]
+            return [found.trouble] if _uses(tree) else []
         lost = _lost(found, spec)
         if lost:
             return lost
@@ -140,6 +140,8 @@ class CudaNode:
         if not pids:
             return None
         found = self.gpus()
+        if found.trouble is not None and not _uses(processes.tree(process.pid)):
+            return None  # it has the library loaded, and no GPU: nobody needs to be asked
         against = [found.trouble] if found.trouble is not None else _lost(found, spec)
         if against:
             raise Rejected(against[0])
@@ -270,6 +272,10 @@ class Restoring:
     def close(self) -> None:
         """No copy came, or it is dead."""
         self._session.kill()
+
+
+def _uses(pids: Sequence[int]) -> bool:
+    return any(seen.devices(pid) for pid in pids)
 
 
 def _on(gpu: Gpu, pids: Sequence[int]) -> int:
