@@ -48,14 +48,15 @@ def bounded(rights: list[str]) -> list[str]:
 
 
 @pytest.fixture
-def under(scene: MakeScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], Scene]:
+def under(scene: MakeScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scene]:
     """A fleet whose agents have these capabilities alone."""
 
-    def make(rights: list[str]) -> Scene:
+    def make(rights: list[str], within: str = "") -> Scene:
+        """`within`: a command that the agent is started by."""
         assert setting("NoNewPrivileges") == "yes"
         real, wrapped = nodes.BIN, tmp_path / "bin"
         wrapped.mkdir()
-        (wrapped / "shunter-agent").write_text(f'#!/bin/sh\nexec {" ".join(bounded(rights))} {real}/shunter-agent "$@"\n')
+        (wrapped / "shunter-agent").write_text(f'#!/bin/sh\nexec {within} {" ".join(bounded(rights))} {real}/shunter-agent "$@"\n')
         (wrapped / "shunter-agent").chmod(0o755)
         monkeypatch.setattr(nodes, "BIN", wrapped)
         return scene(policies={"save.yaml": SAVE}, prometheus=False)
@@ -92,6 +93,15 @@ def test_with_what_the_unit_gives_it_the_agent_moves_a_worker(under: Callable[[l
 def test_with_one_less_it_does_not(under: Callable[[list[str]], Scene], missing: str) -> None:
     with pytest.raises((AssertionError, fleets.SetUpError)):
         assert moves(under([right for right in RIGHTS if right != missing])) == "succeeded"
+
+
+def test_an_agent_in_a_mount_namespace_of_its_own_does_not_dump_what_could_not_be_restored(under: Callable[..., Scene]) -> None:
+    """As if its unit had ProtectSystem: each agent would be in another one, and the worker in that of the first."""
+    s = under(RIGHTS, "unshare --mount --")
+    assert moves(s) != "succeeded"
+    assert "SH735" in "".join(str(one.get("code")) + str(one.get("reason")) for one in s.outcomes("move")), s.logs()
+    assert s.copies("decode-0") == 1
+    s.whole()
 
 
 @pytest.mark.skipif(Path("/proc/sys/kernel/dmesg_restrict").read_text().strip() != "1", reason="the kernel's log is open to all here")

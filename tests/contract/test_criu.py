@@ -527,7 +527,7 @@ def test_preflight_sees_tracers_foreign_sessions_and_foreign_mounts(bench: Bench
         found = {(problem.code, problem.subject) for problem in bench.a.runtime.check(process.note(odd.pid), bench.spec)}
         odd.kill()
         odd.wait()
-    assert {("SH731", f"pid {odd.pid}"), ("SH727", f"pid {odd.pid} fd 0")} <= found
+    assert {("SH731", f"pid {odd.pid}"), ("SH735", f"pid {odd.pid}"), ("SH727", f"pid {odd.pid} fd 0")} <= found
 
 
 def test_a_refused_dump_names_its_reason_and_leaves_the_worker_running(bench: Bench, tmp_path: Path) -> None:

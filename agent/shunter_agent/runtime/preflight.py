@@ -73,7 +73,7 @@ def check(process: Process, *, ghost_limit: int) -> tuple[Problem, ...]:
     if not processes.find(process):
         return (processes.gone(process.pid),)
     pids = processes.tree(process.pid)
-    found = list(_of_root(process.pid))
+    found = [*_of_root(process.pid), *_of_namespace(process.pid)]
     opened = [file for pid in pids for file in _open_files(pid)]
     for file in opened:
         found.extend(_of_file(file, ghost_limit))
@@ -98,6 +98,21 @@ def _of_root(pid: int) -> Iterator[Problem]:
             "SH733",
             f"it is traced by process {status['TracerPid']}, and can have one tracer only",
             "End the debugger, or wait for the dump that is going on",
+            f"pid {pid}",
+        )
+
+
+def _of_namespace(pid: int) -> Iterator[Problem]:
+    """What is dumped from another mount namespace than CRIU's can't be restored, here or elsewhere: it fails deep in CRIU ("mnt: BUG")."""
+    try:
+        same = os.stat(f"/proc/{pid}/ns/mnt").st_ino == os.stat("/proc/self/ns/mnt").st_ino
+    except OSError:  # it has ended, or it can't be seen: then CRIU says more
+        return
+    if not same:
+        yield _problem(
+            "SH735",
+            "it is in another mount namespace than its agent, and an image of it couldn't be restored anywhere",
+            "Run the agent without ProtectSystem= and its like, which give it a new one at each start, and start the worker anew",
             f"pid {pid}",
         )
 
