@@ -5,6 +5,7 @@ import os
 import re
 import select
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from shunter_agent.runtime import locktables, preflight, process
 from shunter_agent.runtime.criu import CriuRuntime
 from shunter_agent.runtime.cuda import image
 from shunter_agent.runtime.cuda.held import CudaHeld
-from shunter_agent.runtime.cuda.node import CudaNode, Restoring
+from shunter_agent.runtime.cuda.node import LOCK_S, CudaNode, Restoring
 from shunter_agent.runtime.cuda.session import Session
 from shunter_agent.runtime.network import Uplink
 from shunter_agent.runtime.port import Process, WorkerSpec
@@ -25,6 +26,8 @@ from test_criu import HOST, Bench, _in_a_child, until
 
 pytestmark = pytest.mark.lab
 MEGABYTES = 8
+GIGABYTES = 2
+"""What a worker holds on a real GPU."""
 WHOLE = MEGABYTES << 20
 
 
@@ -53,9 +56,16 @@ class Sessions:
 class GpuBench(Bench):
     """A worker with GPUs on node a, with node b beside it, each with a driver of its own. Without stubs: the same GPUs on both."""
 
-    def __init__(self, criu: Path, tmp_path: Path, stubs: dict[str, StubNode], environment: Callable[[str], dict[str, str]]) -> None:
+    def __init__(
+        self,
+        criu: Path,
+        tmp_path: Path,
+        stubs: dict[str, StubNode],
+        environment: Callable[[str], dict[str, str]],
+        megabytes: int = MEGABYTES,
+    ) -> None:
         self.stubs, self.environment = stubs, environment
-        self.command = (sys.executable, str(WORKER), HOST, "9000", str(tmp_path / "ready"), str(MEGABYTES))
+        self.command = (sys.executable, str(WORKER), HOST, "9000", str(tmp_path / "ready"), str(megabytes))
         self.sessions: dict[str, Sessions] = {}
         self.cudas: list[CudaNode] = []
         super().__init__(criu, tmp_path)
@@ -64,7 +74,7 @@ class GpuBench(Bench):
 
     def runtime_on(self, node, criu: Path) -> CriuRuntime:
         sessions = self.sessions[node.name] = Sessions(self.environment(node.name))
-        cuda = CudaNode(there=True, session=sessions, lock_s=0.3)
+        cuda = CudaNode(there=True, session=sessions, lock_s=0.3 if self.stubs else LOCK_S)
         self.cudas.append(cuda)
         return node.call(lambda: CriuRuntime(criu, Uplink(bridge="br-shunt"), cuda=cuda))
 
@@ -79,6 +89,12 @@ class GpuBench(Bench):
         held = self.restore(folder, self.b, there)
         self.b.call(there.connect)
         return held.resume()
+
+    def whole(self) -> bool:
+        """Every byte of the worker's GPU memory is what it was."""
+        with self.b.call(lambda: socket.create_connection((HOST, 9000), 30)) as link, link.makefile() as answer:
+            link.sendall(b"all\n")
+            return answer.readline() == "whole\n"
 
     def close(self) -> None:
         super().close()
@@ -147,6 +163,7 @@ def test_gpu_memory_moves_to_another_gpu_and_back(bench: Stubbed) -> None:
     assert client.next == at
     running = held.resume()
     client.goes_on(200)
+    assert bench.whole()
     assert bench.b.runtime.find(running)
     assert not preflight.traced(running.pid)
     assert (bench.on_a.calls(), bench.on_b.calls()) == (["lock 0", "checkpoint 0"], ["restore 0", "unlock 0"])
@@ -451,7 +468,7 @@ def test_an_image_that_the_gpus_here_cant_take_is_refused_before_anything_is_res
 def _real(criu: Path, tmp_path: Path) -> GpuBench:
     if not Path("/dev/nvidiactl").exists():
         pytest.skip("there is no NVIDIA GPU on this machine")
-    return GpuBench(criu, tmp_path, {}, lambda _name: {})
+    return GpuBench(criu, tmp_path, {}, lambda _name: {}, GIGABYTES << 10)
 
 
 def test_a_real_gpu_keeps_its_values(criu: Path, tmp_path: Path) -> None:
@@ -463,5 +480,7 @@ def test_a_real_gpu_keeps_its_values(criu: Path, tmp_path: Path) -> None:
         frozen = bench.freeze(bench.folder())
         frozen.thaw()
         client.goes_on()
+        assert bench.whole()
         assert bench.move()
         client.goes_on()
+        assert bench.whole()
