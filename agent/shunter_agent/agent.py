@@ -3,24 +3,20 @@
 import asyncio
 import concurrent.futures
 import contextlib
-import hashlib
 import signal
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Final
 
 from shunter.model.errors import Problem, Stalled
 
-from shunter_agent.drivers import make_runtime, thaw_left_behind
+from shunter_agent.drivers import make_runtime
 from shunter_agent.gpus import deal, named
 from shunter_agent.images.manifest import ImageManifest
 from shunter_agent.images.pacing import Pacing
-from shunter_agent.images.sealing import Keys
 from shunter_agent.images.server import ImageServer
-from shunter_agent.images.signing import Signer, Trust
-from shunter_agent.images.store import ImageStore
 from shunter_agent.journal import Journal
+from shunter_agent.keeping import keep, open_archive, open_images
 from shunter_agent.log import Log
 from shunter_agent.node import Node
 from shunter_agent.notices.canary import canaries
@@ -39,9 +35,6 @@ from shunter_agent.settings import Settings
 from shunter_agent.stored import StoredDepot
 from shunter_agent.tls import TlsFiles
 
-IN_MEMORY: Final = Path("/dev/shm")  # noqa: S108  (who may use what is in it is checked: see `ImageStore`)
-SEAL_S: Final = 30.0
-"""Seconds between looks for images that are still plain and should be encrypted by now."""
 ANSWER_S: Final = 1.0
 """Seconds that a source of notices waits for a word about the node."""
 
@@ -70,7 +63,7 @@ async def serve(settings: Settings, *, clock: Callable[[], float] = time.time, s
         service.standing.recall()
         holds = asyncio.create_task(Holds(orders, service.source, service.destination).run())
         standing = asyncio.create_task(service.standing.run())
-        sealing = asyncio.create_task(_seal_now_and_then(node))
+        keeping = asyncio.create_task(keep(node))
         condemned = asyncio.create_task(Condemned(orders, settings.gpu_gone).run())
         log.info("taking orders", listen=settings.listen, port=port, runtime=runtime.name)
         started()
@@ -80,9 +73,9 @@ async def serve(settings: Settings, *, clock: Callable[[], float] = time.time, s
         standing.cancel()
         await orders.close()
         await server.stop(grace=2.0)
-        for task in (holds, sealing, condemned):
+        for task in (holds, keeping, condemned):
             task.cancel()
-        await asyncio.gather(holds, standing, sealing, condemned, return_exceptions=True)
+        await asyncio.gather(holds, standing, keeping, condemned, return_exceptions=True)
         await let_go(node, service)
 
 
@@ -93,7 +86,7 @@ def _node(settings: Settings, runtime: Runtime, log: Log, clock: Callable[[], fl
     node = Node(
         settings=settings,
         runtime=runtime,
-        depot=StoredDepot(store, _tls(settings), Pacing(rate=settings.images.bandwidth)),
+        depot=StoredDepot(store, _tls(settings), Pacing(rate=settings.images.bandwidth), open_archive(settings, clock)),
         journal=journal,
         serving=DynamoServing(settings.discovery),
         probe=Probe(),
@@ -104,32 +97,6 @@ def _node(settings: Settings, runtime: Runtime, log: Log, clock: Callable[[], fl
     )
     stack.callback(node.exits.close)
     return node
-
-
-def open_images(settings: Settings, runtime: Runtime, clock: Callable[[], float]) -> ImageStore:
-    """The images of this node; what an earlier run left half made is gone, once its workers run. Raises Stalled SH818, SH820; OSError."""
-    root, tls = settings.state / "images", _tls(settings)
-    keys = Keys(settings.images.keys) if settings.images.keys else None
-    whose = hashlib.sha256(str(settings.state).encode()).hexdigest()[:12]
-    work = settings.images.work or IN_MEMORY / f"shunter-images-{whose}"
-    for folder in {root, work if keys else root}:
-        thaw_left_behind(runtime, folder)
-    trust = Trust(tls.ca, settings.images.unsigned)
-    return ImageStore(root, keys=keys, work=work, signer=Signer(tls, clock), trust=trust)
-
-
-def seal_what_is_left(node: Node) -> None:
-    """Encrypt what an earlier run didn't come to or kept plain before it had a key, what was made for a move that went back, and what a
-    full disk didn't take; once nothing stands still. Call in the event loop."""
-    assert isinstance(node.depot, StoredDepot)
-    for image in node.depot.store.unsealed():
-        node.sync_later(image)
-
-
-async def _seal_now_and_then(node: Node) -> None:
-    while True:
-        seal_what_is_left(node)
-        await asyncio.sleep(SEAL_S)
 
 
 def _listen_for_images(node: Node, stack: contextlib.AsyncExitStack) -> None:

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from shunter_agent.runtime.port import Live, WorkerSpec
+
+ARCHIVE: Final = "archive"
+"""In place of another agent's address: where images are kept away from the nodes."""
 
 
 class ImageFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +121,14 @@ class Depot(Protocol):
         total bytes sent, from any thread."""
         ...
 
+    def fetch(self, image: str) -> ImageFacts | None:
+        """Bring an image here from the archive, which no node may have any more; None when it isn't there, or there is none.
+
+        Blocks. Raises Rejected or Retry: nothing of it is left here."""
+        ...
+
     def send(self, image: str, node: str, address: str, progress: Callable[[int], None]) -> int:
-        """Send a whole image; bytes sent. Raises Retry or Rejected: the other side then has nothing of it."""
+        """Send a whole image, to the archive where `address` is `ARCHIVE`; bytes sent.
+
+        Raises Retry or Rejected: the other side then has nothing of it."""
         ...

@@ -26,6 +26,9 @@ unsigned = "refuse"                  # or "accept": images that no agent has sig
 keys = ["image.key"]                 # optional: images are encrypted on the disk. The first key encrypts, all decrypt
 work = "/run/shunter-images"         # with keys: where images are plain while they are made, received or restored; best a tmpfs
 bandwidth = 1_250_000_000            # optional: bytes per second, of all images that are sent to other agents
+[archive]                            # optional: images that are sent to "archive" are kept there, and restored from when no node has them
+url = "s3://bucket/fleet"            # or a folder that all nodes share
+keys = ["archive.key"]               # of all nodes: it is encrypted before it leaves the node
 [labels]
 capacity = "spot"
 [[slots]]
@@ -91,6 +94,20 @@ class ImageSettings(_Section, frozen=True, kw_only=True):
     bandwidth: Annotated[int, msgspec.Meta(gt=0)] | None = None
     """Bytes per second, of all images that are sent to other agents together. None: as fast as it goes. Workers that have to leave by some
     moment go first, and copies last."""
+
+
+class ArchiveSettings(_Section, frozen=True, kw_only=True):
+    """Where images are kept away from the nodes. Equal for all nodes of a fleet."""
+
+    url: str = ""
+    """`s3://bucket/prefix`, or the path of a folder that all nodes share. Empty: there is no archive. Credentials for a bucket come from
+    where boto3 looks for them (environment, files, the machine's role)."""
+    endpoint: str | None = None
+    """The URL of an object store that isn't Amazon's."""
+    region: str | None = None
+    keys: tuple[Path, ...] = ()
+    """Files of 32 random bytes, the same on all nodes: images are encrypted by the first before they leave the node; all decrypt. Without
+    any they lie there as they are, which is refused where `[images]` has keys."""
 
 
 class SlotSettings(_Section, frozen=True, kw_only=True):
@@ -202,6 +219,7 @@ class Settings(_Section, frozen=True, kw_only=True):
     bridge: str = ""
     prefix: int = 24
     images: ImageSettings = ImageSettings()
+    archive: ArchiveSettings = ArchiveSettings()
     labels: dict[str, str] = {}
     notices: Path | None = None
     clouds: tuple[CloudSettings, ...] = ()
@@ -266,6 +284,8 @@ def _check(settings: Settings, path: Path) -> None:
     taken: dict[int, str] = {}
     for worker in settings.workers:
         _check_worker(worker, {slot.index: slot for slot in settings.slots}, taken, path)
+    if settings.archive.url and settings.images.keys and not settings.archive.keys:
+        raise _wrong("SH672", "images are encrypted here, and would lie plain in the archive", "Give `[archive]` keys, too", path)
     for field in ("listen", "image_listen"):
         host, _, port = str(getattr(settings, field)).rpartition(":")
         if not host or not port.isdigit():
@@ -297,6 +317,11 @@ def _check_worker(worker: WorkerSettings, slots: dict[int, SlotSettings], taken:
     taken[worker.slot] = worker.worker
 
 
+def _at(settings: Settings, base: Path) -> str:
+    url = settings.archive.url
+    return url if not url or url.startswith("s3://") else str(base / url)
+
+
 def _absolute(settings: Settings, base: Path) -> Settings:
     tls, images = settings.tls, settings.images
     return msgspec.structs.replace(
@@ -308,6 +333,7 @@ def _absolute(settings: Settings, base: Path) -> Settings:
         kubernetes=_beside(settings.kubernetes, base) if settings.kubernetes else None,
         http=tuple(_beside(one, base) for one in settings.http),
         tls=TlsSettings(ca=base / tls.ca, cert=base / tls.cert, key=base / tls.key),
+        archive=msgspec.structs.replace(settings.archive, keys=tuple(base / key for key in settings.archive.keys), url=_at(settings, base)),
         images=msgspec.structs.replace(
             images, keys=tuple(base / key for key in images.keys), work=base / images.work if images.work else None
         ),

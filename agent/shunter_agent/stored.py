@@ -11,7 +11,8 @@ from typing import Final
 
 from shunter.model.errors import Problem, Rejected, Stalled
 
-from shunter_agent.depot import ImageFacts
+from shunter_agent.depot import ARCHIVE, ImageFacts
+from shunter_agent.images.archive import Archive
 from shunter_agent.images.bases import Bases, bases_of
 from shunter_agent.images.copying import Job
 from shunter_agent.images.growth import Growth
@@ -33,8 +34,9 @@ _END_S: Final = 5.0
 class StoredDepot:
     """Implements `depot.Depot`."""
 
-    def __init__(self, store: ImageStore, tls: TlsFiles, pacing: Pacing | None = None) -> None:
-        """`pacing` is what all that is sent shares; None: it goes as fast as it can."""
+    def __init__(self, store: ImageStore, tls: TlsFiles, pacing: Pacing | None = None, archive: Archive | None = None) -> None:
+        """`pacing` is what all that is sent to other agents shares; None: it goes as fast as it can. `archive`: None, there is none."""
+        self.archive = archive
         self.root = store.root
         self.store = store
         self._pacing = pacing or Pacing()
@@ -136,9 +138,36 @@ class StoredDepot:
         return GrowingImage(folder, image, Peer.at(node, address), self._tls, progress, self._remember, expected, bases, self.store, turn)
 
     def send(self, image: str, node: str, address: str, progress: Callable[[int], None]) -> int:
-        """See `depot.Depot`."""
+        """See `depot.Depot`. Raises Rejected SH825 without an archive; Stalled SH667."""
+        if address == ARCHIVE:
+            try:
+                return self._archive(image).put(self.store, image, progress)
+            except OSError as error:
+                raise _disk(image, error) from error
         with self._pacing.sending(Urgency()) as pace:
             return send_whole(self.store, image, Peer.at(node, address), self._tls, progress=progress, pace=pace).bytes
+
+    def _archive(self, image: str) -> Archive:
+        if self.archive is None:
+            raise Rejected(
+                Problem(
+                    code="SH825",
+                    what="the image is to be sent to the archive, and this node knows of none",
+                    remedy="Name it as `url` in the `[archive]` of the settings of all nodes",
+                    subject=image,
+                )
+            )
+        return self.archive
+
+    def fetch(self, image: str) -> ImageFacts | None:
+        """See `depot.Depot`. Raises as `Archive.fetch` does, but Stalled SH667 when the disk doesn't take it."""
+        if self.archive is None:
+            return None
+        try:
+            manifest = self.archive.fetch(self.store, image)
+        except OSError as error:
+            raise _disk(image, error) from error
+        return facts_of(manifest) if manifest is not None else None
 
     def _remember(self, image: str, sent: Sent) -> None:
         self._known[image] = sent.manifest

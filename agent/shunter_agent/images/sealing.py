@@ -50,7 +50,7 @@ class Keys:
         """Each file holds 32 random bytes and is its owner's alone. Raises Stalled SH818."""
         self._keys = {}
         for path in files:
-            key = _read_key(path)
+            key = read_key(path)
             self._keys[_name_of(key)] = key
         self.sealing = next(iter(self._keys))
         """The name of the key that seals: a digest of it, which tells nothing of it."""
@@ -70,7 +70,8 @@ class Keys:
             raise Rejected(damaged(image, f"its own key in {HEAD} isn't what was written")) from error
 
 
-def _read_key(path: Path) -> bytes:
+def read_key(path: Path) -> bytes:
+    """A key of 32 bytes. Raises Stalled SH818."""
     try:
         if path.stat().st_mode & 0o077:
             raise Stalled(_bad_key(path, "others than its owner may read it"))

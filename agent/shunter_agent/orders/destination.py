@@ -102,7 +102,7 @@ class Destination:
             raise rejected(
                 "SH606", f"restore was refused: {reservation.slot} is reserved, not {message.slot}", "Prepare that slot", message.slot
             )
-        image = await node.in_thread(node.depot.get, message.image)
+        image = await node.in_thread(node.depot.get, message.image) or await node.in_thread(node.depot.fetch, message.image)
         if image is None or image.spec.worker != head.worker:
             raise rejected("SH665", f"there is no whole image {message.image} of the worker here", "Send it here first", head.worker)
         network = node.network(head.worker)

@@ -207,6 +207,7 @@ class FakeDepot:
         self.partial: set[str] = set()
         self.peers: dict[str, list[str]] = {}
         self.expected = 0
+        self.archived: dict[str, ImageFacts] = {}
         self.deadlines: list[float | None] = []
         self.opened: Counter[str] = Counter()
         self.copied: list[float] = []
@@ -236,6 +237,12 @@ class FakeDepot:
         return self.whole.get(image)
 
     in_memory = False
+
+    def fetch(self, image: str) -> ImageFacts | None:
+        self.faults.point("fetch")
+        if image in self.archived:
+            self.whole[image] = self.archived[image]
+        return self.archived.get(image)
 
     def folder(self, image: str) -> Path:
         self.faults.point("folder")

@@ -3,18 +3,22 @@
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 from agent_fakes import PROCESS, SPEC, Bench, FakeClock, FakeRuntime, problem
 from shunter.model.errors import Rejected, Retry, Stalled
 from shunter.wire import agent_pb2 as pb
-from shunter_agent import agent
+from shunter_agent import keeping
+from shunter_agent.depot import ARCHIVE
+from shunter_agent.images.archive import Archive, Ring
+from shunter_agent.images.folder_objects import FolderObjects
 from shunter_agent.images.manifest import ImageInfo
 from shunter_agent.images.pacing import Pacing, Urgency
 from shunter_agent.images.store import ImageStore
 from shunter_agent.notices.port import Notice
 from shunter_agent.preflight import Room, preflight
 from shunter_agent.refusals import Undone
-from shunter_agent.settings import ImageSettings, Settings, SlotSettings, TlsSettings, load
+from shunter_agent.settings import ArchiveSettings, ImageSettings, Settings, SlotSettings, TlsSettings, load
 from shunter_agent.stored import StoredDepot
 from shunter_agent.tls import TlsFiles
 
@@ -35,7 +39,7 @@ def settings(folder: Path, **images: object) -> Settings:
 
 
 def opened(folder: Path, **images: object) -> ImageStore:
-    return agent.open_images(settings(folder, **images), FakeRuntime(FakeClock()), FakeClock())
+    return keeping.open_images(settings(folder, **images), FakeRuntime(FakeClock()), FakeClock())
 
 
 def unsigned(root: Path) -> None:
@@ -65,7 +69,7 @@ def test_an_agent_without_its_certificate_makes_no_image(tmp_path: Path) -> None
 
 
 def test_images_are_encrypted_with_a_key_and_plain_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent, "IN_MEMORY", tmp_path / "shm")
+    monkeypatch.setattr(keeping, "IN_MEMORY", tmp_path / "shm")
     unsigned(tmp_path / "state" / "images")
     kept = opened(tmp_path, keys=(key(tmp_path / "key"),), unsigned="accept")
     assert kept.work.parent == tmp_path / "shm"
@@ -76,7 +80,7 @@ def test_images_are_encrypted_with_a_key_and_plain_in_memory(tmp_path: Path, mon
 
 
 def test_two_agents_of_one_machine_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent, "IN_MEMORY", tmp_path / "shm")
+    monkeypatch.setattr(keeping, "IN_MEMORY", tmp_path / "shm")
     keys = (key(tmp_path / "key"),)
     assert opened(tmp_path / "a", keys=keys).work != opened(tmp_path / "b", keys=keys).work
 
@@ -88,7 +92,12 @@ def test_paths_in_the_settings_are_relative_to_their_file(tmp_path: Path) -> Non
     )
     found = load(tmp_path / "agent.toml").images
     assert found == ImageSettings(unsigned="accept", keys=(tmp_path / "one.key", Path("/two.key")), work=tmp_path / "plain", bandwidth=5000)
-    for wrong in ('unsigned = "perhaps"', "bandwidth = 0"):
+    assert load(tmp_path / "agent.toml").archive == ArchiveSettings()
+    (tmp_path / "agent.toml").write_text(f'{text}[archive]\nurl = "shared"\nkeys = ["a.key"]\n')
+    assert load(tmp_path / "agent.toml").archive == ArchiveSettings(url=str(tmp_path / "shared"), keys=(tmp_path / "a.key",))
+    (tmp_path / "agent.toml").write_text(f'{text}[archive]\nurl = "s3://b/p"\n')
+    assert load(tmp_path / "agent.toml").archive.url == "s3://b/p"
+    for wrong in ('unsigned = "perhaps"', "bandwidth = 0", 'keys = ["k"]\n[archive]\nurl = "s3://b/p"'):
         (tmp_path / "agent.toml").write_text(f"{text}[images]\n{wrong}\n")
         with pytest.raises(Rejected, match="SH672"):
             load(tmp_path / "agent.toml")
@@ -156,6 +165,74 @@ async def test_an_image_in_memory_needs_its_room_beside_the_worker(tmp_path: Pat
     assert [refusal.code for refusal in reply.refusals] == codes
     if codes:
         assert "the worker and its image" in reply.refusals[0].what
+
+
+async def test_an_image_that_no_node_has_is_restored_from_the_archive(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, worker=False)
+    bench.give_image()
+    bench.depot.archived["image"] = bench.depot.whole.pop("image")
+    await bench.destination.prepare(bench.prepare())
+    await bench.destination.restore(bench.restore())
+    assert "image" in bench.depot.whole
+    assert bench.node.held
+
+
+async def test_an_image_that_is_nowhere_is_told_so(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, worker=False)
+    await bench.destination.prepare(bench.prepare())
+    with pytest.raises(Rejected, match="SH665"):
+        await bench.destination.restore(bench.restore())
+
+
+def test_images_go_to_the_archive_of_the_settings_and_come_back(tmp_path: Path) -> None:
+    shared = ArchiveSettings(url=str(tmp_path / "shared"), keys=(key(tmp_path / "key"),))
+    depots = []
+    for name in ("a", "b"):
+        asked = msgspec.structs.replace(settings(tmp_path / name, unsigned="accept"), archive=shared)
+        store = keeping.open_images(asked, FakeRuntime(FakeClock()), FakeClock())
+        archive = keeping.open_archive(asked, FakeClock())
+        depots.append(StoredDepot(store, TlsFiles(ca=tmp_path, cert=tmp_path, key=tmp_path), archive=archive))
+    here, there = depots
+    unsigned(here.root)
+    assert there.fetch("i1") is None
+    assert here.send("i1", "archive", ARCHIVE, lambda _bytes: None) == 4
+    assert there.fetch("i1") == here.get("i1") == there.get("i1")
+    bare = StoredDepot(here.store, TlsFiles(ca=tmp_path, cert=tmp_path, key=tmp_path))
+    assert bare.fetch("i1") is None
+    with pytest.raises(Rejected, match="SH825"):
+        bare.send("i1", "archive", ARCHIVE, lambda _bytes: None)
+
+
+def test_a_bucket_is_named_by_its_url(tmp_path: Path) -> None:
+    asked = ArchiveSettings(url="s3://bucket/some/where", endpoint="http://127.0.0.1:1", region="r")
+    archive = keeping.open_archive(msgspec.structs.replace(settings(tmp_path), archive=asked), FakeClock())
+    assert archive is not None
+    assert archive.name == "s3://bucket/some/where"
+    assert keeping.open_archive(settings(tmp_path), FakeClock()) is None
+
+
+async def test_what_is_plain_is_sealed_and_the_archive_swept_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "SEAL_S", 0.01)
+    monkeypatch.setattr(keeping, "SWEEP_S", 0.01)
+    monkeypatch.setattr("shunter_agent.node.SYNC_S", 0.01)
+    unsigned(tmp_path / "state" / "images")
+    asked = settings(tmp_path, keys=(key(tmp_path / "key"),), work=tmp_path / "work")
+    store = keeping.open_images(asked, FakeRuntime(FakeClock()), FakeClock())
+    archive = Archive(FolderObjects(tmp_path / "archive"), Ring(), FakeClock())
+    swept = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(archive, "sweep", lambda: loop.call_soon_threadsafe(swept.set))
+    (tmp_path / "bench").mkdir()
+    bench = Bench(tmp_path / "bench", worker=False)
+    bench.node.depot = StoredDepot(store, TlsFiles(ca=tmp_path, cert=tmp_path, key=tmp_path), archive=archive)
+    task = asyncio.create_task(keeping.keep(bench.node))
+    async with asyncio.timeout(10):
+        await swept.wait()
+        while store.unsealed():
+            await asyncio.sleep(0.005)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await bench.node.finish_background()
 
 
 async def test_progress_says_how_fast_it_goes_and_how_long_it_takes(tmp_path: Path) -> None:
