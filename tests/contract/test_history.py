@@ -94,7 +94,7 @@ async def test_history_gives_what_asking_at_each_instant_gives(url: str, chunk_s
     times = [BEGIN + 0.0006 + 70 * n for n in range(52)]
     async with Prometheus(url, deadline_s=30) as server:
         history = History(server, times[-1], 70.0, chunk_s=chunk_s)
-        moments = Moments(server, FLEET, times[-1], 70.0, catalog=Catalog(), chunk_s=chunk_s)
+        moments = Moments(server, FLEET, times[-1], 70.0, catalog=Catalog(), inputs=INPUTS, chunk_s=chunk_s)
         seen: list[Samples] = []
         for at in times:
             there, direct = await sample(history, FLEET, INPUTS, at, within_s=30), await sample(server, FLEET, INPUTS, at, within_s=30)
@@ -102,7 +102,10 @@ async def test_history_gives_what_asking_at_each_instant_gives(url: str, chunk_s
             assert isinstance(direct.policies["a"].pop("wrong")[""], Missing)
             assert "parse error" in there.policies["a"].pop("wrong")[""].reason
             assert there == direct, at - BEGIN
-            assert await moments.at(at) == direct.workers, at - BEGIN
+            instant = await moments.at(at)
+            assert instant.workers == direct.workers, at - BEGIN
+            assert "parse error" in instant.policies["a"].pop("wrong")[""].reason
+            assert instant.policies == direct.policies, at - BEGIN
             seen.append(there)
     kinds = {type(s) for one in seen for fields in one.workers.values() for s in fields.values()}
     assert kinds == {Known, Missing, Stale}, "the comparison saw all there is"
@@ -116,8 +119,8 @@ async def test_a_server_that_is_away_leaves_everything_missing(tmp_path: Path) -
             seen = await sample(history, FLEET, {}, at, within_s=5)
             assert {type(s) for fields in seen.workers.values() for s in fields.values()} == {Missing}
         moments = Moments(server, FLEET, BEGIN + 60, 30.0, catalog=Catalog(), chunk_s=30.0)
-        assert await moments.at(BEGIN) == seen.workers
-        assert not (await moments.at(BEGIN + 30)).anything
+        assert (await moments.at(BEGIN)).workers == seen.workers
+        assert not (await moments.at(BEGIN + 30)).workers.anything
         await moments.aclose()
 
 

@@ -5,13 +5,16 @@ import random
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shunter.decide.deciding import Deciding
 from shunter.decide.evaluate import evaluate
 from shunter.decide.history import Ended, History
 from shunter.decide.memory import Memory
+from shunter.decide.profile import Profile
 from shunter.decide.world import Images, World
 from shunter.lang.bulk import BulkCelRules
 from shunter.lang.cel import CelRules
 from shunter.lang.load import load
+from shunter.model.expression import Expression, Scope, Undecided
 from shunter.model.ids import Commit, Digest, Epoch, ImageId, Incarnation, NodeId, OperationId, PolicyName, WorkerId, slot_id
 from shunter.model.operation import EngineState, Measured, OperationRecord, Outcome, Status
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
@@ -170,3 +173,39 @@ def test_a_memory_does_not_grow_with_the_number_of_decisions() -> None:
             assert [o.worker for o in found.plan.operations] == ["w"]
             ((world, _),) = memory._seen.values()
             assert len(world.answers) == kept
+
+
+SHIFTS = "---\n".join(
+    "apiVersion: shunter.dev/v1alpha1\nkind: ReassignmentPolicy\n"
+    f"metadata: {{name: {name}}}\nspec:\n  workers: {{all: true}}\n  from: decode\n  to: prefill\n  when: {when}\n  for: 3s\n"
+    for name, when in (("one", "pools.decode.workers > 1"), ("other", "pools.prefill.workers > 1"))
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**9))
+def test_what_a_condition_was_before_is_asked_once_and_told_alike(seed: int) -> None:
+    """Of two policies, two conditions of each and two graphs, while snapshots roll on."""
+    dice = random.Random(seed)
+    files = (SourceFile(path="a.yaml", blob="b", data=SHIFTS.encode()),)
+    policies = load(Revision(commit=Commit("c" * 40), committed_at=None, files=files), None)
+    conditions = [Expression(text=f"pools.{pool}.workers > {n}") for pool in ("decode", "prefill") for n in (0, 1)]
+    rules, memory, kept = _Counting(), Memory(), list[Snapshot]()
+    for step in range(6):
+        kept = [*kept[-2:], snapshot(dice, NOW + step, kept[-1].fleet if kept else None)]
+        known = Deciding(policies, kept, EngineState(), NOW + step, rules, Profile(), memory)
+        anew = Deciding(policies, kept, EngineState(), NOW + step, BulkCelRules(), Profile())
+        for _ in range(2):
+            for policy in policies.policies:
+                for graph in "gh":
+                    for when in conditions:
+                        assert known.earlier(policy, graph, when) == anew.earlier(policy, graph, when)
+    assert rules.asked == 5 * len(policies.policies) * 2 * len(conditions), "each of the five earlier snapshots once"
+
+
+class _Counting(BulkCelRules):
+    asked = 0
+
+    def test(self, expression: Expression, scope: Scope) -> bool | Undecided:
+        self.asked += 1
+        return super().test(expression, scope)

@@ -21,10 +21,12 @@ from shunter.model.backtest import Backtest
 from shunter.model.canon import encode
 from shunter.model.errors import Severity
 from shunter.model.ids import Commit, Incarnation, NodeId, NoticeId, WorkerId, slot_id
-from shunter.model.policy import PolicySet
+from shunter.model.policy import MetricInput, PolicySet
 from shunter.model.sample import Known
 from shunter.model.snapshot import Fleet, Node, Notice, NoticeKind, Samples, Slot, Snapshot, Worker, WorkerState
 from shunter.model.source import Revision, SourceFile
+from shunter.model.table import SampleMap
+from shunter.model.units import Duration
 from shunter.observe.catalog import Catalog
 from shunter.observe.history import History
 from shunter.observe.moments import Moments
@@ -35,6 +37,15 @@ GAUGES = (
     "shunter_worker_running", "vllm:num_requests_running", "dynamo_component_inflight_requests", "vllm:num_requests_waiting",
     "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage", "shunter_worker_sessions", "shunter_worker_kv_tokens",
 )  # fmt: skip
+INPUTS = {
+    "p": {
+        "wait": MetricInput(query="wait_seconds", unit="seconds", max_age=Duration(20)),
+        "same": MetricInput(query="wait_seconds", unit="seconds", max_age=Duration(20), on_missing=7.0),
+        "depth": MetricInput(query="depth", unit="1", max_age=Duration(60), on_missing=0.5),
+        "none": MetricInput(query="nothing", unit="1"),
+    },
+    "q": {},
+}
 HEAD = "apiVersion: shunter.dev/v1alpha1\nkind: "
 POLICIES = "---\n".join(
     HEAD + text
@@ -99,7 +110,9 @@ def world(seed: int, odd: float, steps: int) -> tuple[Fleet, Server, list[float]
     """Anything goes."""
     dice = random.Random(seed)
     of = fleet(dice, dice.choice((2, 5, 14)))
-    told = lines(dice, [w.id for w in of.workers], GAUGES, BEGIN, steps * STEP, odd)
+    names = [w.id for w in of.workers]
+    told = lines(dice, names, GAUGES, BEGIN, steps * STEP, odd)
+    told += lines(dice, [*names, *dice.choice(((), ("",)))], ("wait_seconds", "depth"), BEGIN, steps * STEP, odd)
     refuse = dict.fromkeys(dice.sample(GAUGES, dice.choice((0, 0, 1))), dice.choice(("fails", "partial")))
     return of, Server(told, refuse=refuse), [BEGIN + n * STEP for n in range(steps)]
 
@@ -117,7 +130,7 @@ def calm(seed: int, steps: int) -> tuple[Fleet, Server, list[float]]:
     for gauge in ("shunter_worker_running", "shunter_worker_kv_usage", "shunter_worker_sessions", "shunter_worker_kv_tokens"):
         whole = lines(dice, names, (gauge,), BEGIN, steps * STEP, 0.0, calm=True)
         told += dice.sample(whole, len(whole) - dice.choice((0, 0, 1)))
-    told += lines(dice, [*names, ""], ("wait_seconds",), BEGIN, steps * STEP, 0.02)
+    told += lines(dice, names, ("wait_seconds",), BEGIN, steps * STEP, 0.02, calm=seed % 3 > 0)
     return of, Server(told), [BEGIN + n * STEP for n in range(steps)]
 
 
@@ -126,10 +139,20 @@ def calm(seed: int, steps: int) -> tuple[Fleet, Server, list[float]]:
 def test_a_table_has_the_samples_that_are_taken_at_each_instant(seed: int, odd: float, steps: int) -> None:
     async def look() -> None:
         of, server, times = world(seed, odd, steps)
-        moments = Moments(server, of, times[-1], STEP, catalog=Catalog(), chunk_s=150.0)
+        moments = Moments(server, of, times[-1], STEP, catalog=Catalog(), inputs=INPUTS, chunk_s=150.0)
         names = [w.id for w in of.workers]
         for at in times:
-            table, taken = await moments.at(at), (await sample(server, of, {}, at)).workers
+            instant, whole = await moments.at(at), await sample(server, of, INPUTS, at)
+            table, taken = instant.workers, whole.workers
+            assert encode(instant.policies) == encode(whole.policies)
+            for name, own in whole.policies["p"].items():
+                given, asked = instant.policies["p"][name], [*names, "nobody"]
+                if isinstance(given, SampleMap):
+                    column, wanted = given.column(asked), [own.get(w) for w in asked]
+                    assert list(column) == wanted
+                    assert column.known.tolist() == [isinstance(s, Known) for s in wanted]
+                    numbers = zip(column.values.tolist(), column.times.tolist(), wanted, strict=True)
+                    assert all((s.value, s.at) == (value, t) for value, t, s in numbers if isinstance(s, Known))
             assert encode(Samples(workers=table)) == encode(Samples(workers=taken))
             assert table == taken
             assert table.anything == any(isinstance(s, Known) for own in taken.values() for s in own.values())

@@ -11,8 +11,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from shunter.app.inputs import Asked, asked
-from shunter.app.looking import sampled
-from shunter.app.world import World
+from shunter.app.world import inputs_of
 from shunter.audit.journal import Journal
 from shunter.backtest.contrast import Contrasting
 from shunter.backtest.run import Run
@@ -27,6 +26,7 @@ from shunter.model.table import SampleTable
 from shunter.observe.catalog import Catalog
 from shunter.observe.history import History, Ranged
 from shunter.observe.moments import Moments
+from shunter.observe.sample import sample
 from shunter.report.words import count
 
 _ANSWER_S = 120.0
@@ -128,20 +128,24 @@ async def _stepped(
 
 async def _seen(server: Ranged, ask: Asked, fleet: Fleet, span: Span, catalog: Catalog) -> AsyncGenerator[list[_Seen], None]:
     """All instants in their order, some at a time."""
-    times = span.times
-    moments = Moments(server, fleet, times[-1], span.step, catalog=catalog)
-    # what the catalog has of each worker is by far the most, and comes from there
-    others = World({}, History(server, times[-1], span.step), msgspec.structs.replace(catalog, fields=()))
+    times, bare = span.times, msgspec.structs.replace(catalog, fields=())
+    common = Moments(server, fleet, times[-1], span.step, catalog=catalog, inputs=inputs_of(ask.common))
+    own = [None if o is None else Moments(server, fleet, times[-1], span.step, catalog=bare, inputs=inputs_of(o)) for o in ask.own]
+    pools = History(server, times[-1], span.step)
     try:
         for first in range(0, len(times), _BLOCK):
             block: list[_Seen] = []
             for at in times[first : first + _BLOCK]:
-                workers = await moments.at(at)
-                found = await sampled(others, [fleet], ask, (at,), _ANSWER_S)
-                block.append((at, [msgspec.structs.replace(samples, workers=workers) for (samples,) in found]))
+                # only the pools' own figures: what is known of each worker is by far the most, and comes as columns
+                found = await sample(pools, fleet, {}, at, catalog=bare, within_s=_ANSWER_S)
+                instant = await common.at(at)
+                more = [(await o.at(at)).policies if o is not None else {} for o in own]
+                seen = [Samples(workers=instant.workers, policies={**instant.policies, **m}, pools=found.pools) for m in more]
+                block.append((at, seen))
             yield block
     finally:
-        await moments.aclose()
+        for moments in (common, *(o for o in own if o is not None)):
+            await moments.aclose()
 
 
 @contextlib.asynccontextmanager

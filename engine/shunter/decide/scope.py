@@ -11,7 +11,7 @@ from shunter.model.ids import pool_id
 from shunter.model.policy import MetricInput, Policy
 from shunter.model.sample import Known, Missing, Sample, Stale, say
 from shunter.model.snapshot import Node, Notice, Worker, WorkerState
-from shunter.model.table import SampleTable
+from shunter.model.table import SampleColumn, SampleMap, SampleTable
 from shunter.model.vocabulary import POOL_METRICS, WORKER_METRICS
 
 _MEANS: Final = frozenset({"kvUsage"})
@@ -203,7 +203,17 @@ class Scopes:
         given = self._world.snapshot.samples.policies.get(policy.name, {})
         return {f"metrics.{name}": self._metric(d, given.get(name, {}), worker) for name, d in declared.items()}
 
-    def _metric(self, declared: MetricInput, given: Mapping[str, Sample], worker: Worker | None) -> Value:
+    def metrics_of(self, policy: Policy, workers: Sequence[Worker], name: str) -> Sequence[Value | None]:
+        """One variable of `metrics` for many workers, as `metrics` has it."""
+        own = name.removeprefix("metrics.")
+        given = self._world.snapshot.samples.policies.get(policy.name, {}).get(own)
+        if own not in policy.metrics or not isinstance(given, SampleMap):
+            return [self.metrics(policy, w).get(name) for w in workers]
+        declared, held = policy.metrics[own], given.column([w.id for w in workers])
+        known = held.known & (self._world.at - held.times <= float(declared.max_age))
+        return SampleColumn(held.values, held.times, known, lambda row: self._metric(declared, given, workers[row]))
+
+    def _metric(self, declared: MetricInput, given: Mapping[str, Sample], worker: Worker | None) -> Sample:
         sample = given.get(worker.id) if worker else None
         if sample is None:
             sample = given.get("")

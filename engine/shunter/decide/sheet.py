@@ -36,7 +36,7 @@ class Workers:
                 graphs = [w.graph for w in workers] if len(self.graphs) > 1 else self.graphs
                 return [scopes.of_graph(g).get(name) for g in graphs]
             case "metrics" if self._policy is not None:
-                return [scopes.metrics(self._policy, w).get(name) for w in workers]
+                return scopes.metrics_of(self._policy, workers, name)
             case "now":
                 return [scopes.now]
         return [None]

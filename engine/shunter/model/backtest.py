@@ -178,8 +178,8 @@ class Backtest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kept(self) -> tuple[float, float, int]:
-        """Sessions and tokens that would have been lost without an act that carried their worker elsewhere, as far as they are known, and of
-        how many of those acts one or the other isn't. What nobody would have touched isn't kept by carrying it about.
+        """Sessions and tokens that would have been lost without an act that carried their worker elsewhere, as far as they are known, and
+        of how many of those acts one or the other isn't. What nobody would have touched isn't kept by carrying it about.
         """
         carried = [a for a in self.carried if a.instead != "nothing"]
         sessions = sum(a.sessions for a in carried if a.sessions is not None)

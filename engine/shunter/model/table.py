@@ -1,7 +1,8 @@
 """Samples by the column: the numbers of many subjects at hand as arrays, and a `Sample` made of one only when it is looked at.
 
-A `SampleTable` is what `Samples.workers` may be instead of dictionaries. It says the same; whoever knows of it needn't make an object for
-each of a large fleet's samples. The arrays are numpy's, which isn't needed to read a table sample by sample.
+A `SampleTable` is what `Samples.workers` may be instead of dictionaries, a `SampleMap` what a metric in `Samples.policies` may be. They say
+the same; whoever knows of them needn't make an object for each of a large fleet's samples. The arrays are numpy's, which isn't needed to
+read them sample by sample.
 """
 
 from abc import abstractmethod
@@ -64,3 +65,11 @@ class SampleTable(Mapping[str, Mapping[str, Sample]]):
     @abstractmethod
     def _workers(self) -> Sequence[str]:
         """The ids, in order."""
+
+
+class SampleMap(Mapping[str, Sample]):
+    """Worker id to sample, for one metric that a policy declares, that also gives them as a column. It doesn't change."""
+
+    @abstractmethod
+    def column(self, workers: Sequence[str]) -> SampleColumn:
+        """The samples of these workers, in their order."""

@@ -85,6 +85,12 @@ def reaching(promql: str, further_s: float) -> str:
     return promql if ranged is None else f"{ranged[1]}[{int(further_s + int(ranged[2]) + 1)}s]"
 
 
+def reach_of(promql: str) -> float | None:
+    """How far back a range query reaches, in seconds; None: it isn't one of those that are asked for samples with their own times."""
+    ranged = _RANGE.fullmatch(promql)
+    return None if ranged is None else float(ranged[2])
+
+
 class _Chunk:
     """An answer over a stretch of time, packed; `reach` is how far back from an instant a point counts, `ahead` how far after it."""
 

@@ -44,7 +44,7 @@ async def sample(
     live = [w for w in fleet.workers if w.state in _LIVE]
     engines = {w.engine for w in live}
     fields = [(f, catalog.query(f, engines)) for f in catalog.fields] if live else []
-    declared = {(policy, name): _asked(metric) for policy, metrics in inputs.items() for name, metric in metrics.items()}
+    declared = {(policy, name): asked_as(metric) for policy, metrics in inputs.items() for name, metric in metrics.items()}
     of_all = [(f, catalog.pool_query(f)) for f in catalog.pools] if fleet.workers else []
     wanted = dict.fromkeys([*((query, None) for _, query in (*fields, *of_all)), *declared.values()])
     answers = await _ask(client, list(wanted), at, parallel, within_s)
@@ -66,7 +66,7 @@ async def sample(
     return Samples(workers=workers, policies=policies, pools=dict(pools))
 
 
-def _asked(metric: MetricInput) -> tuple[str, float | None]:
+def asked_as(metric: MetricInput) -> tuple[str, float | None]:
     """The query to send and its look-back. A plain selector is asked as a range, for the samples' own times; of anything else only the time
     of evaluation can be known, so the server is asked not to reach back further than `maxAge`.
     """
@@ -167,8 +167,18 @@ def _of_policy(answer: Answer | Missing, metric: MetricInput, ask: Ask, live: li
     if not found.named:
         return {"": _or_declared(one(found.nameless, ask), metric, ask)}
     if found.nameless:
-        return {"": Missing(reason=f"some series have the label {label} and some have not", query=ask.query)}
+        return {"": mixed(ask.query, label)}
     return {worker.id: _or_declared(one(found.of(worker.id), ask), metric, ask) for worker in live}
+
+
+def mixed(query: str, label: str) -> Missing:
+    """Nobody can tell what the series mean: some are of a worker, and some aren't."""
+    return Missing(reason=f"some series have the label {label} and some have not", query=query)
+
+
+def declared(series: Sequence[Series], metric: MetricInput, ask: Ask) -> Sample:
+    """What these series, all of one worker or of none, say of a metric that a policy declares."""
+    return _or_declared(one(series, ask), metric, ask)
 
 
 def _plain(value: Sample | Empty) -> Sample:
