@@ -30,6 +30,8 @@ _TRIES: Final = 4
 _LOOK_S: Final = 3.0
 """Between two looks whether somebody has deleted an operation that is under way."""
 _SWEEP_S: Final = 60.0
+_LIST_S: Final = 15.0
+"""Bound of a page of a list, for which nothing waits but a new leader."""
 _HICCUP_S: Final = 0.3
 """A failure that takes no longer is tried again, so much later."""
 
@@ -247,7 +249,8 @@ class Ledger:
         await _all([self._catch_up(name) for name, kept in self._open.items() if not kept.told or kept.wanted.outcome is not None])
         if self._open and now - self._looked >= _LOOK_S:
             self._looked = now
-            found = await self._list({"labelSelector": f"{UNDER_WAY}=true"})
+            # out of the server's cache: what it says may be a moment old, and costs hardly anything
+            found = await self._list({"labelSelector": f"{UNDER_WAY}=true", "resourceVersion": "0"})
             self.deleted = frozenset(OperationId(one["metadata"]["name"]) for one in found if one["metadata"].get("deletionTimestamp"))
         if now - self._swept >= _SWEEP_S:
             self._swept = now
@@ -300,7 +303,7 @@ class Ledger:
         found: list[Object] = []
         query = {**selected, "limit": PAGE}
         while True:
-            page = await self._api.get(self._path, query)
+            page = await self._api.get(self._path, query, timeout_s=_LIST_S)
             found += page.get("items") or ()
             token = (page.get("metadata") or {}).get("continue")
             if not token:
