@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ class Runner:
         shims.mkdir()
         (shims / "python").write_text(PYTHON)
         (shims / "python").chmod(0o755)
-        (shims / "shunter").symlink_to(ROOT / ".venv" / "bin" / "shunter")
+        (shims / "shunter").symlink_to(Path(sys.executable).parent / "shunter")
         self._path = f"{shims}:/usr/bin:/bin"
         self.output = ""
 
