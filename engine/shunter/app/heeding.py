@@ -20,11 +20,12 @@ from shunter.audit.decisions import Tracker
 from shunter.decide.evaluate import evaluate
 from shunter.lang.bulk import BulkCelRules
 from shunter.model.canon import digest
+from shunter.model.finding import Verdict, chapters
 from shunter.model.ids import Epoch, NoticeId
 from shunter.model.operation import EngineState
 from shunter.model.plan import Evaluation
 from shunter.model.policy import FleetProfile, PolicySet, PreemptionPolicy
-from shunter.model.record import Record
+from shunter.model.record import Record, RecordKind
 from shunter.model.snapshot import Notice, Samples, Snapshot
 
 IN_A_ROW: Final = 3
@@ -66,13 +67,26 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
     state: EngineState
     records: tuple[Record, ...]
 
+    def why(self, epoch: Epoch) -> tuple[Record, ...]:
+        """The findings behind the plan, with their evidence. It takes long to work that out, and no order waits for it: any thread may."""
+        made = self.evaluation
+        acting = tuple(
+            chapter.tell(place)
+            for chapter in chapters(made.findings)
+            for place, brief in enumerate(chapter.briefs)
+            if brief.verdict is Verdict.ACT
+        )
+        _, records = Tracker().observe(msgspec.structs.replace(made, findings=acting), made.plan.at, epoch, self.snapshot.fleet)
+        return tuple(record for record in records if record.kind is RecordKind.FINDING)
+
 
 class Heeding:
-    """Decides at once. It shares no caches with the ticks, which may be deciding in another thread."""
+    """Decides at once. It shares no caches with the ticks, which may be deciding in another thread, and none of its decisions with another:
+    why one was made is worked out aside.
+    """
 
     def __init__(self, duty: Duty, epoch: Epoch) -> None:
         self._duty, self._epoch = duty, epoch
-        self._rules = BulkCelRules()
         self._policies: tuple[PolicySet, PolicySet] | None = None
         self._overtaken = 0
         self.number = 0
@@ -112,7 +126,7 @@ class Heeding:
         snapshot = Snapshot(at=now, fleet=duty.scene.fleet, samples=self.samples, notices=duty.scene.notices)
         self.digests.take(snapshot)
         with paused():
-            evaluation = evaluate(policies, [snapshot], state, now, self._rules, duty.profile)
+            evaluation = evaluate(policies, [snapshot], state, now, BulkCelRules(), duty.profile)
         if not any(not o.preview for o in evaluation.plan.operations):
             return None
         _, records = Tracker().observe(msgspec.structs.replace(evaluation, findings=()), now, self._epoch, snapshot.fleet)
@@ -130,7 +144,7 @@ class Heeding:
         notices = tuple(Notice(id=NoticeId(f"rehearsal-{k}"), kind=k, node=node, seen_at=now, deadline=now + _FAR_S) for k in sorted(kinds))
         snapshot = Snapshot(at=now, fleet=scene.fleet, samples=self.samples, notices=notices)
         self.digests.take(snapshot)
-        evaluate(policies, [snapshot], EngineState(), now, self._rules, self._duty.profile)
+        evaluate(policies, [snapshot], EngineState(), now, BulkCelRules(), self._duty.profile)
 
     def _urgent(self) -> PolicySet | None:
         whole = self._duty.feed.current

@@ -27,7 +27,7 @@ from shunter.app.collector import paused
 from shunter.app.degraded import Watch, urgent
 from shunter.app.duty import Duty, Told
 from shunter.app.following import Following
-from shunter.app.heeding import Haste, Heeding
+from shunter.app.heeding import Haste, Heard, Heeding
 from shunter.app.keeping import Keeping
 from shunter.app.overtaken import overtaken
 from shunter.app.recheck import Now
@@ -52,6 +52,7 @@ from shunter.model.policy import PolicySet
 from shunter.model.record import Record, RecordKind
 from shunter.model.snapshot import Notice, Snapshot
 from shunter.observe.prometheus import Prometheus
+from shunter.wire import agent_pb2 as pb
 from shunter.wire import convert
 
 HISTORY_MARGIN_S = 15.0
@@ -342,8 +343,8 @@ class Leading:
             with contextlib.suppress(ShunterError):
                 async for event in self.agents[node].watch(self.epoch):
                     if event.HasField("notice"):
-                        with contextlib.suppress(ValueError):  # of a kind that this engine has no word for
-                            self.heed(convert.notice(event.notice, node))
+                        if (notice := _understood(event.notice, node)) is not None:
+                            self.heed(notice)
                     elif event.HasField("exit"):
                         self.duty.wake.set()
             await asyncio.sleep(float(self.duty.settings.tick))
@@ -377,10 +378,15 @@ class Leading:
         if heard is None:
             return False
         self.scheduler.offer(heard.evaluation.plan, whole=False)
+        self.aside.later(lambda: self._tell_why(heard))
         if self.keeping and self.watch.now is None:
             kept = heard.evaluation, heard.policies, [heard.snapshot], heard.state, self.duty.profile
             self.keeping.keeper.offer(heard.records, *kept)
         return True
+
+    def _tell_why(self, heard: Heard) -> None:
+        self.aside.breathe()
+        self._write(heard.why(self.epoch))
 
     # -- small parts
 
@@ -398,6 +404,14 @@ class Leading:
 
     def _unsettled(self, _operation: OperationId, error: ShunterError) -> None:
         self.voice.tell(error.problem)
+
+
+def _understood(told: pb.NoticeReport, node: NodeId) -> Notice | None:
+    """None for one of a kind that this engine has no word for."""
+    try:
+        return convert.notice(told, node)
+    except ValueError:
+        return None
 
 
 def _has_plan(records: tuple[Record, ...]) -> bool:

@@ -274,7 +274,9 @@ def _because(journal: Journal, first: Sealed) -> Because:
     """What the audit says of why an operation was begun."""
     body, worker = first.record.body, first.record.subject
     of_policy = Filter(kind=RecordKind.FINDING, subject=worker, policy=str(body.get("policy")))
-    acting = (s for s in reversed(journal.select(of_policy)) if s.seq <= first.seq and s.record.body.get("verdict") == "act")
+    acts = [s for s in reversed(journal.select(of_policy)) if s.record.body.get("verdict") == "act"]
+    behind = [s for s in acts if s.record.plan == first.record.plan]  # after the order, where a notice asked for it
+    acting = iter(behind or [s for s in acts if s.seq <= first.seq])
     plans = journal.select(Filter(kind=RecordKind.PLAN, worker=worker, until=first.record.at + 1.0))
     having = (s for s in reversed(plans) if s.seq <= first.seq and first.record.operation in operations_of(s.record))
     notices = journal.select(Filter(kind=RecordKind.NOTICE, until=first.record.at + 1.0)) if body.get("notice") else ()

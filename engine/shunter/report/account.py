@@ -80,7 +80,7 @@ def _why(first: Record, because: Because) -> Iterator[str]:
         until = f", by {_time(deadline)} UTC" if isinstance(deadline, int | float) else ""
         yield f"{because.notice.subject} was to go ({notice.get('kind')}{until}), as was heard at {_time(because.notice.at)} UTC."
     body = first.body
-    where = because.finding.commit if because.finding else first.commit
+    where = because.finding.commit if because.finding else because.plan.record.commit if because.plan else first.commit
     by = f"The policy {body.get('policy')}" + (f", as of commit {short(where)}," if where else "")
     wanted = _WANTED.get(str(body.get("kind")), "was to be acted on")
     places = {name: str(body.get(name) or "its place") for name in ("from", "to")}

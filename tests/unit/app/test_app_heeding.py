@@ -1,7 +1,7 @@
 """A notice that comes while a tick is looking, measuring or deciding."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
@@ -15,6 +15,7 @@ from shunter.model.plan import OperationKind, Plan
 from shunter.model.record import RecordKind
 from shunter.model.snapshot import Node, Notice, NoticeKind, Samples, Slot
 from shunter.observe.inventory import Inventory
+from shunter.wire import agent_pb2 as pb
 from test_app_engine import FULL, SAVING, Serving, Stage, stage
 
 __all__ = ["stage"]
@@ -164,3 +165,42 @@ async def test_what_is_done_aside_stands_still_while_orders_are_given_and_goes_o
     finally:
         aside.close()
     assert await aside.call(lambda: "here") == "here", "without its thread it is done where it is asked for"
+
+
+async def test_why_it_was_ordered_is_recorded_with_its_evidence_after_the_order(looking: Looking, monkeypatch: pytest.MonkeyPatch) -> None:
+    s, _, offered = looking
+    later = list[Callable[[], None]]()
+    monkeypatch.setattr(s.leading.aside, "later", later.append)
+    await s.leading.sight.look(100.0)
+    s.leading.heed(NOTICE)
+    assert len(offered) == 1
+    assert s.recorded(RecordKind.FINDING) == [], "no order waits for it"
+    for work in later:
+        work()
+    (found,) = s.recorded(RecordKind.FINDING)
+    (plan,) = s.recorded(RecordKind.PLAN)
+    assert (found.subject, found.body["policy"], found.body["verdict"], found.body["lane"]) == ("w", "save", "act", "involuntary")
+    assert (found.plan, found.commit, found.at) == (plan.plan, plan.commit, plan.at)
+    assert "notices" in {one["gate"] for one in found.body["evidence"]}  # type: ignore[attr-defined]
+
+
+async def test_an_error_of_ours_over_a_notice_isnt_taken_for_a_word_that_we_dont_know(
+    looking: Looking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s, _, _ = looking
+    heard = list[Notice]()
+
+    class Telling:
+        async def watch(self, _epoch: object) -> AsyncIterator[pb.Event]:
+            for kind in ("of-another-age", "preemption"):
+                yield pb.Event(notice=pb.NoticeReport(id="n", kind=kind, seen_at=100.0))
+
+    def heed(notice: Notice) -> None:
+        heard.append(notice)
+        raise ValueError("ours")
+
+    monkeypatch.setattr(s.leading, "agents", {"node-a": Telling()})
+    monkeypatch.setattr(s.leading, "heed", heed)
+    with pytest.raises(ValueError, match="ours"):
+        await s.leading._watch(NodeId("node-a"))
+    assert [n.kind for n in heard] == [NoticeKind.PREEMPTION]

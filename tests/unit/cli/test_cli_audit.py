@@ -1,6 +1,7 @@
 import json
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 from shunter.audit.journal import Journal
@@ -77,6 +78,30 @@ def test_show_one_and_show_an_operation(state: Path, capsys: pytest.CaptureFixtu
     assert '"number": 2' in one
     assert numbers(shown(capsys, "show", "move-1", "--state", str(state), "--json")) == [2, 4, 6]
     assert shown(capsys, "show", "move-1", "--state", str(state)).count("Record ") == 3
+
+
+@pytest.mark.parametrize("told_later", [False, True], ids=["a tick's", "asked for by a notice"])
+def test_an_operation_shows_the_finding_behind_it_also_where_the_order_came_first(
+    tmp_path: Path, told_later: bool, capsys: pytest.CaptureFixture[str]
+):
+    def record(kind: RecordKind, plan: str | None, body: dict[str, object], **more: Any) -> Record:
+        return Record(at=1_800_000_000.0, kind=kind, subject="w", what="x", epoch=Epoch(1), plan=plan, body=body, **more)  # type: ignore[arg-type]
+
+    def found(plan: str, reason: str) -> Record:
+        body: dict[str, object] = {"policy": "save", "verdict": "act", "reason": reason, "evidence": []}
+        return record(RecordKind.FINDING, plan, body, commit=Commit("c" * 40))
+
+    begun: dict[str, object] = {
+        "kind": "move", "policy": "save", "reason": "it goes", "lane": "involuntary", "from": "a/0", "to": "b/0", "step": "intended",
+    }  # fmt: skip
+    intent = record(RecordKind.INTENT, "sha256:2", begun, operation="move-w")
+    why = found("sha256:2", "what was found")
+    between = (intent, why) if told_later else (why, intent)
+    with Journal(tmp_path / "audit.db") as journal:
+        journal.append([found("sha256:1", "of an earlier plan"), *between, found("sha256:3", "of a later plan")])
+    out = shown(capsys, "show", "move-w", "--state", str(tmp_path))
+    assert "It had found: what was found." in out
+    assert "The policy save, as of commit cccccccccccc, said that w" in out
 
 
 @pytest.mark.parametrize(("what", "code"), [("99", "SH906"), ("move-9", "SH908")])
