@@ -1,6 +1,7 @@
 """deploy/ci: each step of the pipelines for pull requests, run against a real Git repository and a forge on this machine."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -189,6 +190,24 @@ def test_the_verb_without_a_recording_or_without_policies(
     shown = capsys.readouterr()
     assert said in shown.out + shown.err
     assert (out / "comment.md").exists() == (status == 0)
+
+
+def test_policies_that_come_with_the_change_are_compared_with_none(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (repository / "first").mkdir()
+    (repository / "first" / "more.yaml").write_text(ADDED)
+    os.symlink("more.yaml", repository / "first" / "link.yaml")
+    commit(repository, "The first policies of this folder")
+    fleet = repository / ".shunter" / "fleet.json"
+    words = ["review", "HEAD^", "--repository", str(repository), "--folder", "first", "--snapshot", str(fleet), "--out", str(tmp_path)]
+    assert execute(words) == 1
+    assert "first/link.yaml: SH211" in capsys.readouterr().out
+    (repository / "first" / "link.yaml").unlink()
+    commit(repository, "No link")
+    words[1] = "HEAD~2"
+    assert execute(words) == 2
+    assert "checkpoint decode-0" in (tmp_path / "comment.md").read_text()
 
 
 def test_what_could_not_run_is_never_taken_for_a_difference(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Final
 
+import msgspec
 import typer
 
 from shunter.app.differing import compare
@@ -18,9 +19,10 @@ from shunter.cases.run import FileResult, run_file
 from shunter.cli.main import complain
 from shunter.cli.validate import TITLES, Report, check, ends
 from shunter.lang.cel import CelRules
-from shunter.lang.load import is_policy_file
+from shunter.lang.load import is_policy_file, load
 from shunter.model.difference import Compared
-from shunter.model.errors import Problem, Severity, ShunterError, Stalled
+from shunter.model.errors import Problem, Rejected, Severity, ShunterError, Stalled
+from shunter.model.ids import Commit
 from shunter.model.policy import PolicySet
 from shunter.model.source import Revision
 from shunter.report.diff import diff_json
@@ -77,9 +79,10 @@ def _run(
     with tempfile.TemporaryDirectory(prefix="shunter-review-") as scratch:
         revision = read_revision(root, head, folder, Path(scratch) / "head.git")
         revisions = Revisions(None, root, folder, Path(scratch))
-        sets = (revisions.revision(base), revisions.revision(head))
+        sets = (_base(revisions, base), revisions.revision(head))
     files = _paths(revision, folder)
-    report = check(_policies(files), strict=strict, problems=revision.problems)
+    refused = [msgspec.structs.replace(p, subject=f"{_prefix(folder)}{p.subject}") for p in revision.problems]
+    report = check(_policies(files), strict=strict, problems=refused)
     tests = _tested(files)
     compared = _compared(sets, snapshots) if report.valid else []
     found = _review(sets, folder, report, tests, compared, recorded=bool(snapshots))
@@ -93,9 +96,23 @@ def _run(
     }
 
 
+def _base(revisions: Revisions, name: str) -> PolicySet:
+    """Without any policy where the folder comes with the change."""
+    try:
+        return revisions.revision(name)
+    except Rejected as error:
+        if error.problem.code != "SH215":
+            raise
+        return load(Revision(commit=Commit(name), committed_at=None), None)
+
+
+def _prefix(folder: str) -> str:
+    return f"{folder.strip('/')}/" if folder.strip("/") else ""
+
+
 def _paths(revision: Revision, folder: str) -> dict[str, bytes]:
     """All files by their path from the repository's root; those in hidden folders left out, as in a work tree."""
-    prefix = f"{folder.strip('/')}/" if folder.strip("/") else ""
+    prefix = _prefix(folder)
     return {f"{prefix}{f.path}": f.data for f in revision.files if not any(part.startswith(".") for part in PurePosixPath(f.path).parts)}
 
 
