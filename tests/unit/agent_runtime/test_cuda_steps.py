@@ -164,9 +164,25 @@ def test_a_call_that_somebody_else_has_made_is_no_failure() -> None:
 def test_a_worker_that_another_tool_has_locked_or_that_failed_is_not_frozen(state: State) -> None:
     world = World(2)
     world.states[2] = state
-    with pytest.raises((StateWrong, Stuck), match=state.name):
+    with pytest.raises(StateWrong, match=state.name):
         world.steps().freeze(ROOT, (), 1.0)
-    assert "checkpoint" not in kinds(world)
+    assert (world.calls, world.states[2]) == ([], state), "what somebody else has done stays done"
+
+
+def test_all_locks_share_their_time() -> None:
+    """Processes that wait for each other's kernels would else each wait for the whole of it, while the first one can't serve."""
+    now, world = [0.0], World(3)
+    asked: list[int] = []
+    plain = world.lock
+
+    def lock(pid: int, timeout_ms: int) -> None:
+        asked.append(timeout_ms)
+        now[0] += 0.25
+        plain(pid, timeout_ms)
+
+    world.lock = lock  # type: ignore[method-assign]
+    Steps(world, world, list, lambda *_told: None, 0, lambda: now[0]).freeze(ROOT, (), 1.0)
+    assert asked == [1000, 750, 500]
 
 
 def test_a_copy_is_revived_with_the_pairs_and_stays_stopped() -> None:

@@ -37,9 +37,17 @@ FAILURES: Final = (Refused, StateWrong, NotStopped, OSError)
 class Steps:
     """What is done to one tree. `candidates` are the processes of a tree that may be CUDA processes."""
 
-    def __init__(self, api: Api, stops: Stops, candidates: Callable[[Iterable[int]], list[int]], tell: Tell, size: int = 0) -> None:
-        """`size`: bytes of GPU memory of the tree, about; calls that move memory get time by it."""
-        self._api, self._stops, self._candidates, self._tell = api, stops, candidates, tell
+    def __init__(
+        self,
+        api: Api,
+        stops: Stops,
+        candidates: Callable[[Iterable[int]], list[int]],
+        tell: Tell,
+        size: int = 0,
+        elapsed: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`size`: bytes of GPU memory of the tree, about; calls that move memory get time by it. `elapsed`: seconds since some moment."""
+        self._api, self._stops, self._candidates, self._tell, self._elapsed = api, stops, candidates, tell, elapsed
         self._moving_s = LEAST_S + size / SLOWEST
 
     def processes(self, root: int) -> list[int]:
@@ -53,26 +61,26 @@ class Steps:
 
         Raises one of FAILURES, and the tree runs on; or Stuck, and it doesn't.
         """
+        pids = self.processes(root)
+        for pid in pids:
+            self._expect(pid, State.RUNNING)  # what somebody else has locked isn't ours to unlock
+        if not pids:
+            return []
         try:
-            return self._freeze(root, lock_s)
+            self._lock(pids, lock_s)
+            self._stops.stop(root)
+            self._with_each(self._threads(root), self._checkpoint)
         except FAILURES as failed:
             self._undo(root, but, failed)
             raise
+        return pids
 
-    def _freeze(self, root: int, lock_s: float) -> list[int]:
-        pids = self.processes(root)
+    def _lock(self, pids: Sequence[int], within_s: float) -> None:
+        until = self._elapsed() + within_s
         for pid in pids:
-            self._expect(pid, State.RUNNING)
-        if not pids:
-            return []
-        until = time.monotonic() + lock_s
-        for pid in pids:
-            left = max(until - time.monotonic(), 0.001)
+            left = max(until - self._elapsed(), 0.001)
             self._tell("cuCheckpointProcessLock", pid, left + QUICK_S)
             self._api.lock(pid, max(1, int(left * 1000)))
-        self._stops.stop(root)
-        self._with_each(self._threads(root), self._checkpoint)
-        return pids
 
     def _with_each(self, threads: Iterable[tuple[int, int]], call: Callable[[int], None]) -> None:
         for pid, thread in threads:
