@@ -1,6 +1,7 @@
 """`shunter engine` in a cluster: wait for the Lease, lead for as long as it is held, and say meanwhile who does."""
 
 import asyncio
+import contextlib
 import os
 import socket
 import time
@@ -22,6 +23,8 @@ Run: TypeAlias = Callable[[asyncio.Event, Backing], Awaitable[None]]
 AGAIN_S: Final = 2.0
 STILL_S: Final = 60.0
 """An engine whose event loop didn't come round for so long gives the lead up. Its ticks take a second, its longest writes some."""
+FAREWELL_S: Final = 30.0
+"""How long a process that is to end waits for what it led with to be closed."""
 
 
 class Electing:
@@ -69,7 +72,8 @@ class Electing:
             await asyncio.to_thread(thread.close)
             await asyncio.gather(beating, return_exceptions=True)
             if self._leads:
-                await self._over.wait()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._over.wait(), FAREWELL_S)
 
     async def _until(self, stop: asyncio.Event, ended: "asyncio.Future[None]") -> None:
         """It has ended, or is to before it ever led: who leads finds out by itself."""

@@ -57,7 +57,6 @@ class Upheld:
         self._ledger: Ledger
         self._memory: Memory
         self._events: Events
-        self._loaded: asyncio.Future[list[Object]]
         self._gist: object = None
         self._fleet: Remembered | None = None
         self._records: list[OperationRecord] = []

@@ -114,9 +114,12 @@ class Ledger:
         except Overtaken:
             raise
         except ShunterError as error:
-            for name in new:
-                self._open.pop(name, None)
-            self._doubtful.update(new)
+            if (
+                batch is not None
+            ):  # otherwise they are under way, in the store's memory alone, and each that is there is one that isn't lost
+                for name in new:
+                    self._open.pop(name, None)
+                self._doubtful.update(new)
             raise Stalled(error.problem) from error
         finally:
             self._news.set()

@@ -158,6 +158,18 @@ async def test_what_fails_twice_is_told_and_nothing_of_it_stays(server: Kept, le
     assert list(server.kept) == ["discard-1"]
 
 
+async def test_of_what_is_under_way_already_each_that_is_there_stays(server: Kept, ledger: Ledger) -> None:
+    """It went on in memory while the server was away: what came through when it was back is lost no more."""
+    under_way = [record("discard-1", step=Step.DUMPED), record("discard-2", step=Step.DUMPED)]
+    server.failures = [None, refused(500), refused(500), refused(500)]
+    with pytest.raises(Stalled):
+        await ledger.put(under_way, together=False)
+    await until(lambda: ledger.problem is None)
+    assert "DELETE" not in [request.method for request in server.requests]
+    await ledger.put(under_way, together=False)
+    assert {name: one["status"]["step"] for name, one in server.kept.items()} == {"discard-1": "dumped", "discard-2": "dumped"}
+
+
 async def test_a_status_that_comes_later_and_fails_keeps_nothing_else_from_being_written(server: Kept, ledger: Ledger) -> None:
     server.failures = [None, refused(500)]
     await ledger.put([record()], together=True)
