@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from math import isfinite
 from operator import attrgetter
 from typing import Any, Final
 
@@ -303,9 +304,11 @@ def _figure(world: World, running: Sequence[Worker], field: str, unit: str) -> S
     return _summed(values, field, unit, at=min(times, default=world.at))
 
 
-def _summed(values: Sequence[float], field: str, unit: str, *, at: float) -> Known:
+def _summed(values: Sequence[float], field: str, unit: str, *, at: float) -> Sample:
     """The figure of a pool of whose running workers all values are known."""
     mean, total = field in _MEANS, sum(values)
+    if not isfinite(total):
+        return Missing(reason=f"the sum of {field} over {len(values)} running workers is not a finite number")
     return Known(
         value=total / len(values) if mean else total,
         unit=unit,

@@ -1,7 +1,7 @@
 """What isn't a finite number makes nothing voluntary happen, whichever way the conditions are asked."""
 
 import pytest
-from decide_world import NOW, checkpoints, finding, known, node, policy_set, rebalancing, snap, worker
+from decide_world import NOW, checkpoints, finding, known, node, ops, policy_set, reassignment, rebalancing, snap, worker
 from shunter.decide.evaluate import evaluate
 from shunter.lang.bulk import BulkCelRules
 from shunter.lang.cel import CelRules
@@ -30,3 +30,16 @@ def test_an_overflow_is_inconclusive_and_says_so(rules, made, text):
         else:
             assert found.verdict is not Verdict.INCONCLUSIVE
     assert not {o.worker for o in result.plan.operations} & {w.id for w in WORKERS[:10]}
+
+
+@pytest.mark.parametrize("field", ["waiting", "kvUsage"])
+def test_a_pools_figure_that_overflows_has_no_value_and_stops_nothing(field):
+    """Two workers report what no sum can hold: their pool's figure is unknown, and the rest is decided."""
+    samples = {w.id: {field: known(1.5e308)} for w in WORKERS[:2]} | {w.id: {field: known(1.0)} for w in WORKERS[2:]}
+    policies = policy_set(reassignment(when=Expression(text=f"pools.decode.{field} > 0.5")), checkpoints())
+    for rules in (BulkCelRules(), CelRules()):
+        result = evaluate(policies, [snap(NODES, WORKERS, samples=samples)], EngineState(), NOW, rules)
+        found = finding(result, "tiny", "relieve")
+        assert (found.verdict, found.reason) == (Verdict.INCONCLUSIVE, f"no value for pools.decode.{field}")
+        assert f"the sum of {field} over 12 running workers is not a finite number" in found.evidence[0].detail
+        assert ops(result), "images are taken all the same"
