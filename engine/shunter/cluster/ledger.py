@@ -114,9 +114,8 @@ class Ledger:
         except Overtaken:
             raise
         except ShunterError as error:
-            if (
-                batch is not None
-            ):  # otherwise they are under way, in the store's memory alone, and each that is there is one that isn't lost
+            if batch is not None:
+                # without one they are under way, in the store's memory alone: each that is there is one that isn't lost
                 for name in new:
                     self._open.pop(name, None)
                 self._doubtful.update(new)
