@@ -38,7 +38,7 @@ class Helper:
         self._link = link
         self._driver: Driver | None = None
         self._nvml: Nvml | None = None
-        self._in_hand: tuple[str, Process, list[int]] | None = None
+        self._in_hand: tuple[str, Process, Request] | None = None
         self._hushed: dict[int, int] = {}
         self._verbs: dict[str, Callable[[Request], object]] = {
             "ready": lambda _request: None,
@@ -110,7 +110,7 @@ class Helper:
 
     def _freeze(self, request: Request) -> object:
         process = _process(request)
-        self._in_hand = ("worker", process, request["but"])
+        self._in_hand = ("worker", process, request)
         try:
             found = self._steps(request).freeze(process.pid, request["but"], request["lock_s"])
         except BaseException:
@@ -130,12 +130,12 @@ class Helper:
         return None
 
     def _guard(self, request: Request) -> object:
-        self._in_hand = ("copy", _process(request), [])
+        self._in_hand = ("copy", _process(request), request)
         return None
 
     def _revive(self, request: Request) -> object:
         process = _process(request)
-        self._in_hand = ("copy", process, [])
+        self._in_hand = ("copy", process, request)
         stops = stopping.Kernel(or_die=True)
         stops.stop(process.pid)
         stops.guard(process.pid)
@@ -168,14 +168,14 @@ class Helper:
     def _put_right(self) -> None:
         if self._in_hand is None:
             return
-        kind, process, but = self._in_hand
+        kind, process, request = self._in_hand
         if kind == "copy":
             if processes.find(process):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
         elif stopping.wait_untraced(process.pid, lambda: processes.find(process), PUT_BACK_S):
             with contextlib.suppress(Stuck, Absent):  # nobody is left to tell
-                self._steps({"size": 0}).thaw(process.pid, but)
+                self._steps(request).thaw(process.pid, request["but"])
 
 
 def _process(request: Request) -> Process:

@@ -209,7 +209,7 @@ class CudaNode:
         except Died:
             return False
         try:
-            session.about("thaw", process, but=[], size=self.memory(process))
+            session.about("thaw", process, but=[], size=processes.memory(process) or 0)  # where its GPU memory is now
         except (Failed, Died):
             return False
         finally:
