@@ -42,6 +42,7 @@ from shunter.audit.decisions import Tracker
 from shunter.audit.trail import Trail
 from shunter.decide.evaluate import evaluate
 from shunter.decide.hold import horizon
+from shunter.decide.memory import Memory
 from shunter.model.canon import plain
 from shunter.model.errors import ShunterError, Stalled
 from shunter.model.finding import Verdict, tally
@@ -95,6 +96,8 @@ class Leading:
         self.snapshots: deque[Snapshot] = deque()
         """Those behind the policies' `for`, oldest first."""
         self.tracker = Tracker()
+        self.memory = Memory()
+        """Indexes over the snapshots behind every `for`: only the newest one is indexed in a tick."""
         self.in_force: PolicySet | None = None
         """The policies of the last tick."""
         parts = Parts(
@@ -236,7 +239,7 @@ class Leading:
         def weigh() -> tuple[Evaluation, News | None, Counter[Verdict]]:
             digests.take(snapshot)
             with paused(), duty.metrics.decide_seconds.time():
-                found = evaluate(policies, snapshots, state, now, Breathing(duty.rules, self.aside.breathe), duty.profile)
+                found = evaluate(policies, snapshots, state, now, Breathing(duty.rules, self.aside.breathe), duty.profile, self.memory)
             news = None if crowded else self.tracker.observe(found, now, self.epoch, snapshot.fleet)
             return found, news, tally(found.findings)
 
