@@ -66,9 +66,10 @@ def four(graph: str, load: int) -> str:
     return POLICIES.format(graph=graph, load=load)
 
 
-def policies(graphs: int = GRAPHS) -> PolicySet:
-    """Four of each graph, read from text as the engine reads them."""
-    files = tuple(SourceFile(path=f"graph-{n}.yaml", blob=f"{n}", data=four(f"graph-{n}", 600 + n).encode()) for n in range(graphs))
+def policies(graphs: int = GRAPHS, held: str = "0s") -> PolicySet:
+    """Four of each graph, read from text as the engine reads them; a shift must have been wanted for `held`."""
+    texts = [four(f"graph-{n}", 600 + n).replace("for: 0s", f"for: {held}") for n in range(graphs)]
+    files = tuple(SourceFile(path=f"graph-{n}.yaml", blob=f"{n}", data=text.encode()) for n, text in enumerate(texts))
     found = load(Revision(commit=Commit("c" * 40), committed_at=NOW, files=files), None)
     assert len(found.policies) == 4 * graphs
     assert not found.problems
@@ -100,6 +101,13 @@ def snapshot(at: float = NOW, graphs: int = GRAPHS, going: int = 3) -> Snapshot:
         Notice(id=NoticeId(f"n-{n}"), kind=NoticeKind.PREEMPTION, node=_node_id(n), seen_at=at - 1, deadline=at + 119) for n in leaving
     )
     return Snapshot(at=at, fleet=fleet, samples=samples, notices=notices)
+
+
+def later(of: Snapshot, seconds: float) -> Snapshot:
+    """The fleet so many seconds later, as it is read anew: equal workers, but none that is the same object, and samples of then."""
+    workers = tuple(msgspec.structs.replace(w) for w in of.fleet.workers)
+    samples = Samples(workers={w.id: _samples(w, of.at + seconds) for w in workers})
+    return msgspec.structs.replace(of, at=of.at + seconds, fleet=msgspec.structs.replace(of.fleet, workers=workers), samples=samples)
 
 
 def fresh(of: Snapshot) -> Snapshot:

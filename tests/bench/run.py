@@ -22,6 +22,7 @@ import tick
 from shunter.app.collector import paused
 from shunter.audit.journal import Journal
 from shunter.decide.evaluate import evaluate
+from shunter.decide.memory import Memory
 from shunter.lang.bulk import BulkCelRules
 from shunter.model.ids import Commit, Epoch
 from shunter.model.operation import EngineState
@@ -72,6 +73,7 @@ def decide() -> Iterator[Figure]:
             yield seconds("decide_digest", _processor(7, lambda made=made: large.fresh(made).id), None, "of that: the snapshot's digest")
             yield seconds("decide_findings", *_decided(policies, made, findings=True))
             yield seconds("decide_60_nodes_leave", *_decided(policies, large.snapshot(graphs=graphs, going=60)))
+            yield from _behind_for(made)
         else:
             yield seconds(names[graphs], taken[graphs], None, how)
     exponent = math.log(taken[150] / taken[5]) / math.log(30)
@@ -99,6 +101,21 @@ def _decided(policies: PolicySet, made: Snapshot, *, findings: bool = False) -> 
         "digests included; processor time, best of 7"
     )
     return taken, None, how
+
+
+def _behind_for(made: Snapshot) -> Iterator[Figure]:
+    """Ticks with 30 snapshots behind `for: 30s`, with what one decision leaves to the next and without."""
+    policies, series = large.policies(held="30s"), [large.later(made, n) for n in range(-30, 6)]
+    for name, memory in (("decide_for_30s", Memory()), ("decide_for_30s_anew", None)):
+        taken, rules = [], BulkCelRules()
+        for end in range(31, len(series) + 1):
+            began = time.process_time()
+            with paused():
+                last = evaluate(policies, series[end - 31 : end], EngineState(), series[end - 1].at, rules, memory=memory)
+                assert last.plan.digest
+            taken.append(time.process_time() - began)
+        how = f"31 snapshots a second apart, `for: 30s`, {len(last.plan.operations)} operations; processor time, best of {len(taken)} ticks"
+        yield seconds(name, min(taken), None, how if memory is None else f"{how}; as the engine does")
 
 
 def _processor(of: int, work: Callable[[], object]) -> float:
