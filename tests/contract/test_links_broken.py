@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from shunter.model.errors import Rejected, Retry
 from shunter_agent.images import frames, talk
 from shunter_agent.images.cutting import CHUNK
@@ -364,3 +366,64 @@ def test_deadlines_come_first_and_copies_last(first: Urgency, second: Urgency) -
         thread.join(5)
         assert not thread.is_alive()
         sooner(10, lambda: None)
+
+
+def test_a_link_beside_the_first_that_hears_nothing_holds_up_no_cancelled_sending(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck, over = threading.Event(), threading.Event()
+
+    def silent(_link: Link, hello: frames.Resume | frames.Lane, _node: str) -> None:
+        stuck.set()
+        over.wait(20)
+
+    monkeypatch.setattr(pair.server, "_join", silent)
+    pair.image(size=4 * CHUNK)
+    began = time.monotonic()
+    outcome: list[BaseException] = []
+    growth = Growth()
+    folder = pair.here.folder("i1").rename(pair.here.root / "i1.partial")
+
+    def send() -> None:
+        try:
+            send_growing(folder, "i1", info, growth, pair.peer, pair.tls, limits=msgspec.structs.replace(SEVERAL, idle_s=20))
+        except Rejected as error:
+            outcome.append(error)
+
+    sending = threading.Thread(target=send)
+    sending.start()
+    assert stuck.wait(10)
+    growth.fail()
+    sending.join(10)
+    assert not sending.is_alive()
+    assert time.monotonic() - began < 8
+    assert len(outcome) == 1
+    over.set()
+    pair.nothing_there()
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_wherever_links_break_the_image_arrives(broken_pair: Pair, data: st.DataObject) -> None:
+    """Images that share chunks, differ in pages, and are new, over links of which any header in either direction may be the last."""
+    number = next(numbers)
+    seeds = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=3), label="windows")
+    pages = {window * 1000 + n: bytes([window]) * 2048 + n.to_bytes(2048, "big") for window in seeds for n in range(300)}
+    pages |= {window * 1000 + 7: number.to_bytes(4096, "big") for window in seeds}
+    put(broken_pair, f"i{number}", pages)
+    gaps = data.draw(st.lists(st.integers(1, 6), max_size=6), label="headers between breaks")
+    at = set(itertools.accumulate(gaps))
+    lanes = data.draw(st.integers(0, 2), label="lanes")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shunter_agent.images.session.CONFIRM", CHUNK)
+        kinds = (frames.Data, frames.Offer, frames.Patch, frames.Whole, frames.Answer, frames.Ack, frames.Stored, frames.Again)
+        Breaks(patch, *kinds, when=at.__contains__, half=data.draw(st.booleans(), label="half"))
+        send_whole(broken_pair.here, f"i{number}", broken_pair.peer, broken_pair.tls, limits=msgspec.structs.replace(ALONE, lanes=lanes))
+    arrived(broken_pair, f"i{number}")
+    assert [image for image, _node in broken_pair.received].count(f"i{number}") == 1
+
+
+numbers = itertools.count()
+
+
+@pytest.fixture
+def broken_pair(pair: Pair) -> Pair:
+    return pair

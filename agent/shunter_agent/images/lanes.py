@@ -31,6 +31,7 @@ class _Lane:
         self.left: deque[_Load] = deque()
         self.ended = threading.Event()
         self._closing = threading.Event()
+        self._link: Link | None = None
         self._done = 0
         self._thread = threading.Thread(target=self._run, name="image-lane", daemon=True)
         self._thread.start()
@@ -38,7 +39,9 @@ class _Lane:
     def _run(self) -> None:
         try:
             with contextlib.suppress(Broken, ShunterError, OSError), self._connect() as link:
-                key = new_key()
+                self._link, key = link, new_key()
+                if self._closing.is_set():  # else nobody would hang it up
+                    return
                 link.send(msgspec.structs.replace(self._hello, key=key))
                 answer = link.from_receiver()
                 if isinstance(answer, Ready):
@@ -93,6 +96,8 @@ class _Lane:
 
     def close(self) -> None:
         self._closing.set()
+        if self._link is not None:
+            self._link.hang_up()  # whatever it waits for: another side that is gone never answers
         self._thread.join()
 
 

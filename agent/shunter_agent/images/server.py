@@ -25,8 +25,8 @@ from shunter_agent.images.transfer import digests_of
 from shunter_agent.tls import TlsFiles, require_agent, server_context
 
 _DRAIN_S: Final = 2.0
-CROWD: Final = 4
-"""Connections for each image that may be received at once."""
+CROWD: Final = 8
+"""Connections for each image that may be received at once: its own, those beside it, and who comes to go on with it."""
 
 
 class Allowance(msgspec.Struct, frozen=True, kw_only=True):
