@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shunter.act.scheduler import Scheduler, subjects
 from shunter.app.digests import Digests
-from shunter.app.heeding import involuntary
+from shunter.app.heeding import concerned, involuntary
 from shunter.decide.evaluate import evaluate
 from shunter.model.canon import digest, encode
 from shunter.model.ids import Commit, Digest
@@ -30,7 +30,7 @@ def test_what_is_done_because_of_a_notice_is_the_same_at_once_as_in_a_tick(
     policies, series, state = situation
     whole = PolicySet(commit=Commit("c"), digest=Digest("sha256:p"), policies=tuple(policies))
     tick = evaluate(whole, series, state, NOW, Threshold(), PROFILE).plan
-    at_once = evaluate(involuntary(whole), series[-1:], state, NOW, Threshold(), PROFILE).plan
+    at_once = evaluate(concerned(involuntary(whole), series[-1]), series[-1:], state, NOW, Threshold(), PROFILE).plan
     urgent = [o for o in tick.operations if o.lane == "involuntary" and not o.preview]
     assert encode(at_once.operations) == encode(urgent)
     assert list(tick.operations[: len(urgent)]) == urgent, "and comes first in it"

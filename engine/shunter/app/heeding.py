@@ -8,6 +8,7 @@ A tick that had looked before the notice came decides without it. What it plans 
 """
 
 import asyncio
+import threading
 from typing import Final
 
 import msgspec
@@ -18,15 +19,16 @@ from shunter.app.digests import Digests
 from shunter.app.duty import Duty
 from shunter.audit.decisions import Tracker
 from shunter.decide.evaluate import evaluate
+from shunter.decide.world import AWAY
 from shunter.lang.bulk import BulkCelRules
 from shunter.model.canon import digest
 from shunter.model.finding import Verdict, chapters
-from shunter.model.ids import Epoch, NoticeId
+from shunter.model.ids import Commit, Digest, Epoch, NoticeId
 from shunter.model.operation import EngineState
 from shunter.model.plan import Evaluation
-from shunter.model.policy import FleetProfile, PolicySet, PreemptionPolicy
+from shunter.model.policy import FleetProfile, Policy, PolicySet, PreemptionPolicy, WorkerSelector
 from shunter.model.record import Record, RecordKind
-from shunter.model.snapshot import Notice, Samples, Snapshot
+from shunter.model.snapshot import Notice, Role, Samples, Snapshot
 
 IN_A_ROW: Final = 3
 """So many ticks in a row are overtaken by notices at most: then one is carried out as it is. Whoever offers what, no worker is ordered
@@ -124,13 +126,26 @@ class Heeding:
         if policies is None or not duty.looks_ahead:
             return None
         snapshot = Snapshot(at=now, fleet=duty.scene.fleet, samples=self.samples, notices=duty.scene.notices)
-        self.digests.take(snapshot)
-        with paused():
-            evaluation = evaluate(policies, [snapshot], state, now, BulkCelRules(), duty.profile)
+        policies = concerned(policies, snapshot)
+        evaluation = self._evaluate(policies, snapshot, state, now)
         if not any(not o.preview for o in evaluation.plan.operations):
             return None
         _, records = Tracker().observe(msgspec.structs.replace(evaluation, findings=()), now, self._epoch, snapshot.fleet)
         return Heard(evaluation=evaluation, policies=policies, snapshot=snapshot, state=state, records=records)
+
+    def _evaluate(self, policies: PolicySet, snapshot: Snapshot, state: EngineState, now: float) -> Evaluation:
+        """The snapshot's digest is made beside it: what takes long of that leaves the interpreter to others."""
+        vars(snapshot)["id"] = unknown = Digest("")
+        digesting = threading.Thread(target=self.digests.take, args=(snapshot,), name="digest")
+        digesting.start()
+        try:
+            with paused():
+                found = evaluate(policies, [snapshot], state, now, BulkCelRules(), self._duty.profile)
+        finally:
+            digesting.join()
+        if snapshot.id == unknown:
+            self.digests.take(snapshot)  # raises what the thread has met
+        return Evaluation(findings=found.findings, plan=msgspec.structs.replace(found.plan, snapshot=snapshot.id))
 
     def rehearse(self, now: float) -> None:
         """Once for each set of policies, decide as if a node went, and forget it: the first time takes longest, for compiling."""
@@ -143,8 +158,7 @@ class Heeding:
         kinds = {kind for p in policies.policies if isinstance(p.document, PreemptionPolicy) for kind in p.document.spec.notices}
         notices = tuple(Notice(id=NoticeId(f"rehearsal-{k}"), kind=k, node=node, seen_at=now, deadline=now + _FAR_S) for k in sorted(kinds))
         snapshot = Snapshot(at=now, fleet=scene.fleet, samples=self.samples, notices=notices)
-        self.digests.take(snapshot)
-        evaluate(policies, [snapshot], EngineState(), now, BulkCelRules(), self._duty.profile)
+        self._evaluate(policies, snapshot, EngineState(), now)
 
     def _urgent(self) -> PolicySet | None:
         whole = self._duty.feed.current
@@ -155,6 +169,18 @@ class Heeding:
         return self._policies[1]
 
 
+def concerned(policies: PolicySet, snapshot: Snapshot) -> PolicySet:
+    """Those of them that may have something to do: for a worker on a node that is going, or without a process. The others plan nothing."""
+    going = {notice.node for notice in snapshot.notices}
+    pools = {(w.graph, w.role) for w in snapshot.fleet.workers if w.node in going or w.state in AWAY}
+    kept = tuple(p for p in policies.policies if p.selector is None or any(_covers(p.selector, *pool) for pool in pools))
+    return _made(policies.commit, kept)
+
+
+def _covers(select: WorkerSelector, graph: str, role: Role) -> bool:
+    return select.graph in (None, graph) and select.role in (None, role)
+
+
 def involuntary(policies: PolicySet) -> PolicySet:
     """The policies in force that answer to notices, and the figures that they plan with: a set of its own, with its own digest."""
     kept = tuple(
@@ -162,5 +188,9 @@ def involuntary(policies: PolicySet) -> PolicySet:
         for p in policies.policies
         if (isinstance(p.document, PreemptionPolicy) and p.acts and p.mode == "enforce") or isinstance(p.document, FleetProfile)
     )
-    content = [(p.place.file, p.blob, p.document) for p in kept]
-    return PolicySet(commit=policies.commit, digest=digest(content), policies=kept, problems=())
+    return _made(policies.commit, kept)
+
+
+def _made(commit: Commit, policies: tuple[Policy, ...]) -> PolicySet:
+    content = [(p.place.file, p.blob, p.document) for p in policies]
+    return PolicySet(commit=commit, digest=digest(content), policies=policies, problems=())
