@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -353,3 +354,38 @@ def test_files_of_a_release_without_chunks_are_cut_for_sealing() -> None:
 
     assert frames_of(ImageFile(name="a", size=2 * CHUNK + 1, blake3="")) == (CHUNK, CHUNK, 1)
     assert frames_of(ImageFile(name="a", size=0, blake3="")) == (0,)
+
+
+def test_sealing_one_image_holds_up_no_other(kept: ImageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may take minutes, and another worker may wait for its restore."""
+    made(kept, fsync=False)
+    made(kept, "i2")
+    begun, go_on = threading.Event(), threading.Event()
+    seal = store.seal
+
+    def slowly(*arguments: object) -> None:
+        begun.set()
+        assert go_on.wait(10)
+        seal(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store, "seal", slowly)
+    sealing = threading.Thread(target=kept.sync, args=("i1",))
+    sealing.start()
+    assert begun.wait(10)
+    opened: list[Path] = []
+    opening = threading.Thread(target=lambda: opened.append(kept.open_to_restore("i2")), daemon=True)
+    opening.start()
+    opening.join(5)
+    assert opened == [kept.work / "i2"]
+    go_on.set()
+    sealing.join(10)
+    assert kept.unsealed() == ()
+
+
+def test_an_image_that_is_used_while_it_is_sealed_stays_plain_for_so_long(kept: ImageStore) -> None:
+    made(kept, fsync=False)
+    with kept.opened("i1") as folder:
+        kept.sync("i1")
+        assert (folder / "core-1.img").read_bytes() == SECRET
+        assert kept.unsealed() == ()
+    assert list(kept.work.iterdir()) == []

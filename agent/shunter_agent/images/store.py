@@ -58,8 +58,8 @@ class ImageStore:
         self._keys = keys
         self._signer = signer
         self._lock = threading.Lock()
-        self._resting = threading.RLock()
-        """Held while an image is joined, sealed or opened."""
+        self._resting: dict[str, threading.RLock] = {}
+        """Of each image, held while it is joined, sealed or opened: one that takes minutes holds up no other's restore."""
         self._users: Counter[str] = Counter()
         self._manifests: dict[str, tuple[Seen, ImageManifest]] = {}
         """As they were read last: one with millions of chunks takes long to read, and an agent is asked for its images every second."""
@@ -158,12 +158,19 @@ class ImageStore:
 
     # -- what becomes of it later
 
+    @contextlib.contextmanager
+    def _at_rest(self, image: str) -> Iterator[None]:
+        with self._lock:
+            lock = self._resting.setdefault(image, threading.RLock())
+        with lock:
+            yield
+
     def join(self, image: str) -> None:
         """Make an image that was received on top of a copy what was dumped (see `spread`). Nothing for any other.
 
         Raises Rejected SH801, SH802, and SH804 when its parts don't make what its manifest says; Retry SH814; OSError.
         """
-        with self._resting:
+        with self._at_rest(image):
             manifest, folder = self.get(image), self._plain(image)
             if folder is None or not spread.is_spread(folder):
                 return
@@ -189,7 +196,7 @@ class ImageStore:
         sync_path(self.root)
 
     def _seal(self, image: str, folder: Path, keys: Keys) -> None:
-        with self._resting:
+        with self._at_rest(image):
             sealed = self.root / image
             if not is_sealed(sealed):
                 making = self.root / f"{image}{SEALING}"
@@ -225,7 +232,7 @@ class ImageStore:
 
         Raises Rejected SH801, SH802, SH804, SH819; Retry SH814 when there is no room for them; OSError.
         """
-        with self._resting:
+        with self._at_rest(image):
             self.get(image)
             folder = self._plain(image)
             if folder is None:
@@ -249,7 +256,7 @@ class ImageStore:
 
     def close(self, image: str) -> None:
         """An `open` is over. Plain files of a sealed image that nobody uses any more are deleted. Raises OSError."""
-        with self._resting:
+        with self._at_rest(image):
             self._users[image] -= 1
             if self._users[image] > 0:
                 return
@@ -291,6 +298,8 @@ class ImageStore:
         sealed = self._delete(self.root / image)
         for known in (self._manifests, self._sealed, self._right):
             known.pop(image, None)
+        with self._lock:
+            self._resting.pop(image, None)
         return plain or sealed
 
     def _delete(self, folder: Path) -> bool:
