@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 from past_prometheus import PROMETHEUS, PROMTOOL, serving
+from PIL import Image
 from shunter.app.recording import Recording, save
 from shunter.audit.journal import Journal
 from shunter.cli.main import execute
 from shunter.model.canon import plain
 from shunter.model.ids import Epoch, ImageId, Incarnation, NodeId, NoticeId, SlotId, WorkerId
 from shunter.model.record import Record, RecordKind
-from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Slot, Snapshot, Worker, WorkerState
+from shunter.model.snapshot import Fleet, Node, Notice, NoticeKind, Slot, Snapshot, Worker, WorkerState
+from shunter.model.snapshot import Image as Checkpoint
 from test_history import SETTINGS
 
 pytestmark = pytest.mark.skipif(not (PROMETHEUS and PROMTOOL), reason="prometheus and promtool aren't installed")
@@ -54,7 +56,7 @@ def fleet() -> Fleet:
         )
         for n in "abc"
     )
-    parked = Image(
+    parked = Checkpoint(
         id=ImageId("image-p1"), worker=WorkerId("p1"), incarnation=Incarnation(0), taken_at=BEGIN - 600, bytes=300 * GB,
         nodes=(NodeId("b"), NodeId("c")), role="prefill", graph="llama", engine="vllm",
     )  # fmt: skip
@@ -101,8 +103,26 @@ def here(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_page_quotes_what_is_printed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert execute(["backtest", *SPAN]) == 0
-    printed = capsys.readouterr().out
+    assert execute(["backtest", *SPAN, "--timeline", "drawn.svg"]) == 0
+    printed, drawn = capsys.readouterr().out, (here / "drawn.svg").read_text()
     if os.environ.get("SHUNTER_GOLDEN") == "write":
         PAGE.write_text(PAGE.read_text().replace(block("text"), printed))
+        PAGE.with_suffix(".svg").write_text(drawn)
     assert block("text") == printed, "SHUNTER_GOLDEN=write writes it into the page"
+    assert PAGE.with_suffix(".svg").read_text() == drawn
+
+
+def test_the_same_picture_for_a_review(here: Path) -> None:
+    """The pools' lines are where they are in the SVG: workers of the decode pool that run are one fewer at the end."""
+    assert execute(["backtest", *SPAN, "--timeline", "drawn.png"]) == 0
+    with Image.open(here / "drawn.png") as image:
+        assert image.format == "PNG"
+        found = image.convert("RGB")
+    running = (0x37, 0x47, 0x4F)
+
+    def highest(x: int) -> int:
+        return next(y for y in range(2 * 26, 2 * 78) if found.getpixel((x, y)) == running)
+
+    early, late = highest(2 * 400), highest(2 * 1100)
+    assert early < late, "three of three, then two of three"
+    assert late - early == pytest.approx(2 * 46 * (1 - 2 / 3) / 1.1, abs=3)

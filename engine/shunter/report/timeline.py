@@ -16,8 +16,9 @@ _POOL, _ROW, _GAP = 54.0, 16.0, 10.0
 _COLOURS: Final = {Verdict.ACT: "#2e7d32", Verdict.HOLD: "#f9a825", Verdict.INCONCLUSIVE: "#8e24aa", Verdict.PASS: "#eceff1"}
 _WORST: Final = (Verdict.ACT, Verdict.HOLD, Verdict.INCONCLUSIVE, Verdict.PASS)
 _LINES: Final = (("workers that run", "#37474f"), ("requests that wait", "#d81b60"), ("mean KV usage", "#00acc1"))
-_SPARE: Final = 1.15
-"""Room above the highest value of a line. KV usage is a share, and always drawn from 0 to 1."""
+_SPARE: Final = (1.1, 1.3)
+"""Room above the highest value of a line, not the same for two of them, which would hide each other where neither changes. KV usage is a
+share, and always drawn from 0 to 1."""
 _MOST_POLICIES: Final = 40
 _MOST_POOLS: Final = 12
 _MOST_ACTS: Final = 2_000
@@ -76,7 +77,7 @@ def _pool(draw: _Timeline, pool: PoolId, points: Sequence[Point]) -> None:
         values = [(p.at, pick(p.pools[pool]) if pool in p.pools else None) for p in points]
         most = max((v for _, v in values if v is not None), default=None)
         draw.text(_PAD, draw.y + 27 + 11 * number, f"{name}: {'not known' if most is None else f'at most {most:.3g}'}", size=9)
-        full = 1.0 if name == _LINES[2][0] else _SPARE * (most or 1.0)
+        full = _SPARE[number] * (most or 1.0) if number < len(_SPARE) else 1.0
         for part in _unbroken(values):
             draw.line([(draw.x(at), bottom - (bottom - top) * min(1.0, value / full)) for at, value in part], colour)
     draw.y += _POOL + 2

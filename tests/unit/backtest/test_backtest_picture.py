@@ -66,7 +66,14 @@ def test_a_line_breaks_where_its_value_is_not_known(image: Image.Image) -> None:
     assert min(beginning) > 0.9, "nothing waits: the line runs along the bottom"
     assert unknown == []
     assert queue
-    assert max(queue) < 0.2, "the most that ever waited is near the top"
+    assert max(queue) < 0.3, "the most that ever waited is near the top"
+
+
+def test_two_lines_that_do_not_change_do_not_hide_each_other(image: Image.Image) -> None:
+    """Workers that run and requests that wait, each at the most that it ever is."""
+    both = [rows_of(image, 0.9, colour, 28, 77) for colour in ((0x37, 0x47, 0x4F), WAITING)]
+    assert all(both), both
+    assert max(both[0]) < min(both[1])
 
 
 def test_operations_are_marked_when_they_began(half: Backtest, image: Image.Image) -> None:
