@@ -1,0 +1,581 @@
+"""Break something at every step of every operation, on real processes with CRIU, and see that one worker and its stream come through.
+
+    scripts/lab .venv/bin/python tests/crash/at_every_step.py [--only move,engine] [--every N]
+
+Two nodes, one worker, and one client that streams from it for as long as all of this takes. At each point an operation is begun, stopped at
+a step, and something is done to it: the engine is killed (and a next one takes over), an agent is killed (and started again a second
+later), a link is cut for two seconds or made slow, a disk is filled, a chunk of the image is changed. `late` points do it while the next
+order is being carried out instead of before it. After each the worker must be there once, or in a whole image, and the stream must go on
+with every token once, in order and right. While it runs, nothing may ever see two copies that run free.
+
+Prints a table of how each operation ended, and at last a JSON object. Links are made slow by a token bucket: this kernel has no netem.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "examples" / "local-fleet"), str(Path(__file__).resolve().parent)]
+
+from clients import Stream, stream
+from fleet import ANY, Fleet, NodePlan, SetUpError, WorkerPlan, wait_for
+from machine import ip
+from node import Node
+from shunter.act.agents import AgentClient, TlsFiles
+from shunter.app.settings import load
+from shunter.app.world import Memory, World
+from shunter.model.canon import encode
+from shunter.model.ids import ImageId, Incarnation, NodeId, OperationId, PolicyName, SlotId, WorkerId
+from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
+from shunter.model.snapshot import Fleet as Seen
+from shunter.observe.catalog import Catalog
+from shunter.wire import agent_pb2 as pb
+from tokens import weights
+
+WORKER: Final = WorkerId("decode-0")
+ADDRESS: Final = "10.77.0.111:9000"
+WEIGHTS_MB: Final = 8
+DISK_MB: Final = 1500
+"""Of each agent's own disk, which is a tmpfs."""
+PLANS: Final = (
+    NodePlan("node-a", 11, (ANY,), (WorkerPlan(WORKER, "decode", 0, 111),)),
+    NodePlan("node-b", 12, (ANY,), ()),
+)
+AWAY_S: Final = 1.0
+CUT_S: Final = 2.0
+SETTLED_S: Final = 100.0
+MOVE: Final = ("intended", "prepared", "fenced", "frozen", "held", "committing", "released", "resumed", "unfenced")
+PARK: Final = ("intended", "prepared", "fenced", "frozen", "copied", "committing", "released")
+RESTORE: Final = ("intended", "prepared", "held", "committing", "resumed", "unfenced")
+CHECKPOINT: Final = ("intended", "dumped", "copied")
+_WIDE: Final = 21
+_SIGKILL: Final = 1 << 8
+"""In the masks of pending signals."""
+DRAIN: Final = ("intended", "fenced")
+"""Its stream never ends, so it never drains: when its time is over it goes back to the router."""
+
+
+class Point(msgspec.Struct, frozen=True):
+    """What is done, and when: before the order that follows `step`, or so many seconds into it."""
+
+    kind: str
+    step: str
+    fault: str
+    late: float = 0.0
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"{self.kind} at {self.step}: {self.fault}" + (f", {self.late * 1000:.0f} ms later" if self.late else "")
+
+
+def points(seed: int) -> list[Point]:
+    """All of them. How late the late ones are is drawn anew for each seed."""
+    chance = random.Random(seed)
+    found: list[Point] = []
+    for kind, steps, parties in (
+        ("move", MOVE, ("engine", "source", "destination", "cut", "cut-source")),
+        ("park", PARK, ("engine", "source", "destination", "cut")),
+        ("restore", RESTORE, ("engine", "destination", "cut")),
+        ("checkpoint", CHECKPOINT, ("engine", "source", "destination", "cut")),
+        ("drain", DRAIN, ("engine", "source", "cut-source")),
+    ):
+        for step, fault in itertools.product(steps, parties):
+            found.append(Point(kind, step, fault))
+            if not fault.startswith("cut"):
+                found.append(Point(kind, step, fault, round(chance.uniform(0.005, 0.25), 3)))
+    found += [Point("move", step, "full") for step in ("prepared", "fenced", "frozen")]
+    found += [Point("park", step, "full") for step in ("prepared", "fenced", "frozen")]
+    found += [Point("checkpoint", step, "full") for step in ("intended", "dumped")]
+    found += [Point("move", "fenced", "slow"), Point("park", "fenced", "slow"), Point("checkpoint", "dumped", "slow")]
+    found += [Point("move", "frozen", "corrupt"), Point("move", "released", "corrupt"), Point("restore", "intended", "corrupt")]
+    return found
+
+
+class Watcher(threading.Thread):
+    """Looks for two copies of the worker that aren't stopped, all the time."""
+
+    def __init__(self) -> None:
+        super().__init__(name="watcher", daemon=True)
+        self.worst, self.looks = 0, 0
+        self._end = threading.Event()
+
+    def run(self) -> None:
+        """Until `stop`."""
+        while not self._end.wait(0.03):
+            self.worst, self.looks = max(self.worst, len(running())), self.looks + 1
+
+    def stop(self) -> None:
+        """End it."""
+        self._end.set()
+        self.join()
+
+
+def copies() -> list[int]:
+    """Processes of the worker on this machine."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if b"--id" in words and WORKER.encode() in words:
+                found.append(int(path.parent.name))
+    return found
+
+
+def running() -> list[int]:
+    """Those of them that run free: not stopped, not held by CRIU (which traces a process until it lets it go), not being killed."""
+    found = []
+    for pid in copies():
+        with contextlib.suppress(OSError, KeyError):
+            says = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
+            killed = (int(says["SigPnd"], 16) | int(says["ShdPnd"], 16)) & _SIGKILL
+            if says["State"].split()[0] not in "tTZX" and int(says["TracerPid"]) == 0 and not killed and not _exiting(pid):
+                found.append(pid)
+    return found
+
+
+def _exiting(pid: int) -> bool:
+    """Its own code won't run any more (PF_EXITING in the kernel's flags)."""
+    return bool(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6]) & 0x4)
+
+
+class Client(threading.Thread):
+    """One client that streams for as long as it is there."""
+
+    def __init__(self) -> None:
+        super().__init__(name="client", daemon=True)
+        self.seen = Stream("session-0", ADDRESS, 10**9)
+
+    def run(self) -> None:
+        """See `clients.stream`."""
+        asyncio.run(stream(self.seen, weights(WEIGHTS_MB << 20)))
+
+    def wrong(self) -> str:
+        """What no client may see; empty when all is well."""
+        seen = self.seen
+        lost, more, bad = seen.lost, seen.duplicated, seen.corrupt
+        return seen.error or ("" if not lost + more + bad else f"{lost} tokens lost, {more} twice, {bad} wrong")
+
+
+class Ring:
+    """The fleet, what is done to it, and what must be true of it."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet, self.client, self.watcher = fleet, Client(), Watcher()
+        self.settings = load(fleet.engine_config)
+        self.count = 0
+
+    # -- the fleet
+
+    def start(self) -> None:
+        """Agents, the worker, and its client."""
+        self.fleet.start_nodes()
+        self.client.start()
+        wait_for("the stream", lambda: self.client.seen.got > 5)
+        self.watcher.start()
+
+    def look(self) -> Seen:
+        """The fleet, as the agents tell it. Raises SetUpError when one doesn't."""
+        return asyncio.run(self._look())
+
+    @contextlib.asynccontextmanager
+    async def _agents(self) -> AsyncIterator[dict[NodeId, AgentClient]]:
+        tls = TlsFiles(ca=self.settings.tls.ca, cert=self.settings.tls.cert, key=self.settings.tls.key)
+        agents = {NodeId(a.node): AgentClient(NodeId(a.node), a.address, tls) for a in self.settings.agents}
+        try:
+            yield agents
+        finally:
+            await asyncio.gather(*(agent.close() for agent in agents.values()))
+
+    async def _look(self) -> Seen:
+        async with self._agents() as agents:
+            world = World(agents, None, Catalog())  # type: ignore[arg-type]
+            seen = await world.look(Memory(), time.time())
+        if world.unreachable:
+            raise SetUpError(f"no answer: {world.unreachable}")
+        return seen.fleet
+
+    def place(self) -> tuple[SlotId | None, Incarnation]:
+        """The worker's slot, None when it only is in an image, and its incarnation."""
+        fleet = self.look()
+        lives = [w for w in fleet.workers if w.id == WORKER and w.slot and w.state.value not in ("parked", "lost")]
+        if lives:
+            return lives[0].slot, lives[0].incarnation
+        newest = max((i for i in fleet.images if i.worker == WORKER), key=lambda i: i.taken_at)
+        return None, newest.incarnation
+
+    def images(self) -> list[tuple[ImageId, Incarnation, NodeId]]:
+        """The worker's images, newest first."""
+        found = [i for i in self.look().images if i.worker == WORKER]
+        return [(i.id, i.incarnation, node) for i in sorted(found, key=lambda i: -i.taken_at) for node in i.nodes]
+
+    def tidy(self) -> None:
+        """What an engine does beside its operations: delete all images but the newest, and free what was left reserved."""
+        asyncio.run(self._tidy())
+
+    async def _tidy(self) -> None:
+        seen = await self._look()
+        newest = max(seen.images, key=lambda i: i.taken_at, default=None)
+        async with self._agents() as agents:
+            epoch = max([(await agent.view()).epoch for agent in agents.values()])
+            for image in seen.images:
+                for node in image.nodes if image is not newest else ():
+                    order = self._order(f"tidy-{image.id}", epoch, image.incarnation)
+                    await agents[node].discard(order, image.id, 10)
+            for at in seen.nodes:
+                for operation in [slot.reserved_by for slot in at.slots if slot.reserved_by]:
+                    await agents[at.id].abort(self._order(operation, epoch, Incarnation(0)), 10)
+
+    def _order(self, operation: str, epoch: int, incarnation: Incarnation) -> pb.Order:
+        return pb.Order(operation=operation, epoch=epoch, plan="tidy", worker=WORKER, incarnation=incarnation)
+
+    # -- operations
+
+    def plan(self, kind: str) -> PlannedOperation:
+        """The next operation of this kind on the worker, wherever it is now."""
+        self.count += 1
+        slot, incarnation = self.place()
+        base = {"id": OperationId(f"{kind}-{self.count:04}"), "kind": OperationKind(kind), "worker": WORKER, "lane": "voluntary"}
+        base |= {"policy": PolicyName("harness"), "reason": "to see what becomes of it"}
+        if kind == "restore":
+            assert slot is None, "the worker lives: nothing is to be restored"
+            image, its, _ = self.images()[0]
+            to = SlotId(("node-a/0", "node-b/0")[self.count % 2])
+            return PlannedOperation(
+                **base, to_slot=to, image=image, expect=Preconditions(incarnation=its, absent=True, free=to, image=image)
+            )
+        assert slot is not None, "the worker is in an image: only a restore can be done"
+        home, other = slot.partition("/")[0], "node-b" if slot.startswith("node-a") else "node-a"
+        to = SlotId(f"{other}/0")
+        if kind == "move":
+            return PlannedOperation(**base, from_slot=slot, to_slot=to, expect=Preconditions(incarnation=incarnation, at=slot, free=to))
+        expect = Preconditions(incarnation=incarnation, at=slot)
+        nodes = (NodeId(other), NodeId(home)) if kind == "park" else (NodeId(other),) if kind == "checkpoint" else ()
+        deadline = time.time() + 4 if kind == "drain" else None
+        return PlannedOperation(**base, from_slot=slot, copies=nodes, deadline=deadline, expect=expect)
+
+    def conduct(self, planned: PlannedOperation | None, stop: str = "-") -> "Conducted":
+        """Begin it, in a process of its own."""
+        return Conducted(self.fleet, planned, stop)
+
+    def plainly(self, kind: str) -> dict[str, Any]:
+        """Do it with nothing going wrong."""
+        ended = self.conduct(self.plan(kind)).end()
+        assert ended.get("ended") == "succeeded", (kind, ended)
+        return ended
+
+    # -- faults
+
+    def nodes_of(self, planned: PlannedOperation) -> tuple[Node, Node]:
+        """Where it begins, and the other."""
+        source = (planned.from_slot or SlotId("")).partition("/")[0] or (
+            "node-b" if (planned.to_slot or "").startswith("node-a") else "node-a"
+        )
+        other = "node-b" if source == "node-a" else "node-a"
+        return self.fleet.nodes[source], self.fleet.nodes[other]
+
+    @contextlib.contextmanager
+    def fault(self, point: Point, planned: PlannedOperation, under_way: "Conducted") -> Iterator[None]:
+        """Do it; what can be mended is, at the end at the latest."""
+        source, other = self.nodes_of(planned)
+        mend: Callable[[], None] = lambda: None  # noqa: E731
+        if point.fault == "engine":
+            under_way.kill()
+        elif point.fault in ("source", "destination"):
+            mend = self._killed(source if point.fault == "source" else other)
+        elif point.fault in ("cut", "cut-source"):
+            mend = self._cut(source if point.fault == "cut-source" else other)
+        elif point.fault == "slow":
+            mend = _slow(other)
+        elif point.fault == "full":
+            mend = _filled(other)
+        else:
+            _corrupt(other, planned)
+        try:
+            yield
+        finally:
+            mend()
+
+    def _killed(self, node: Node) -> Callable[[], None]:
+        node.kill_agent()
+        again = threading.Timer(AWAY_S, node.start)
+        again.start()
+
+        def mend() -> None:
+            again.join()
+            wait_for(f"{node.name} to take orders again", node.takes_orders, 60)
+
+        return mend
+
+    def _cut(self, node: Node) -> Callable[[], None]:
+        ip("link", "set", f"up-{node.name}", "down")
+        again = threading.Timer(CUT_S, lambda: ip("link", "set", f"up-{node.name}", "up"))
+        again.start()
+        return again.join
+
+    # -- what must be true
+
+    def check(self, ended: dict[str, Any]) -> str:
+        """What is wrong after an operation, empty when all is well: one worker that goes on with its stream, or a whole image of it."""
+        parked = not copies()
+        if parked and not self.images():
+            return "the worker is gone, and there is no image of it"
+        if not parked and len(copies()) > 1:
+            return f"there are {len(copies())} copies of the worker"
+        if ended.get("ended") not in ("succeeded", "rolled-back", "failed", "superseded"):
+            return f"it isn't settled: {ended}"
+        if not parked:
+            before = self.client.seen.got
+            if not _soon(lambda: self.client.seen.got > before + 2 or self.client.seen.ended, 15):
+                return "the stream doesn't go on"
+        if self.watcher.worst > 1:
+            return f"{self.watcher.worst} copies of the worker ran at once"
+        return self.client.wrong()
+
+    def ready(self, kind: str) -> None:
+        """Bring the worker where an operation of this kind can begin."""
+        self.tidy()
+        parked = not copies()
+        if parked and kind != "restore":
+            self.plainly("restore")
+        elif not parked and kind == "restore":
+            self.plainly("park")
+
+
+class Conducted:
+    """A conductor at work."""
+
+    def __init__(self, fleet: Fleet, planned: PlannedOperation | None, stop: str) -> None:
+        command = [sys.executable, str(Path(__file__).with_name("conductor.py")), str(fleet.engine_config), stop]
+        with (fleet.folder / "conductor.log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+        self.steps: list[str] = []
+        self._say(encode(planned).decode())
+
+    def _say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+
+    def until(self, step: str) -> dict[str, Any] | None:
+        """Wait for a step; what it ended with when it never came to it."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            said = json.loads(line)
+            if "at" not in said:
+                self._process.wait()
+                return dict(said)
+            self.steps.append(said["at"])
+            if said["at"] == step:
+                return None
+        self._process.wait()
+        return {"died": self._process.returncode}
+
+    def go_on(self) -> None:
+        """Let it go on after the step at which it stopped."""
+        self._say("go on")
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._process.kill()
+        self._process.wait()
+
+    @property
+    def dead(self) -> bool:
+        """It has ended, or was killed."""
+        return self._process.poll() is not None
+
+    def end(self) -> dict[str, Any]:
+        """Wait for the end."""
+        watchdog = threading.Timer(SETTLED_S, self._process.kill)
+        watchdog.start()
+        try:
+            return self.until("") or {}
+        finally:
+            watchdog.cancel()
+
+
+def _soon(condition: Callable[[], bool], timeout: float) -> bool:
+    until = time.monotonic() + timeout
+    while time.monotonic() < until:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def _slow(node: Node) -> Callable[[], None]:
+    device = f"up-{node.name}"
+    subprocess.run(["tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", "60mbit", "burst", "64kb", "latency", "200ms"], check=True)
+    return lambda: void(subprocess.run(["tc", "qdisc", "del", "dev", device, "root"], check=False))
+
+
+def _filled(node: Node) -> Callable[[], None]:
+    filler = node.folder / "state" / "filler"
+    with filler.open("wb") as file, contextlib.suppress(OSError):
+        os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(filler.parent).free)
+    with filler.open("ab") as file, contextlib.suppress(OSError):
+        while True:
+            os.write(file.fileno(), bytes(4096))
+    return lambda: filler.unlink(missing_ok=True)
+
+
+def _corrupt(node: Node, planned: PlannedOperation) -> None:
+    """Change one byte in the middle of the largest file of the image."""
+    name = planned.image or f"image-{planned.id}"
+    files = [p for p in (node.folder / "state").rglob("*") if name in str(p) and p.is_file() and not p.is_symlink()]
+    target = max(files, key=lambda p: p.stat().st_size)
+    at = target.stat().st_size // 2
+    with target.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 0xFF]))
+
+
+def void(_value: object) -> None:
+    """For a callback that gives nothing back."""
+
+
+class Result(msgspec.Struct):
+    """What became of a point."""
+
+    point: Point
+    ended: str
+    code: str
+    wrong: str
+    seconds: float
+
+
+def one(ring: Ring, point: Point) -> Result:
+    """Try a point."""
+    began = time.monotonic()
+    ring.ready(point.kind)
+    planned = ring.plan(point.kind)
+    under_way = ring.conduct(planned, point.step)
+    before = under_way.until(point.step)
+    if before is not None:
+        return Result(point, "", "", f"it never came to {point.step}: {before}, {under_way.steps}", time.monotonic() - began)
+    if point.late:
+        under_way.go_on()
+        time.sleep(point.late)
+    with ring.fault(point, planned, under_way):
+        if not point.late and not under_way.dead:
+            under_way.go_on()
+        ended = ring.conduct(None).end() if point.fault == "engine" else under_way.end()
+    if ended.get("ended") == "nothing":  # it was over before the engine died
+        ended = {"ended": "succeeded", "code": ""}
+    return Result(point, str(ended.get("ended", "?")), str(ended.get("code", "")), ring.check(ended), time.monotonic() - began)
+
+
+def table(results: list[Result]) -> str:
+    """How the operations ended, by step and fault."""
+    lines = []
+    for kind in dict.fromkeys(r.point.kind for r in results):
+        own = [r for r in results if r.point.kind == kind]
+        faults = list(dict.fromkeys(r.point.fault for r in own))
+        lines.append(f"{kind:<14}" + "".join(f"{f:<{_WIDE}}" for f in faults).rstrip())
+        for step in dict.fromkeys(r.point.step for r in own):
+            cells = [" / ".join(_cell(r) for r in own if (r.point.step, r.point.fault) == (step, f)) for f in faults]
+            lines.append(f"  {step:<12}" + "".join(f"{c:<{_WIDE}}" for c in cells).rstrip())
+    return "\n".join(lines)
+
+
+def _cell(result: Result) -> str:
+    if result.wrong:
+        return "WRONG"
+    return " ".join(filter(None, (result.ended, result.code)))
+
+
+def chosen(only: str, every: int, seed: int) -> list[Point]:
+    """Points with all of these words in them; of these, one of `every`."""
+    words = [word for word in only.split(",") if word]
+    found = [p for p in points(seed) if all(word in (p.kind, p.step, p.fault, "late" if p.late else "sharp") for word in words)]
+    return found[seed % every :: every]
+
+
+def run(folder: Path, criu: Path, wanted: list[Point], say: Callable[[str], None]) -> tuple[list[Result], Ring]:
+    """Try these points, one after the other, on one fleet."""
+    fleet = Fleet(folder, criu=criu, weights_mb=WEIGHTS_MB, nodes=PLANS)
+    results: list[Result] = []
+    with fleet:
+        for node in fleet.nodes.values():
+            (node.folder / "state").mkdir(mode=0o700)
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m,mode=0700", "tmpfs", str(node.folder / "state")], check=True)
+        ring = Ring(fleet)
+        ring.start()
+        for number, point in enumerate(wanted, 1):
+            try:
+                result = one(ring, point)
+            except (AssertionError, SetUpError, OSError, subprocess.SubprocessError, ValueError) as error:
+                result = Result(point, "", "", f"{type(error).__name__}: {error}\n{traceback.format_exc()}", 0.0)
+            results.append(result)
+            say(f"{number:4}/{len(wanted)}  {result.seconds:5.1f} s  {point}: {result.wrong or result.ended} {result.code}")
+            if result.wrong:
+                break
+        ring.watcher.stop()
+    return results, ring
+
+
+def main() -> int:
+    """0: nothing was lost, doubled or wrong at any point."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--criu", type=Path, default=Path("/opt/shunter/criu/bin/criu"))
+    parser.add_argument("--only", default="", help="points with all of these words: an operation, a step, a fault, `late` or `sharp`")
+    parser.add_argument("--every", type=int, default=1, help="try one of so many")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", action="store_true")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="shunter-crash-"))
+    began = time.monotonic()
+    try:
+        wanted = chosen(options.only, options.every, options.seed)
+        results, ring = run(folder / "fleet", options.criu, wanted, lambda line: print(line, flush=True))
+    finally:
+        if options.keep:
+            print(f"kept: {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    print(table(results))
+    wrong = [r for r in results if r.wrong]
+    seen = ring.client.seen
+    print(
+        json.dumps(
+            {
+                "points": len(results),
+                "wrong": len(wrong),
+                "ended": dict(Counter(r.ended for r in results)),
+                "tokens": seen.got,
+                "tokens_lost": seen.lost,
+                "tokens_duplicated": seen.duplicated,
+                "tokens_wrong": seen.corrupt,
+                "longest_pause_s": round(seen.longest_pause_s, 2),
+                "copies_at_once": ring.watcher.worst,
+                "looks": ring.watcher.looks,
+                "seconds": round(time.monotonic() - began),
+            }
+        )
+    )
+    return 1 if wrong or len(results) < len(wanted) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
