@@ -33,7 +33,7 @@ from typing import Any, Final
 import msgspec
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "examples" / "local-fleet"), str(Path(__file__).resolve().parent)]
+sys.path[:0] = [str(ROOT / "examples" / "local-fleet"), str(Path(__file__).resolve().parent)]  # ruff: noqa: E402
 
 from clients import Stream, stream
 from fleet import ANY, Fleet, NodePlan, SetUpError, WorkerPlan, wait_for

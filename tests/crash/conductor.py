@@ -2,9 +2,10 @@
 
     conductor.py SETTINGS STOP < operation.json
 
-STOP is a step, or `-`. Prints a JSON object a line: `{"at": step}` for each step once it is durable, and at last `{"ended": status, ...}`. At
-STOP it waits for a line on standard input: whoever started it does something bad to the fleet meanwhile, or kills it. Without an operation
-(`null`) it takes up what an earlier one left, as the next engine does. It is the engine without its deciding: store, lease, executor, agents.
+STOP is a step, or `-`. Prints a JSON object a line: `{"at": step}` for each step once it is durable, and at last `{"ended": status, ...}`.
+At STOP it waits for a line on standard input: whoever started it does something bad to the fleet meanwhile, or kills it. Without an
+operation (`null`) it takes up what an earlier one left, as the next engine does. It is the engine without its deciding: store, lease,
+executor, agents.
 """
 
 import asyncio
