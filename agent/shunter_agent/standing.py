@@ -6,11 +6,12 @@ refused from the moment when a newer engine was heard of. It starts no copy.
 
 An image that leaves the node so says by its name what for. An engine that hears no more of a preempted node takes it for dead some time
 after the deadline, and may restore the image. So sending it is a promise: the worker is ended at the deadline, whatever became of the
-notice, unless the engine has given this node a new standing order since; it does so for nodes alone of which it has heard.
+notice, unless an engine has said since, in a new standing order, that it knows of it.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -51,8 +52,9 @@ class Standing:
         self._node = orders.node
         self._heard_at = self._node.elapsed()
         self._order: StandingOrder | None = None
-        self._refused: Problem | None = None
+        self._refused: dict[str, Problem] = {}
         self._again: dict[str, float] = {}
+        self._put_off: dict[str, float] = {}
 
     def heard(self) -> None:
         """An engine has called: it can be reached, and decides."""
@@ -66,6 +68,9 @@ class Standing:
         with node.journal.batch():
             node.journal.raise_epoch(order.epoch)
             node.journal.put_standing(message.SerializeToString())
+            for stood in node.journal.stood().values():
+                if order.heard.get(stood.operation) == stood.at and not stood.heard:
+                    node.journal.put_stood(msgspec.structs.replace(stood, heard=True))
         self._order = order
         return pb.Done(at=node.clock(), detail=f"{len(order.stands)} workers")
 
@@ -91,19 +96,17 @@ class Standing:
             try:
                 await self.look()
             except ShunterError as error:
-                self._log_once(error.problem)
+                self._log_once("", error.problem)
             except Exception as error:
                 self._node.log.error("standing order broke", error=f"{type(error).__name__}: {error}")
 
     async def look(self) -> None:
         """Do now what is to be done now, all of it."""
+        await self._each(self._keep_word, LOOK_S)
         order = self._order
-        if order is None:
+        if order is None or not self._away(order):
             return
-        await self._keep_word(order)
-        if not self._away(order):
-            return
-        await self._take_back(order)
+        await self._each(partial(self._take_back, order), AGAIN_S)
         due = list(self._due(order))
         try:
             for stand, notice in due:
@@ -218,7 +221,7 @@ class Standing:
         doubt, last = stood.holder, None
         for holder in stand.holders:
             self._still_away()
-            stood = msgspec.structs.replace(stood, image=image, holder=holder.node)
+            stood = msgspec.structs.replace(stood, image=image, holder=holder.node, at=node.clock(), heard=False)
             node.journal.put_stood(stood)
             try:
                 reply = await self._transfers.send(
@@ -238,40 +241,50 @@ class Standing:
             raise last
         return msgspec.structs.replace(stood, state="done", at=node.clock(), image=image, detail="no other node was named to hold it")
 
-    async def _keep_word(self, order: StandingOrder) -> None:
-        """End workers whose image was sent away under a deadline that is over."""
+    async def _each(self, work: Callable[[Stood], Awaitable[None]], again_s: float) -> None:
+        """With all that was done. What goes wrong with one keeps nothing else from being done; it is tried again in `again_s` seconds."""
         node = self._node
-        for stood in tuple(node.journal.stood().values()):
-            row = node.journal.worker(stood.stand.worker)
-            free = stood.kind is not NoticeKind.PREEMPTION or stood.holder is None or order.issued_at > stood.at or stood.state == "ended"
-            if free or row is None or row.incarnation != stood.stand.incarnation or node.clock() < stood.deadline:
+        for operation, stood in tuple(node.journal.stood().items()):
+            if node.elapsed() < self._put_off.get(operation, float("-inf")):
                 continue
-            head = pb.Order(
-                operation=stood.operation, epoch=node.journal.epoch, plan=stood.order, worker=row.spec.worker, incarnation=row.incarnation
-            )
-            if row.operation and not self._orders.lock(row.spec.worker).locked():
-                node.part(row.operation, row.spec.worker)
-            await self._source.retire(pb.StepOrder(order=head))
-            node.journal.put_stood(msgspec.structs.replace(stood, state="ended", at=node.clock()))
-            node.log.error("worker ended at the deadline", worker=row.spec.worker, image=stood.image or "", holder=stood.holder or "")
+            try:
+                await work(stood)
+            except ShunterError as error:
+                self._put_off[operation] = node.elapsed() + again_s
+                self._log_once(operation, error.problem)
+            else:
+                self._refused.pop(operation, None)
 
-    async def _take_back(self, order: StandingOrder) -> None:
-        """Show workers again whose notice was taken back before its deadline, as long as nobody else can."""
+    async def _keep_word(self, stood: Stood) -> None:
+        """End a worker whose image was sent away under a deadline that is over."""
         node = self._node
-        for stood in tuple(node.journal.stood().values()):
-            row = node.journal.worker(stood.stand.worker)
-            over = stood.state in ("withdrawn", "ended") or stood.epoch != order.epoch or node.clock() >= stood.deadline
-            if over or stood.notice in node.notices or row is None or not _hidden(row, stood):
-                continue
-            head = pb.Order(
-                operation=stood.operation, epoch=order.epoch, plan=order.id, worker=row.spec.worker, incarnation=row.incarnation
-            )
-            await self._source.unfence(pb.StepOrder(order=head))
-            node.journal.put_stood(msgspec.structs.replace(stood, state="withdrawn"))
+        row = node.journal.worker(stood.stand.worker)
+        free = stood.kind is not NoticeKind.PREEMPTION or stood.holder is None or stood.heard or stood.state == "ended"
+        if free or row is None or row.incarnation != stood.stand.incarnation or node.clock() < stood.deadline:
+            return
+        head = pb.Order(
+            operation=stood.operation, epoch=node.journal.epoch, plan=stood.order, worker=row.spec.worker, incarnation=row.incarnation
+        )
+        if row.operation and not self._orders.lock(row.spec.worker).locked():
+            node.part(row.operation, row.spec.worker)
+        await self._source.retire(pb.StepOrder(order=head))
+        node.journal.put_stood(msgspec.structs.replace(stood, state="ended", at=node.clock()))
+        node.log.error("worker ended at the deadline", worker=row.spec.worker, image=stood.image or "", holder=stood.holder or "")
 
-    def _log_once(self, problem: Problem) -> None:
-        if problem != self._refused:
-            self._refused = problem
+    async def _take_back(self, order: StandingOrder, stood: Stood) -> None:
+        """Show a worker again whose notice was taken back before its deadline, as long as nobody else can."""
+        node = self._node
+        row = node.journal.worker(stood.stand.worker)
+        over = stood.state in ("withdrawn", "ended") or stood.epoch != order.epoch or node.clock() >= stood.deadline
+        if over or stood.notice in node.notices or row is None or not _hidden(row, stood):
+            return
+        head = pb.Order(operation=stood.operation, epoch=order.epoch, plan=order.id, worker=row.spec.worker, incarnation=row.incarnation)
+        await self._source.unfence(pb.StepOrder(order=head))
+        node.journal.put_stood(msgspec.structs.replace(stood, state="withdrawn"))
+
+    def _log_once(self, about: str, problem: Problem) -> None:
+        if self._refused.get(about) != problem:
+            self._refused[about] = problem
             self._node.log.problem(problem)
 
 

@@ -90,7 +90,7 @@ class Leading:
         self.haste = Haste(self.aside)
         self.standing = Standing(duty, agents, self.epoch, store, call=self.aside.call, tell=self.voice.tell_or_clear, add=trail.add)
         world = World(agents, prometheus, duty.settings.prometheus.catalog(), self.aside, self.standing.learn)
-        self.sight = Sight(duty, store, watch, world, tuple(agents), self.voice, self.aside)
+        self.sight = Sight(duty, store, watch, world, tuple(agents), self.voice, self.aside, self.standing.knows)
         self.following = Following(duty, self.voice, lambda policies: keeping.keeper.learn(policies) if keeping else None)
         self.sightings = Sightings(duty.settings.state, float(duty.settings.tick))
         self.snapshots: deque[Snapshot] = deque()

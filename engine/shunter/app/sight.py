@@ -1,6 +1,6 @@
 """What a leading engine sees: the fleet by its agents, notices, and what Prometheus measures. It writes what it must remember."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
@@ -16,7 +16,7 @@ from shunter.app.voice import Voice
 from shunter.app.world import HOLD_MARGIN_S, Memory, World
 from shunter.model.canon import plain
 from shunter.model.errors import Problem
-from shunter.model.ids import NodeId, WorkerId
+from shunter.model.ids import NodeId, OperationId, WorkerId
 from shunter.model.operation import OperationRecord
 from shunter.model.policy import PolicySet
 from shunter.model.record import RecordKind
@@ -31,9 +31,18 @@ class Sight:
     """Looks for the engine, and keeps `duty.scene` up to date."""
 
     def __init__(
-        self, duty: Duty, store: Store, watch: Watch, world: World, nodes: Collection[NodeId], voice: Voice, aside: Aside | None = None
+        self,
+        duty: Duty,
+        store: Store,
+        watch: Watch,
+        world: World,
+        nodes: Collection[NodeId],
+        voice: Voice,
+        aside: Aside | None = None,
+        knows: Callable[[OperationId], bool] = lambda _operation: False,
     ) -> None:
-        """What takes long is done `aside`; None: where it is called."""
+        """What takes long is done `aside`; None: where it is called. `knows`: see `standing.relayed`."""
+        self._knows = knows
         self._aside = aside or Aside()
         self._duty, self._store, self._watch, self.world, self._voice = duty, store, watch, world, voice
         self.nodes = nodes
@@ -94,7 +103,7 @@ class Sight:
         known, active = tuple(n for n in scene.notices if n.source != gone.SOURCE), self._store.active()
         memory = Memory(
             fleet=scene.fleet,
-            notices=(*known, *said, *relayed(scene.fleet)),
+            notices=(*known, *said, *relayed(scene.fleet, self._knows)),
             ended=self._store.ended(),
             busy=frozenset(WorkerId(r.planned.worker) for r in active if not r.waits),
             gone_after=float(self._duty.settings.hold) + HOLD_MARGIN_S,

@@ -22,13 +22,13 @@ from shunter.decide.standing import Fallback, fallbacks
 from shunter.lang.bulk import BulkCelRules
 from shunter.model.canon import encode, plain
 from shunter.model.errors import Problem, ShunterError
-from shunter.model.ids import Epoch, NodeId, NoticeId
+from shunter.model.ids import Epoch, NodeId, NoticeId, OperationId
 from shunter.model.operation import EngineState, Measured, OperationRecord, Outcome, Status, Step
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
 from shunter.model.policy import PolicySet
 from shunter.model.record import Record, RecordKind
 from shunter.model.snapshot import Fleet, Notice, Snapshot
-from shunter.model.standing import Holder, Stand, StandingOrder, Stood, why
+from shunter.model.standing import Holder, Stand, StandingOrder, Stood, taken_by, why
 from shunter.model.view import NodeView
 from shunter.observe.inventory import SKEW_S
 from shunter.wire import agent_pb2 as pb
@@ -117,7 +117,7 @@ class Standing:
         self._signer: Signer | None = None
         self._given: dict[NodeId, Given] = {}
         self._addresses: dict[NodeId, str] = {}
-        self._stood: dict[str, Stood] = {}
+        self._stood: dict[NodeId, dict[OperationId, Stood]] = {}
         self._recorded: dict[str, str] = {}
         self._thought_at = float("-inf")
         self._giving: asyncio.Task[None] | None = None
@@ -163,7 +163,7 @@ class Standing:
 
         async def one(node: NodeId) -> None:
             order = self._order(node, found.get(node, ()), policies, now)
-            given = Given(what=(policies.commit, order.stands), at=now)
+            given = Given(what=(policies.commit, order.stands, order.heard), at=now)
             before = self._given.get(node)
             if before is not None and before.what == given.what and now - before.at < RENEW * float(self._duty.settings.standing.valid):
                 return
@@ -188,6 +188,7 @@ class Standing:
             commit=policies.commit,
             policy_set=policies.digest,
             stands=tuple(self._stand(fallback) for fallback in own),
+            heard={s.operation: s.at for s in self._stood.get(node, {}).values() if s.holder is not None and not s.heard},
         )
 
     def _stand(self, fallback: Fallback) -> Stand:
@@ -209,13 +210,21 @@ class Standing:
         now = self._duty.clock()
         for view in views:
             self._addresses[view.node.id] = view.image_address
+            told = {stood.operation: stood for stood in view.stood}
+            if self._stood.get(view.node.id, {}) != told:
+                self._stood[view.node.id] = told
+                self._given.pop(view.node.id, None)  # a new order tells it that the engine knows
+                self._thought_at = float("-inf")
             for stood in view.stood:
-                if self._stood.get(stood.operation) != stood:
-                    self._stood[stood.operation] = stood
-                    self._given.pop(view.node.id, None)  # a new order tells it that the engine knows
-                    self._thought_at = float("-inf")
                 if stood.state in _FINAL or (stood.state == "failed" and now >= stood.deadline):
                     self._record_once(stood)
+
+    def knows(self, operation: OperationId) -> bool:
+        """Whether the node itself has told that it sent the image, this engine or one before. Raises Stalled when the store can't say."""
+        if any((stood := told.get(operation)) is not None and stood.holder is not None for told in self._stood.values()):
+            return True
+        record = self._store.get(operation)
+        return record is not None and record.status is Status.SUCCEEDED
 
     def _record_once(self, stood: Stood) -> None:
         if self._recorded.get(stood.operation) == stood.state:
@@ -316,10 +325,10 @@ def _told(record: OperationRecord, stood: Stood) -> Record:
     )
 
 
-def relayed(fleet: Fleet) -> tuple[Notice, ...]:
+def relayed(fleet: Fleet, knows: Callable[[OperationId], bool] = lambda _operation: False) -> tuple[Notice, ...]:
     """Notices of nodes that don't answer, as images tell of them that they sent away under a standing order since they answered last: it
-    may be all that is heard of them. A node that let its word out so has ended the worker by the deadline, unless the engine was
-    there again before: then it has answered since.
+    may be all that is heard of them. A node that let its word out so has ended the worker by the deadline, unless an engine has said that
+    it knows of it: `knows` tells which those are.
     """
     silent = {node.id: node.seen_at for node in fleet.nodes if not node.reachable}
     homes = {(w.id, w.incarnation): w.node for w in fleet.workers if w.node in silent}
@@ -327,6 +336,8 @@ def relayed(fleet: Fleet) -> tuple[Notice, ...]:
     for image in fleet.images:
         noticed, node = why(image.id), homes.get((image.worker, image.incarnation))
         if noticed is None or node is None or image.taken_at < silent[node] + SKEW_S:
+            continue
+        if (operation := taken_by(image.id)) is not None and knows(operation):
             continue
         kind, deadline = noticed
         found[node] = Notice(

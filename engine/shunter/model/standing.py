@@ -7,6 +7,7 @@ comes back in the middle of it.
 
 import hashlib
 import re
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Final, Literal
 
@@ -16,7 +17,7 @@ from shunter.model.canon import digest, encode
 from shunter.model.ids import Commit, Digest, Epoch, ImageId, Incarnation, NodeId, NoticeId, OperationId, PolicyName, SlotId, WorkerId
 from shunter.model.snapshot import NoticeKind
 
-_IMAGE: Final = re.compile(r"standing-[0-9a-f]{16}-([a-z-]+)-([0-9]{1,12})", re.ASCII)
+_IMAGE: Final = re.compile(r"(standing-[0-9a-f]{16})-([a-z-]+)-([0-9]{1,12})", re.ASCII)
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +45,8 @@ class Stand(msgspec.Struct, frozen=True, kw_only=True):
 
 class StandingOrder(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One node's, by the engine of `epoch`. Times in seconds since the epoch; `silence` is for how many seconds nothing may have been heard
-    of an engine before it counts. `stands` are in the order in which they are done.
+    of an engine before it counts. `stands` are in the order in which they are done. `heard`: what the engine has been told that the node
+    did by itself, by operation, with its `at` as the node said it; no two clocks are compared for that.
     """
 
     node: NodeId
@@ -55,6 +57,7 @@ class StandingOrder(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     commit: Commit
     policy_set: Digest
     stands: tuple[Stand, ...] = ()
+    heard: Mapping[OperationId, float] = {}
 
     @cached_property
     def id(self) -> Digest:
@@ -87,6 +90,7 @@ class Stood(msgspec.Struct, frozen=True, kw_only=True):
     holder: NodeId | None = None
     code: str = ""
     detail: str = ""
+    heard: bool = False
 
 
 def operation_of(stand: Stand, epoch: Epoch, notice: NoticeId) -> OperationId:
@@ -103,6 +107,12 @@ def image_of(operation: OperationId, kind: NoticeKind, deadline: float) -> Image
 def why(image: ImageId) -> tuple[NoticeKind, float] | None:
     """The notice that an image was taken for under a standing order: its kind and its deadline. None for any other image."""
     found = _IMAGE.fullmatch(image)
-    if found is None or found[1] not in {kind.value for kind in NoticeKind}:
+    if found is None or found[2] not in {kind.value for kind in NoticeKind}:
         return None
-    return NoticeKind(found[1]), float(found[2])
+    return NoticeKind(found[2]), float(found[3])
+
+
+def taken_by(image: ImageId) -> OperationId | None:
+    """The operation that an image was taken by under a standing order. None for any other image."""
+    found = _IMAGE.fullmatch(image)
+    return OperationId(found[1]) if found is not None else None

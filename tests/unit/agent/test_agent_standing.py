@@ -14,7 +14,7 @@ from shunter.app.settings import TlsSettings
 from shunter.app.standing import Signer
 from shunter.model.canon import decode
 from shunter.model.errors import Rejected, Unknown
-from shunter.model.ids import Commit, Digest, Epoch, ImageId, Incarnation, NodeId, PolicyName, SlotId, WorkerId
+from shunter.model.ids import Commit, Digest, Epoch, ImageId, Incarnation, NodeId, OperationId, PolicyName, SlotId, WorkerId
 from shunter.model.snapshot import NoticeKind
 from shunter.model.standing import Holder, Stand, StandingOrder, Stood, image_of, operation_of, why
 from shunter.wire import agent_pb2 as pb
@@ -284,14 +284,58 @@ async def test_whoever_sent_its_image_away_has_ended_by_the_deadline(alone: Alon
     assert (alone.bench.runtime.alive, alone.bench.state(), alone.stood().state) == (set(), "none", "ended")
 
 
-async def test_whoever_was_given_a_new_order_since_lives_on(alone: Alone) -> None:
+@pytest.mark.parametrize("skew", [-3600.0, 0.0, 3600.0], ids=["behind", "alike", "ahead"])
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_whoever_an_engine_has_heard_of_lives_on_whatever_its_clock_says(alone: Alone, skew: float, restarts: bool) -> None:
     await alone.silent()
     await alone.standing.look()
-    newer = msgspec.structs.replace(ORDER, epoch=Epoch(2), issued_at=alone.clock.now + 1.0)
+    stood = alone.stood()
+    issued_at = alone.clock.now + skew
+    newer = msgspec.structs.replace(ORDER, epoch=Epoch(2), issued_at=issued_at, heard={stood.operation: stood.at})
     await alone.standing.keep(alone.signed(newer, 2))
+    if restarts:
+        alone.bench.journal.put_standing(b"")  # it knows what it was told, also if nobody can tell any more by whom
+        alone.boot()
+        alone.standing.recall()
     alone.clock.now = NOW + 200.0
     await alone.standing.look()
     assert alone.bench.runtime.alive
+
+
+@pytest.mark.parametrize("heard", [{}, {"another": NOW}, {"it": NOW}], ids=["nothing", "of another", "before its image was sent"])
+async def test_an_order_of_an_engine_that_hasnt_heard_of_it_frees_nobody_even_by_a_clock_that_is_ahead(
+    alone: Alone, heard: dict[str, float]
+) -> None:
+    await alone.silent()
+    await alone.standing.look()
+    told = {alone.stood().operation if name == "it" else OperationId(name): at for name, at in heard.items()}
+    await alone.standing.keep(alone.signed(msgspec.structs.replace(ORDER, issued_at=NOW + 60.0, heard=told)))
+    alone.clock.now = NOW + 120.0
+    await alone.standing.look()
+    assert alone.stood().state == "ended"
+
+
+async def test_an_agent_that_can_read_no_order_after_its_restart_ends_whom_it_sent_away(alone: Alone) -> None:
+    await alone.silent()
+    await alone.standing.look()
+    alone.bench.journal.put_standing(b"")
+    alone.boot()
+    alone.standing.recall()
+    alone.clock.now = NOW + 120.0
+    await alone.standing.look()
+    assert alone.stood().state == "ended"
+
+
+async def test_a_worker_that_cant_be_shown_again_is_saved_all_the_same_when_the_next_notice_comes(alone: Alone) -> None:
+    await alone.silent()
+    await alone.standing.look()
+    alone.bench.node.notices = {"next": msgspec.structs.replace(NOTICE, id="next")}
+    alone.bench.faults.at["unfence"] = Rejected(problem("SH622"))
+    await alone.standing.look()
+    assert {s.notice: s.state for s in alone.bench.journal.stood().values()} == {"going": "done", "next": "done"}
+    tries = alone.bench.said().count("order begun")
+    await alone.standing.look()
+    assert alone.bench.said().count("order begun") == tries, "not at once"
 
 
 async def test_whose_image_reached_nobody_lives_on(alone: Alone) -> None:

@@ -18,9 +18,9 @@ from shunter.app.certs import issue
 from shunter.app.settings import TlsSettings
 from shunter.app.standing import Signer
 from shunter.model.errors import Rejected, ShunterError, Unknown
-from shunter.model.ids import Commit, Digest, Epoch, Incarnation, NodeId, PolicyName, SlotId, WorkerId
+from shunter.model.ids import Commit, Digest, Epoch, ImageId, Incarnation, NodeId, PolicyName, SlotId, WorkerId
 from shunter.model.snapshot import NoticeKind
-from shunter.model.standing import Holder, Stand, StandingOrder, why
+from shunter.model.standing import Holder, Stand, StandingOrder, taken_by, why
 from shunter.wire import agent_pb2 as pb
 from shunter_agent.notices.port import Notice
 from shunter_agent.recovery import recover
@@ -52,6 +52,10 @@ class Node:
         self.bench.boot()
         self.bench.node.networks["w"] = self.bench.runtime.network(SPEC)
         self.epoch, self.number, self.answered_at = 1, 0, NOW
+        self.skew = dice.choice([0.0, 0.0, 15.0, -15.0, 40.0, -40.0])
+        """How far the engine's clock is ahead."""
+        self.known: set[str] = set()
+        """Operations of which the engine knows by the node that their image was sent."""
         self.notice: Notice | None = None
         self.loop = asyncio.get_running_loop()
         self.standing = Standing(self.bench.orders, self.bench.source, self.bench.transfers)
@@ -83,11 +87,14 @@ class Node:
         """It has heard of the node in the same tick."""
         row = self.bench.journal.worker("w")
         stands = () if row is None else (self.stand(row.incarnation),)
+        told = [stood for stood in self.bench.journal.stood().values() if stood.holder is not None]
+        at = self.now + self.skew
         order = StandingOrder(
-            node=NodeId("n"), epoch=Epoch(self.epoch), issued_at=self.now, valid_until=self.now + 600, silence=SILENCE,
-            commit=Commit("c"), policy_set=Digest("p"), stands=stands,
+            node=NodeId("n"), epoch=Epoch(self.epoch), issued_at=at, valid_until=at + 600, silence=SILENCE,
+            commit=Commit("c"), policy_set=Digest("p"), stands=stands, heard={s.operation: s.at for s in told if not s.heard},
         )  # fmt: skip
-        self.answered_at = self.now
+        self.answered_at = at
+        self.known |= {s.operation for s in told}
         self.standing.heard()
         await self.standing.keep(Signer(self.tls, Epoch(self.epoch)).sign(order))
 
@@ -164,7 +171,7 @@ class Node:
             noticed = why(image)  # type: ignore[arg-type]
             facts = bench.depot.whole.get(image)
             taken_at = facts.taken_at if facts else 0.0
-            believed = noticed is not None and taken_at >= self.answered_at + 5.0
+            believed = noticed is not None and taken_at >= self.answered_at + 5.0 and taken_by(ImageId(image)) not in self.known
             may_be_restored = believed and noticed is not None and self.now > noticed[1] + HOLD + 5.0
             assert not (alive and may_be_restored), f"alive at {self.now}, and the engine may restore {image}"
         images = {i for sent in bench.depot.peers.values() for i in sent} | set(bench.depot.whole)

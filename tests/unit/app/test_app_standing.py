@@ -106,12 +106,12 @@ class Giving:
             add=lambda records: self.records.extend(records),
         )
 
-    async def look(self, seen: Fleet) -> None:
+    async def look(self, seen: Fleet, *stood: Stood) -> None:
         if self.duty.feed.current is None:
             await self.duty.feed.refresh()
         policies = self.duty.feed.current
         assert policies is not None
-        self.standing.learn(self.views(seen))
+        self.standing.learn(self.views(seen, *stood))
         self.standing.look(policies, Snapshot(at=self.now, fleet=seen), EngineState(), self.now)
         await self.standing.idle()
 
@@ -261,9 +261,9 @@ async def test_who_did_something_is_given_a_new_order_at_once_so_that_it_knows_t
     seen = fleet(worker(0, A))
     await giving.look(seen)
     giving.now += 1.0
-    giving.standing.learn(giving.views(seen, DONE))
-    await giving.look(seen)
+    await giving.look(seen, DONE)
     assert [o.issued_at for o in giving.agents[A].orders] == [NOW, NOW + 1.0]
+    assert [o.heard for o in giving.agents[A].orders] == [{}, {OPERATION: DONE.at}]
     assert len(giving.agents[B].orders) == 1
 
 
@@ -296,6 +296,16 @@ def image(taken_at: float, **more: Any) -> Image:
 def test_an_image_tells_of_the_notice_of_a_node_that_is_silent_since() -> None:
     (notice,) = relayed(fleet(worker(0, A), silent=[A], images=(image(NOW + 10),)))
     assert (notice.node, notice.kind, notice.deadline, notice.seen_at) == (A, NoticeKind.PREEMPTION, NOW + 60, NOW + 10)
+
+
+async def test_an_image_of_which_its_node_has_told_tells_nothing_whatever_clocks_say(giving: Giving) -> None:
+    seen = fleet(worker(0, A), silent=[A], images=(image(NOW + 3600),))
+    unsent = msgspec.structs.replace(DONE, state="begun", holder=None)
+    giving.standing.learn(giving.views(seen, unsent))
+    assert len(relayed(seen, giving.standing.knows)) == 1, "that it was sent is news"
+    giving.standing.learn(giving.views(seen, DONE))
+    assert relayed(seen, giving.standing.knows) == ()
+    assert relayed(seen, giving.anew().knows) == (), "nor to an engine that came later"
 
 
 @pytest.mark.parametrize(
