@@ -32,9 +32,7 @@ from typing import Any, Final
 
 import msgspec
 
-ROOT: Final = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "examples" / "local-fleet"), str(Path(__file__).resolve().parent)]  # ruff: noqa: E402
-
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "local-fleet"))
 from clients import Stream, stream
 from fleet import ANY, Fleet, NodePlan, SetUpError, WorkerPlan, wait_for
 from machine import ip

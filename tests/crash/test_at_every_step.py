@@ -26,9 +26,8 @@ def test_a_worker_and_its_stream_come_through(tmp_path: Path, criu: Path, capsys
     wanted = [*chosen("sharp", FEW, 1), Point("move", "frozen", "corrupt"), Point("move", "fenced", "full")]
     results, ring = run(tmp_path / "fleet", criu, wanted, lambda _line: None)
     with capsys.disabled():
-        print(
-            f"\n{len(results)} of {len(points(0))} crash points on real processes, {ring.watcher.looks} looks for two copies\n{table(results)}"
-        )
+        tried = f"{len(results)} of {len(points(0))} crash points on real processes, {ring.watcher.looks} looks for two copies"
+        print(f"\n{tried}\n{table(results)}")
     assert [(str(r.point), r.wrong) for r in results if r.wrong] == []
     assert len(results) == len(wanted)
     assert ring.watcher.looks > 10 * len(wanted)
