@@ -185,6 +185,7 @@ async def test_whoever_was_overtaken_writes_and_orders_nothing_more(site: Callab
     with pytest.raises(Crash):
         await executor(world, old, Counting(old.store, 4)).start(world.plan(OperationKind.MOVE), Digest("sha256:plan"))
     new = site(2)
+    assert record_of(resources(plane, namespace)["move-0"]).epoch == 2, "before the new one gives any order"
     await lead_on(world, new)
     orders = len(world.orders)
     assert old.lead.held(), "it doesn't know yet"

@@ -114,8 +114,9 @@ class Upheld:
         self._thread.soon(lambda: self._memory.offer(self.epoch, lambda: encode(kept)))
 
     def open(self) -> None:
-        """Load what the leaders before left. Blocks. Raises Retry as `Api.get` does, Stalled SH250, SH260 for an operation under way that
-        can't be read.
+        """Load what the leaders before left, and write our epoch into what of it is under way: from then on they can change nothing of it.
+
+        Blocks. Raises Retry as `Api.get` does, Stalled SH250, SH260 for an operation under way that can't be read, and as `put` does.
         """
         self._thread = Thread("operations", self._main)
         if self._thread.failed is not None:
@@ -126,8 +127,10 @@ class Upheld:
         for one in found:
             if (record := _read(one)) is not None:
                 known.append((one, self._superseded(record) if record.id in parts else record))
-        self._records = [record for _, record in known]
         self._thread.soon(lambda: self._ledger.know(known))
+        ours = {r.id: msgspec.structs.replace(r, epoch=self.epoch) for _, r in known if r.outcome is None}
+        self._records = [ours.get(record.id, record) for _, record in known]
+        self.put(tuple(ours.values()), together=False)
 
     def close(self) -> None:
         """End the thread. What was to be written later is left to the next leader."""

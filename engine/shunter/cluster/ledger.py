@@ -182,6 +182,8 @@ class Ledger:
             kept = self._open[record.id] = _Open(one=one, wanted=record, told=False)
             if batch is not None and record.step is Step.INTENDED and record.outcome is None:
                 return  # the spec says it all; the status follows
+        if kept.told and kept.wanted == record:
+            return
         before = kept.wanted
         kept.wanted, kept.told = record, False
         try:

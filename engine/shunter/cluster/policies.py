@@ -16,6 +16,7 @@ from shunter.cluster.api import Api
 from shunter.cluster.kinds import PLURALS, collection
 from shunter.cluster.reading import Reading, read
 from shunter.cluster.reflector import Reflector, Times
+from shunter.cluster.telling import gather
 from shunter.cluster.writing import StatusWriter
 from shunter.model.errors import Problem, Rejected, Retry
 from shunter.model.finding import Finding
@@ -103,7 +104,7 @@ class ClusterSource:
         if reading is None or running is None:
             return
         with contextlib.suppress(RuntimeError):  # it was closed just now
-            running.loop.call_soon_threadsafe(running.writer.offer, reading, policies, findings[:], at, halted)
+            running.loop.call_soon_threadsafe(running.writer.offer, reading, policies, gather(findings), at, halted)
 
     @property
     def status_problem(self) -> Problem | None:

@@ -1,7 +1,8 @@
 """What to write into a policy's status, from what the engine has in force and what it decided last. Pure."""
 
 import datetime as dt
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -10,7 +11,7 @@ from shunter.cluster.api import Object
 from shunter.cluster.reading import Reading, Resource, git_commit
 from shunter.cluster.status import Condition, ConditionType, Counts, Decision, PolicyStatus
 from shunter.model.errors import Problem, Severity
-from shunter.model.finding import Finding, Verdict
+from shunter.model.finding import Finding, Verdict, chapters
 from shunter.model.policy import Policy, PolicySet
 
 _WEIGHT: Final = (Verdict.ACT, Verdict.HOLD, Verdict.INCONCLUSIVE, Verdict.PASS)
@@ -32,31 +33,32 @@ class Said(msgspec.Struct, kw_only=True):
         return bool(self.counts) and set(self.counts) == {Verdict.INCONCLUSIVE}
 
 
-def gather(findings: Iterable[Finding]) -> dict[str, Said]:
-    """By the policies' names."""
+def gather(findings: Sequence[Finding]) -> dict[str, Said]:
+    """By the policies' names. One finding of each is told whole: a large fleet has tens of thousands."""
     found: dict[str, Said] = {}
-    for finding in findings:
-        said = found.setdefault(finding.policy, Said(counts={}))
-        said.counts[finding.verdict] = said.counts.get(finding.verdict, 0) + 1
-        if said.first is None or _WEIGHT.index(finding.verdict) < _WEIGHT.index(said.first.verdict):
-            said.first = finding
+    for policy, _, briefs, tell in chapters(findings):
+        if not briefs:
+            continue
+        verdicts = [brief.verdict for brief in briefs]
+        counts = Counter(verdicts)
+        weightiest = next(verdict for verdict in _WEIGHT if verdict in counts)
+        found[policy] = Said(counts=dict(counts), first=tell(verdicts.index(weightiest)))
     return found
 
 
 def statuses(
     reading: Reading,
     policies: PolicySet,
-    findings: Iterable[Finding],
+    said: Mapping[str, Said],
     before: Callable[[str, Resource], Object],
     at: float,
     halted: str = "",
 ) -> dict[str, PolicyStatus]:
     """The status of every resource of `reading`, which `policies` were made from, by path.
 
-    `before` gives a resource's status as it stands, empty if there is none: times are taken over from it where what they are about didn't
+    `said` is what `gather` found. `before` gives a resource's status as it stands, empty if there is none: times are taken over from it where what they are about didn't
     change. `at`: seconds since the epoch. `halted`: why the engine begins nothing voluntary at present; empty: it does.
     """
-    said = gather(findings)
     by_path = {policy.place.file: policy for policy in policies.policies}
     problems: dict[str, list[Problem]] = {}
     for problem in policies.problems:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
 import msgspec
@@ -12,9 +12,8 @@ from shunter.cluster.backoff import Backoff
 from shunter.cluster.kinds import collection
 from shunter.cluster.reading import Reading, Resource
 from shunter.cluster.reflector import Reflector
-from shunter.cluster.telling import statuses, weighty
+from shunter.cluster.telling import Said, statuses, weighty
 from shunter.model.errors import Problem, ShunterError
-from shunter.model.finding import Finding
 from shunter.model.policy import API_VERSION, PolicySet
 
 MANAGER: Final = "shunter-engine"
@@ -43,9 +42,9 @@ class StatusWriter:
         self.writes = 0
         """Since the start."""
 
-    def offer(self, reading: Reading, policies: PolicySet, findings: Sequence[Finding], at: float, halted: str = "") -> None:
+    def offer(self, reading: Reading, policies: PolicySet, said: Mapping[str, Said], at: float, halted: str = "") -> None:
         """Have the statuses that these come to written, instead of what was offered before (`telling.statuses`). In the loop's thread."""
-        found = statuses(reading, policies, findings, self._standing, at, halted)
+        found = statuses(reading, policies, said, self._standing, at, halted)
         self._offered = {path: (reading.resources[path], msgspec.to_builtins(status)) for path, status in found.items()}
         self._news.set()
 

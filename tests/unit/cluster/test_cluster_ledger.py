@@ -170,6 +170,12 @@ async def test_of_what_is_under_way_already_each_that_is_there_stays(server: Kep
     assert {name: one["status"]["step"] for name, one in server.kept.items()} == {"discard-1": "dumped", "discard-2": "dumped"}
 
 
+async def test_what_stands_there_already_is_not_written_again(server: Kept, ledger: Ledger) -> None:
+    await ledger.put([record(step=Step.DUMPED)], together=True)
+    await ledger.put([record(step=Step.DUMPED)], together=True)
+    assert [request.method for request in server.requests if request.method != "GET"] == ["POST", "PUT"]
+
+
 async def test_a_status_that_comes_later_and_fails_keeps_nothing_else_from_being_written(server: Kept, ledger: Ledger) -> None:
     server.failures = [None, refused(500)]
     await ledger.put([record()], together=True)

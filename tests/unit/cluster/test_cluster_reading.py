@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from shunter.cluster.reading import git_commit, read
 from shunter.cluster.status import PolicyStatus
-from shunter.cluster.telling import statuses
+from shunter.cluster.telling import gather, statuses
 from shunter.lang.load import load
 from shunter.model.finding import Finding, Verdict
 from shunter.model.ids import PolicyName
@@ -58,7 +58,7 @@ def test_one_that_is_being_deleted_is_gone() -> None:
 def told(findings: list[Finding], before: dict[str, Any] | None = None, halted: str = "") -> PolicyStatus:
     reading = read([images(commit=OLD)])
     path = "checkpointpolicies/images.yaml"
-    return statuses(reading, load(reading.revision, None), findings, lambda _path, _resource: before or {}, 1_800_000_000.0, halted)[path]
+    return statuses(reading, load(reading.revision, None), gather(findings), lambda _path, _resource: before or {}, 1_800_000_000.0, halted)[path]
 
 
 def finding(verdict: Verdict, subject: str) -> Finding:
@@ -86,7 +86,7 @@ def test_what_the_engine_cannot_do_is_not_said_to_be_done() -> None:
     meta = {"name": "save", "uid": "u", "generation": 1}
     saving = {"metadata": meta, "spec": {"workers": {"all": True}, "notices": ["preemption"], "reserve": "5s"}}
     reading = read([("PreemptionPolicy", saving)])
-    found = statuses(reading, load(reading.revision, None), [], lambda _path, _resource: {}, 1.0, "SH531 the disk is full")
+    found = statuses(reading, load(reading.revision, None), {}, lambda _path, _resource: {}, 1.0, "SH531 the disk is full")
     assert {c.type: c.status for c in found["preemptionpolicies/save.yaml"].conditions}["Active"] == "True", "a node that goes doesn't wait"
 
 

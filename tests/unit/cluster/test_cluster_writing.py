@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 from cluster_server import Server, refused
 from shunter.cluster.reading import Reading, read
+from shunter.cluster.telling import gather
 from shunter.cluster.writing import StatusWriter
 from shunter.lang.load import load
 from shunter.model.finding import Finding, Verdict
@@ -43,7 +44,7 @@ class Wired:
         )
         before = len(self.server.requests)
         running = asyncio.create_task(self.writer.run())
-        self.writer.offer(self.reading, self.policies, findings, 1_800_000_000.0)
+        self.writer.offer(self.reading, self.policies, gather(findings), 1_800_000_000.0)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(3.0 if requests else 0.05):
                 while len(self.server.requests) - before < requests or not requests:
