@@ -83,12 +83,13 @@ class Scheduler:
 
         An involuntary chain that waits is dropped too when the newer plan has another operation for one of its workers. A voluntary one of
         an accepted plan is given up if it waits where the newer plan has something involuntary for its worker or a slot. Previews and
-        operations that were begun before, or whose chain was, are passed over. Raises Rejected SH504 if this very plan was carried out
+        operations that were begun before, or whose chain was, are passed over. The very plan that everything waits as of is taken again: a
+        tick may plan to the letter what a notice had asked for at that instant. Raises Rejected SH504 if this very plan was carried out
         before, Stalled SH501 if that can't be noted.
         """
         self._raise_crash()
         new = [o for o in plan.operations if not o.preview and self._store.get(o.id) is None]
-        if new:
+        if not all(self._waits_as_of(o.id, plan.digest) for o in new):
             self._store.consume(plan.digest, self._executor.parts.clock())
         self._drop_outdated(new, whole=whole)
         self._make_way(new)
@@ -96,6 +97,10 @@ class Scheduler:
             self._waiting.pop(planned.id, None)  # the newer plan's order counts
             self._waiting[planned.id] = Waiting(planned=planned, plan=plan.digest)
         self.pump()
+
+    def _waits_as_of(self, operation: OperationId, plan: Digest) -> bool:
+        waiting = self._waiting.get(operation)
+        return waiting is not None and waiting.plan == plan
 
     def accept(self, plan: Plan) -> None:
         """Take on a plan that a person has ordered as it is. All of it is in the store from now on: neither a newer plan nor a restart

@@ -204,3 +204,21 @@ async def test_an_error_of_ours_over_a_notice_isnt_taken_for_a_word_that_we_dont
     with pytest.raises(ValueError, match="ours"):
         await s.leading._watch(NodeId("node-a"))
     assert [n.kind for n in heard] == [NoticeKind.PREEMPTION]
+
+
+async def test_a_tick_that_plans_to_the_letter_what_it_has_ordered_already_goes_on(
+    stage: Callable[[int], Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but policies that answer to notices, and metrics that say the same: both plans are one, and all of it waits for a dump."""
+    s, world = stage(0), Measured()
+    (tmp_path / "policies" / "images.yaml").unlink()
+    (tmp_path / "policies" / "save.yaml").write_text(SAVING)
+    monkeypatch.setattr(s.leading.scheduler, "_dumping", lambda: frozenset({NodeId("node-a")}))
+    await s.leading.following.once()
+    s.leading.sight.world, world.notices = world, (NOTICE,)  # type: ignore[assignment]
+    world.answer.set()
+    await s.leading.tick(100.0)
+    first, second = s.recorded(RecordKind.PLAN)
+    assert first.plan == second.plan
+    assert [o.kind for o in s.leading.scheduler.waiting] == [OperationKind.MOVE]
+    s.leading.sightings.close()
