@@ -192,7 +192,7 @@ class _Newest:
 def picked(whole: SampleColumn, rows: Places) -> SampleColumn:
     """These rows of a column; -1 for one that it hasn't."""
     known = whole.known[rows]
-    if rows.size and rows.min() < 0:
+    if np.count_nonzero(rows < 0):
         known &= rows >= 0
     return SampleColumn(whole.values[rows], whole.times[rows], known, lambda row: whole[rows[row]] if rows[row] >= 0 else None)
 

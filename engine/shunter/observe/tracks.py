@@ -25,7 +25,7 @@ class Tracks:
         latest = at + self._ahead
         while True:
             further = (self._next < self._ends) & (self.times[self._next] <= latest)
-            if not further.any():
+            if not np.count_nonzero(further):
                 break
             self._next = self._next + further
         places = np.maximum(self._next - 1, 0)
