@@ -35,7 +35,7 @@ def namespace(plane: ControlPlane) -> str:
 def told(one: dict[str, Any]) -> dict[str, Any]:
     """The status that the engine writes of it."""
     reading = read([(one["kind"], one)])
-    found = statuses(reading, load(reading.revision, None), (), lambda _path, _resource: {}, 1_800_000_000.0)
+    found = statuses(reading, load(reading.revision, None), {}, lambda _path, _resource: {}, 1_800_000_000.0)
     return {"status": msgspec.to_builtins(found[file_of(one["kind"], "one")])}
 
 

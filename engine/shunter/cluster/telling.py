@@ -56,8 +56,9 @@ def statuses(
 ) -> dict[str, PolicyStatus]:
     """The status of every resource of `reading`, which `policies` were made from, by path.
 
-    `said` is what `gather` found. `before` gives a resource's status as it stands, empty if there is none: times are taken over from it where what they are about didn't
-    change. `at`: seconds since the epoch. `halted`: why the engine begins nothing voluntary at present; empty: it does.
+    `said` is what `gather` found. `before` gives a resource's status as it stands, empty if there is none: times are taken over from it
+    where what they are about didn't change. `at`: seconds since the epoch. `halted`: why the engine begins nothing voluntary at present;
+    empty: it does.
     """
     by_path = {policy.place.file: policy for policy in policies.policies}
     problems: dict[str, list[Problem]] = {}

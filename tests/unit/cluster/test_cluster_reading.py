@@ -8,7 +8,7 @@ from shunter.cluster.reading import git_commit, read
 from shunter.cluster.status import PolicyStatus
 from shunter.cluster.telling import gather, statuses
 from shunter.lang.load import load
-from shunter.model.finding import Finding, Verdict
+from shunter.model.finding import Chapter, Finding, Findings, Verdict
 from shunter.model.ids import PolicyName
 
 OLD, NEW = "a" * 40, "b" * 64
@@ -58,7 +58,9 @@ def test_one_that_is_being_deleted_is_gone() -> None:
 def told(findings: list[Finding], before: dict[str, Any] | None = None, halted: str = "") -> PolicyStatus:
     reading = read([images(commit=OLD)])
     path = "checkpointpolicies/images.yaml"
-    return statuses(reading, load(reading.revision, None), gather(findings), lambda _path, _resource: before or {}, 1_800_000_000.0, halted)[path]
+    return statuses(
+        reading, load(reading.revision, None), gather(findings), lambda _path, _resource: before or {}, 1_800_000_000.0, halted
+    )[path]
 
 
 def finding(verdict: Verdict, subject: str) -> Finding:
@@ -103,3 +105,27 @@ def test_a_long_reason_is_cut() -> None:
     status = told([long])
     assert status.last_decision is not None
     assert len(status.last_decision.reason) == 1024
+
+
+def test_of_each_policy_one_finding_is_told_the_first_of_the_weightiest():
+    told: list[int] = []
+
+    def chapter(policy: str, *verdicts: Verdict) -> Chapter:
+        own = [
+            Finding(policy=PolicyName(policy), subject=f"w{n}", verdict=v, lane="voluntary", reason=f"{n}") for n, v in enumerate(verdicts)
+        ]
+
+        def tell(place: int) -> Finding:
+            told.append(place)
+            return own[place]
+
+        return Chapter(PolicyName(policy), [f.subject for f in own], own, tell)
+
+    made = [chapter("a", Verdict.PASS, Verdict.HOLD, Verdict.HOLD), chapter("b"), chapter("c", Verdict.INCONCLUSIVE, Verdict.PASS)]
+    found = gather(Findings(lambda: made))
+    assert {name: (said.counts, said.first and said.first.subject) for name, said in found.items()} == {
+        "a": ({Verdict.PASS: 1, Verdict.HOLD: 2}, "w1"),
+        "c": ({Verdict.INCONCLUSIVE: 1, Verdict.PASS: 1}, "w0"),
+    }
+    assert told == [1, 0]
+    assert found["c"].blind is False
