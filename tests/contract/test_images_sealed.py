@@ -14,7 +14,7 @@ from shunter_agent.images import room, sealing, store
 from shunter_agent.images.cutting import CHUNK
 from shunter_agent.images.manifest import HEAD, MANIFEST, ImageManifest
 from shunter_agent.images.room import KEEP
-from shunter_agent.images.sealing import Keys, frames_of
+from shunter_agent.images.sealing import Keys, SealedImage, frames_of
 from shunter_agent.images.store import ImageStore
 from shunter_agent.images.transfer import send_whole
 from shunter_agent.stored import StoredDepot
@@ -175,6 +175,14 @@ def test_frames_can_not_be_swapped_cut_off_or_taken_from_elsewhere(kept: ImageSt
     (kept.root / "i1" / HEAD).write_bytes((kept.root / "i2" / HEAD).read_bytes())
     with pytest.raises(Rejected, match="SH804"):
         again(kept).get("i1")
+
+
+def test_a_sealed_image_is_no_other_ones(kept: ImageStore, tmp_path: Path) -> None:
+    """Whoever can write there can't give one worker's image for another's, whatever is made of its manifest later."""
+    made(kept)
+    (kept.root / "i1").rename(kept.root / "i3")
+    with pytest.raises(Rejected, match=r"SH804 .*isn't what was written"):
+        SealedImage(kept.root / "i3", Keys([tmp_path / "images.key"]))
 
 
 def test_a_discarded_image_takes_its_own_key_along(kept: ImageStore) -> None:

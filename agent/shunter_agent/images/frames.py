@@ -233,6 +233,10 @@ class Link:
         """The bytes behind headers go beside TLS."""
         return self._sealed is not None
 
+    def hurry(self, idle_s: float) -> None:
+        """Wait no longer than so many seconds from here on."""
+        self._idle_s = min(self._idle_s, idle_s)
+
     def hang_up(self) -> None:
         """End it, whoever waits on it. Idempotent."""
         with contextlib.suppress(OSError):

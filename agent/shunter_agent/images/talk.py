@@ -38,6 +38,8 @@ from shunter_agent.images.lanes import Lanes
 
 WINDOW: Final = 64 << 20
 """Bytes that may be unconfirmed."""
+REFUSED_S: Final = 1.0
+"""Seconds that a refusal may be late, on a link that takes nothing any more."""
 Said: TypeAlias = Hello | Data | Offer | Patch | Listed | Wait | Whole | GiveUp
 Heard: TypeAlias = Ready | Answer | Again | Stored
 
@@ -89,6 +91,7 @@ class Talk:
         try:
             self._link.send(header, body)
         except Broken as error:
+            self._link.hurry(REFUSED_S)
             with contextlib.suppress(Broken):
                 while True:
                     self._hear_now()  # a refusal may have come in the meantime, and says more
