@@ -63,7 +63,7 @@ class AgentService(rpc.AgentServicer):
 
     async def Inventory(self, request: pb.InventoryRequest, context: Context) -> pb.NodeReport:
         """See schemas/agent.proto, as for all that follow."""
-        return await self._answer(context, self._report)
+        return await self._answer(context, self._report, leads=not request.looks_on)
 
     async def _report(self) -> pb.NodeReport:
         report = await inventory.report(self._node, self._sizes)
@@ -137,9 +137,10 @@ class AgentService(rpc.AgentServicer):
     async def Stand(self, request: pb.StandOrder, context: Context) -> pb.Done:  # noqa: D102
         return await self._answer(context, lambda: self.standing.keep(request))
 
-    async def _answer(self, context: Context, work: Callable[[], Awaitable[M]]) -> M:
+    async def _answer(self, context: Context, work: Callable[[], Awaitable[M]], *, leads: bool = True) -> M:
         await _require_engine(context)
-        self.standing.heard()
+        if leads:  # a person who looks on decides nothing for this node
+            self.standing.heard()
         try:
             return await work()
         except ShunterError as error:

@@ -18,6 +18,7 @@ from shunter.wire import agent_pb2 as pb
 from shunter.wire import agent_pb2_grpc as rpc
 from shunter.wire.convert import refusal_of
 from shunter_agent.server import AgentService, engine_calls, make_server
+from shunter_agent.standing import Standing
 from shunter_agent.tls import TlsFiles
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit" / "agent"))
@@ -98,6 +99,17 @@ async def test_the_engine_gets_an_answer(world: World) -> None:
     assert [(w.spec.worker, w.state) for w in report.workers] == [("w", "running")]
 
 
+async def test_who_only_looks_on_is_no_engine_that_was_heard_of(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a person who looks at a fleet without an engine keeps its nodes from helping themselves."""
+    heard: list[bool] = []
+    monkeypatch.setattr(Standing, "heard", lambda _: heard.append(True))
+    async with world.caller(ENGINE) as agent:
+        report = await agent.Inventory(pb.InventoryRequest(looks_on=True), timeout=10)
+        assert (report.node, heard) == ("n", [])
+        await agent.Inventory(pb.InventoryRequest(), timeout=10)
+        assert heard == [True]
+
+
 METHODS: dict[str, Callable[[Bench], object]] = {
     "Inventory": lambda _bench: pb.InventoryRequest(),
     "Journal": lambda _bench: pb.JournalRequest(operation="op"),
@@ -115,6 +127,7 @@ METHODS: dict[str, Callable[[Bench], object]] = {
     "Send": lambda bench: pb.SendOrder(order=bench.order(), image="i"),
     "Drain": lambda bench: bench.step(),
     "Discard": lambda bench: pb.DiscardOrder(order=bench.order(), image="i"),
+    "Stand": lambda _bench: pb.StandOrder(),
 }
 
 

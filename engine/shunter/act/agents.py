@@ -75,9 +75,12 @@ class AgentClient:
     The server has to show a certificate of our CA for `<node>.agent.shunter`: whatever answers at the address, it is that node's agent.
     """
 
-    def __init__(self, node: NodeId, address: str, tls: TlsFiles) -> None:
-        """`address` is host:port; connects when first used. Needs a running event loop. Raises Stalled SH509 for unreadable files."""
-        self._node = node
+    def __init__(self, node: NodeId, address: str, tls: TlsFiles, *, looks_on: bool = False) -> None:
+        """`address` is host:port; connects when first used. Needs a running event loop. Raises Stalled SH509 for unreadable files.
+
+        `looks_on`: who asks leads nothing. To the node it is as if no engine had asked.
+        """
+        self._node, self._looks_on = node, looks_on
         try:
             credentials = grpc.ssl_channel_credentials(tls.ca.read_bytes(), tls.key.read_bytes(), tls.cert.read_bytes())
         except OSError as error:
@@ -130,7 +133,7 @@ class AgentClient:
 
     async def report(self, timeout: float) -> pb.NodeReport:
         """See `Agent`."""
-        return await self._ask("Inventory", self._stub.Inventory, pb.InventoryRequest(), timeout, pb.NodeReport)
+        return await self._ask("Inventory", self._stub.Inventory, pb.InventoryRequest(looks_on=self._looks_on), timeout, pb.NodeReport)
 
     async def journal(self, operation: OperationId, timeout: float) -> CopyView:
         """See `Agent`."""

@@ -136,7 +136,7 @@ def history_of(
 @contextlib.asynccontextmanager
 async def _connected(settings: Settings) -> AsyncIterator[World]:
     tls = TlsFiles(ca=settings.tls.ca, cert=settings.tls.cert, key=settings.tls.key)
-    agents = {NodeId(a.node): AgentClient(NodeId(a.node), a.address, tls) for a in settings.agents}
+    agents = {NodeId(a.node): AgentClient(NodeId(a.node), a.address, tls, looks_on=True) for a in settings.agents}
     try:
         async with Prometheus(settings.prometheus.url, deadline_s=float(settings.prometheus.deadline)) as prometheus:
             yield World(agents, prometheus, settings.prometheus.catalog())

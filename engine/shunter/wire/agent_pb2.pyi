@@ -205,8 +205,10 @@ class Refusal(_message.Message):
     def __init__(self, code: _Optional[str] = ..., what: _Optional[str] = ..., remedy: _Optional[str] = ..., subject: _Optional[str] = ...) -> None: ...
 
 class InventoryRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("looks_on",)
+    LOOKS_ON_FIELD_NUMBER: _ClassVar[int]
+    looks_on: bool
+    def __init__(self, looks_on: _Optional[bool] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("epoch",)

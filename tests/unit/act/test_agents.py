@@ -4,6 +4,7 @@ import asyncio
 import datetime
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -87,7 +88,7 @@ class Servicer(AgentServicer):
         await context.abort(grpc.StatusCode.UNAVAILABLE, "restarting")
 
 
-Connect = Callable[[str], AgentClient]
+Connect = Callable[..., AgentClient]
 
 
 @pytest.fixture
@@ -102,8 +103,8 @@ async def served(tmp_path: Path) -> AsyncIterator[tuple[Servicer, Connect]]:
     await server.start()
     clients: list[AgentClient] = []
 
-    def connect(node: str) -> AgentClient:
-        clients.append(AgentClient(NodeId(node), f"127.0.0.1:{port}", mine))
+    def connect(node: str, **more: Any) -> AgentClient:
+        clients.append(AgentClient(NodeId(node), f"127.0.0.1:{port}", mine, **more))
         return clients[-1]
 
     yield servicer, connect
@@ -122,6 +123,13 @@ async def test_orders_views_and_journals(served: tuple[Servicer, Connect]) -> No
     assert (found.copy, found.images, found.steps) == ("frozen", {"i"}, {"freeze": "done"})
     view = await client.view()
     assert (view.node.id, view.epoch, view.at) == ("a", 3, 5.0)
+
+
+async def test_who_looks_on_says_so(served: tuple[Servicer, Connect]) -> None:
+    servicer, connect = served
+    await connect("a").view()
+    await connect("a", looks_on=True).view()
+    assert servicer.asked == [pb.InventoryRequest(), pb.InventoryRequest(looks_on=True)]
 
 
 async def test_an_image_that_stays_names_no_peer(served: tuple[Servicer, Connect]) -> None:

@@ -1,11 +1,16 @@
 """What a preview assumes and how far it looks back."""
 
+from pathlib import Path
+
 import pytest
+from shunter.app import looking
 from shunter.app.assumed import Assumed, assumed
 from shunter.app.looking import STEPS, past
+from shunter.app.settings import AgentSettings, PoliciesSettings, PrometheusSettings, Settings, TlsSettings
 from shunter.model.errors import Rejected
-from shunter.model.ids import NodeId
-from shunter.model.snapshot import NoticeKind
+from shunter.model.ids import Epoch, NodeId
+from shunter.model.snapshot import Node, NoticeKind
+from shunter.model.view import NodeView
 
 NOW = 1_000_000.0
 
@@ -63,3 +68,29 @@ def test_past_instants_reach_back_far_enough_and_are_not_too_many(reach: float, 
 @pytest.mark.parametrize("reach", [0.0, -1.0])
 def test_nothing_is_looked_up_when_no_policy_looks_back(reach: float) -> None:
     assert past(NOW, reach, 1.0) == []
+
+
+async def test_to_the_nodes_a_look_is_no_engine_that_was_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    class Client:
+        def __init__(self, _node: NodeId, _address: str, _tls: object, *, looks_on: bool = False) -> None:
+            self.looks_on = looks_on
+
+        async def view(self) -> NodeView:
+            asked.append(self.looks_on)
+            return NodeView(node=Node(id=NodeId("node-a"), slots=()), workers=(), images=(), notices=(), epoch=Epoch(0), at=100.0)
+
+        async def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(looking, "AgentClient", Client)
+    settings = Settings(
+        state=tmp_path,
+        policies=PoliciesSettings(directory=tmp_path),
+        prometheus=PrometheusSettings(url="http://127.0.0.1:9"),
+        tls=TlsSettings(ca=tmp_path, cert=tmp_path, key=tmp_path),
+        agents=(AgentSettings(node="node-a", address="127.0.0.1:9"),),
+    )
+    fleet, problems = await looking.look_at_fleet(settings, 100.0)
+    assert ([n.id for n in fleet.nodes], problems, asked) == (["node-a"], (), [True])
