@@ -1,21 +1,23 @@
 """Figures, one JSON object a line, and all of them in bench.json: `make bench`, or `make bench NAME=decide` for one.
 
-Nothing is asserted: a figure that misses its target says `"met": false`. The time that a worker stands still needs root and a lab of its
-own: tests/bench/stopped.py.
+Nothing is asserted: a figure that misses its target says `"met": false`. Real moves (`moves`) need root, and have labs of their own.
 """
 
 import argparse
 import math
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import columns
 import large
 import msgspec
+import notice
 import past
 import placement
 import tick
@@ -215,6 +217,24 @@ def whole_tick() -> Iterator[Figure]:
     yield Figure(name="tick_memory", value=round(megabytes), unit="MB", target=500.0, met=megabytes <= 500, how=how)
 
 
+def notice_to_order() -> Iterator[Figure]:
+    """What a notice asks for, from the agent that sees it to the orders that it gets, while an engine of that size ticks."""
+    found = notice.measure()
+    number, ticks = len(found["freeze"]), found["ticks"]
+    how = (
+        f"{number} notices at any moment of {ticks} ticks: seen by a real agent, decided on with {large.WORKERS:,} workers, to the freeze"
+        f" order back there, over TLS; store and audit on a disk that takes {found['fsync']:.2f} ms to write a page"
+    )
+    freeze, first = notice.at(found["freeze"], 0.99), notice.at(found["first"], 0.99)
+    yield Figure(name="notice_to_order_p99", value=round(freeze, 1), unit="ms", target=50.0, met=freeze <= 50.0, how=how)
+    yield Figure(
+        name="notice_to_order_p50", value=round(notice.at(found["freeze"], 0.5), 1), unit="ms", target=None, met=None, how="the median"
+    )
+    yield Figure(
+        name="notice_to_first_order_p99", value=round(first, 1), unit="ms", target=None, met=None, how="to its first order, a preflight"
+    )
+
+
 def _record(n: int) -> Record:
     return Record(
         at=large.NOW,
@@ -227,6 +247,27 @@ def _record(n: int) -> Record:
     )
 
 
+def moves() -> Iterator[Figure]:
+    """Real moves with CRIU, against what can be done by hand. Only as root: elsewhere there are no figures, and that is said."""
+    if os.geteuid() != 0:
+        print("moves: not measured: they need root, for network namespaces and CRIU", file=sys.stderr)
+        return
+    for megabytes, number in ((128, 8), (1000, 4)):
+        found = _in_lab("stopped.py", "--moves", str(number), "--weights-mb", str(megabytes))[-1]
+        ratio, ours, hand = found["ratio"], found["total"]["median"], found["by_hand"]["median"]
+        how = f"an image of {found['image_mb']} MB: {ours} s against {hand} s by CRIU dump, cp and restore; medians of {number}, in turn"
+        name = "stopped_over_by_hand" if megabytes == 128 else f"stopped_over_by_hand_{megabytes}mb"
+        yield Figure(name=name, value=ratio, unit="ratio", target=0.7, met=ratio <= 0.7, how=how)
+    yield from (msgspec.convert(figure, Figure) for figure in _in_lab("moved.py"))
+
+
+def _in_lab(script: str, *arguments: str) -> list[Any]:
+    """The JSON lines that a bench prints in a lab of its own."""
+    command = [str(ROOT / "scripts" / "lab"), sys.executable, str(ROOT / "tests" / "bench" / script), *arguments]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return [msgspec.json.decode(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
 BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "decide": decide,
     "placement_500": placement_500,
@@ -235,7 +276,9 @@ BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "validate_500": validate_500,
     "audit_rate": audit_rate,
     "tick": whole_tick,
+    "notice": notice_to_order,
     "backtest_24h": backtest_24h,
+    "moves": moves,
 }
 
 
