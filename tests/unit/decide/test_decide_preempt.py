@@ -136,9 +136,11 @@ def test_as_many_gpus_as_it_has_no_fewer_and_no_more(there, why):
 
 @pytest.mark.parametrize("fact", ["arch", "cpu", "criu", "cuda", "driver", "kernel"])
 def test_facts_must_be_equal_where_both_sides_tell_them(fact):
-    home = node("a", ("decode-0",), facts={fact: "1"})
+    home = node("a", ("decode-0",), facts={fact: "1"}, gpu_model="B200", gpus=1)
     for there, fits in (({fact: "2"}, False), ({fact: "1"}, True), ({}, True), ({"engine": "2"}, True)):
-        result = decide([preemption(otherwise=())], snap([home, node("b", facts=there)], [D0], notices=[notice("a")]))
+        result = decide(
+            [preemption(otherwise=())], snap([home, node("b", facts=there, gpu_model="B200", gpus=1)], [D0], notices=[notice("a")])
+        )
         assert bool(kinds(result)) is fits, there
         assert fits or f"its {fact} is 2, not 1" in finding(result, "decode-0").reason
 
