@@ -6,7 +6,8 @@ import pytest
 from fleet_in_memory import PLAN, CrashingStore, World
 from shunter.act.execute import Executor
 from shunter.model.operation import Outcome, Status, Step
-from shunter.model.plan import OperationKind
+from shunter.model.plan import Estimate, OperationKind
+from shunter.wire import agent_pb2 as pb
 
 Faults = dict[tuple[str, str], list[str]]
 MOVE, PARK, CHECKPOINT, RESTORE, DRAIN, DISCARD = (
@@ -199,3 +200,22 @@ async def test_a_restored_worker_that_dies_before_it_is_shown(world: World) -> N
     world.agents["a"].copy = None  # type: ignore[index]
     found = await ended(world, RESTORE, {("a", "resume"): ["refuse-after"], ("a", "unfence"): ["dies"]})
     assert (found.status, found.code, found.image) == (Status.FAILED, "SH516", "old")
+
+
+async def test_a_source_gets_the_time_to_take_its_gpu_memory_back(world: World) -> None:
+    """As much as its dump was given, which is by the estimate: nobody asks again, or gives up, while its driver copies."""
+    asked: list[float] = []
+    source = world.agents["a"]  # type: ignore[index]
+    plain = source.thaw
+
+    async def thaw(order: pb.Order, timeout: float) -> pb.Done:
+        asked.append(timeout)
+        return await plain(order, timeout)
+
+    source.thaw = thaw  # type: ignore[method-assign]
+    planned = world.plan(MOVE, estimate=Estimate(total=100.0))
+    world.named = {("b", "restore"): ["refuse"]}
+    record = await Executor(world.parts(), world.epoch()).start(planned, PLAN)
+    assert record.outcome is not None
+    assert record.outcome.status is Status.ROLLED_BACK
+    assert asked == [600.0]

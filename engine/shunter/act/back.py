@@ -25,7 +25,7 @@ async def thaw_back(run: Run, source: SlotId, destination: SlotId | None) -> Non
         run.finish(Status.ROLLED_BACK, joined(run.record.problem, _untouched(node_of(source))))
         return
     if run.had(Step.FENCED) and view.copy != "none":
-        await run.insist(lambda: run.at(source).thaw(run.order, run.times.quick))
+        await run.insist(lambda: run.at(source).thaw(run.order, run.bulk))
         view = await must_view(run, source)
     if view.copy == "none":
         run.finish(Status.FAILED, joined(run.record.problem, _died(run)), image=await _image_left(run, view, destination))

@@ -19,6 +19,8 @@ from shunter.model.snapshot import Image, Node, Role, Slot, Worker
 
 FACTS: Final = ("arch", "cpu", "criu", "cuda", "driver", "kernel")
 """Node facts that must be equal where both sides have them."""
+OF_GPUS: Final = frozenset({"cuda", "driver"})
+"""Those that matter to workers with GPUs alone."""
 _SAID = 3
 _OF_NODE: Final = "node."
 _PROMISED: Final = 1000
@@ -37,15 +39,16 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def needs_of_worker(world: World, worker: Worker) -> Needs:
-    """What a live worker needs: what it has now."""
+    """What a live worker needs: what it has now. One in a slot without GPUs doesn't care which driver the node has for its others."""
     slot = world.slots.get(worker.slot) if worker.slot else None
     node = world.nodes.get(worker.node) if worker.node else None
+    without = OF_GPUS if slot is not None and not slot.gpus else frozenset[str]()
     return Needs(
         role=worker.role,
         gpu_model=slot.gpu_model if slot else "",
         gpus=slot.gpus if slot else None,
         runtime=node.runtime if node else "",
-        facts=_known(node.facts) if node else (),
+        facts=_known(node.facts, without) if node else (),
     )
 
 
@@ -55,8 +58,8 @@ def needs_of_image(world: World, image: Image) -> Needs:
     return Needs(role=image.role, runtime=runtimes.pop() if len(runtimes) == 1 else "", facts=_known(image.facts))
 
 
-def _known(facts: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    return tuple((fact, value) for fact in FACTS if (value := facts.get(fact)))
+def _known(facts: Mapping[str, str], without: Set[str] = frozenset()) -> tuple[tuple[str, str], ...]:
+    return tuple((fact, value) for fact in FACTS if fact not in without and (value := facts.get(fact)))
 
 
 def unfit_node(world: World, needs: Needs, node: Node) -> str | None:

@@ -59,3 +59,11 @@ def test_nothing_voluntary_is_done_with_the_worker_on_it():
     result = decide([tidy], snap(fleet, [D0], notices=[bad("a/0")]))
     assert not result.plan.operations
     assert finding(result, "decode-0").gate == "node.noticed"
+
+
+def test_the_driver_of_a_node_is_no_matter_to_a_worker_without_gpus():
+    going = preemption("all", notices=(NoticeKind.PREEMPTION,))
+    for gpus, moves in ((0, True), (8, False)):
+        fleet = [node("a", ("decode-0",), gpus=gpus, facts={"driver": "580.1"}), node("b", (None,), gpus=gpus, facts={"driver": "590.1"})]
+        result = decide([going], snap(fleet, [D0], notices=[notice("a")]))
+        assert bool(ops(result, OperationKind.MOVE)) is moves, f"{gpus} GPUs"
