@@ -128,6 +128,7 @@ def _quiet(told: "Queue[dict[str, Any]]") -> int:
 
 
 def _await(told: "Queue[dict[str, Any]]", what: str, times: int = 1) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     while times:
         try:
             found = told.get(timeout=60)
@@ -196,7 +197,7 @@ def _controls() -> Iterator[str]:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:
             """Say nothing."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Obeys) as server:
@@ -297,7 +298,7 @@ def _spy(nodes: list[AgentNode]) -> None:
     AgentNode.__post_init__ = made  # type: ignore[method-assign]
     AgentNode.notices_changed = notices_changed  # type: ignore[method-assign]
     AgentService.Preflight = preflight  # type: ignore[method-assign]
-    Source.freeze = freeze  # type: ignore[method-assign]
+    Source.freeze = freeze  # type: ignore[method-assign,assignment]
 
 
 # -- the engine's process
@@ -351,7 +352,7 @@ async def _engine(folder: Path, port: int, url: str) -> None:
     def client(node: NodeId, address: str, tls: TlsFiles) -> AgentClient | Made:
         return AgentClient(node, address, tls) if address != "made up" else Made(made[node])
 
-    vars(engines)["AgentClient"] = client
+    engines.__dict__["AgentClient"] = client
     certs = folder / "certs"
     settings = Settings(
         state=folder / "engine",

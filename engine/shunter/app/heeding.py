@@ -28,7 +28,7 @@ from shunter.model.operation import EngineState
 from shunter.model.plan import Evaluation
 from shunter.model.policy import FleetProfile, Policy, PolicySet, PreemptionPolicy, WorkerSelector
 from shunter.model.record import Record, RecordKind
-from shunter.model.snapshot import Notice, Role, Samples, Snapshot
+from shunter.model.snapshot import Notice, Samples, Snapshot
 
 IN_A_ROW: Final = 3
 """So many ticks in a row are overtaken by notices at most: then one is carried out as it is. Whoever offers what, no worker is ordered
@@ -173,11 +173,11 @@ def concerned(policies: PolicySet, snapshot: Snapshot) -> PolicySet:
     """Those of them that may have something to do: for a worker on a node that is going, or without a process. The others plan nothing."""
     going = {notice.node for notice in snapshot.notices}
     pools = {(w.graph, w.role) for w in snapshot.fleet.workers if w.node in going or w.state in AWAY}
-    kept = tuple(p for p in policies.policies if p.selector is None or any(_covers(p.selector, *pool) for pool in pools))
+    kept = tuple(p for p in policies.policies if p.selector is None or any(_covers(p.selector, graph, role) for graph, role in pools))
     return _made(policies.commit, kept)
 
 
-def _covers(select: WorkerSelector, graph: str, role: Role) -> bool:
+def _covers(select: WorkerSelector, graph: str, role: str) -> bool:
     return select.graph in (None, graph) and select.role in (None, role)
 
 
