@@ -52,6 +52,7 @@ class Standing:
         self._node = orders.node
         self._heard_at = self._node.elapsed()
         self._order: StandingOrder | None = None
+        self._kept_at = self._heard_at
         self._refused: dict[str, Problem] = {}
         self._again: dict[str, float] = {}
         self._put_off: dict[str, float] = {}
@@ -71,7 +72,7 @@ class Standing:
             for stood in node.journal.stood().values():
                 if order.heard.get(stood.operation) == stood.at and not stood.heard:
                     node.journal.put_stood(msgspec.structs.replace(stood, heard=True))
-        self._order = order
+        self._order, self._kept_at = order, node.elapsed()
         return pb.Done(at=node.clock(), detail=f"{len(order.stands)} workers")
 
     def recall(self) -> None:
@@ -124,6 +125,7 @@ class Standing:
         node = self._node
         now = node.clock()
         in_time = order.issued_at - SKEW_S <= now <= order.valid_until
+        in_time = in_time and node.elapsed() - self._kept_at <= order.valid_until - order.issued_at  # a clock that is set back adds nothing
         return in_time and order.epoch >= node.journal.epoch and node.elapsed() - self._heard_at >= order.silence
 
     def _due(self, order: StandingOrder) -> Iterator[tuple[Stand, Notice]]:

@@ -39,7 +39,7 @@ class Beside:
     def begin(self, thing: str, order: Callable[[], Coroutine[None, None, None]]) -> None:
         """Give the order, unless one about this is under way, or failed so lately that it isn't time yet."""
         failed = self._failed.get(thing)
-        if thing in self._tasks or (failed is not None and self._clock() < failed.again):
+        if thing in self._tasks or (failed is not None and 0 < failed.again - self._clock() <= LONGEST_S):  # more: the clock was set back
             return
         task = asyncio.get_running_loop().create_task(self._try(thing, order), name=f"beside {thing}")
         self._tasks[thing] = task

@@ -149,6 +149,17 @@ async def test_nothing_is_done_before_the_silence_has_lasted(alone: Alone) -> No
     assert alone.done()["send"] == 1
 
 
+async def test_a_clock_that_is_set_back_gives_an_order_no_more_time(alone: Alone) -> None:
+    await alone.silent()
+    alone.bench.node.clock = lambda: NOW  # whatever it was before
+    alone.clock.now = NOW + 601.0
+    await alone.standing.look()
+    assert alone.done() == {}
+    alone.clock.now = NOW + 600.0
+    await alone.standing.look()
+    assert alone.done()["send"] == 1
+
+
 @pytest.mark.parametrize("at", ["fence", "freeze", "send"])
 @pytest.mark.parametrize("newer", [False, True], ids=["the same engine", "a newer engine"])
 async def test_an_engine_that_comes_back_in_the_middle_has_the_worker(alone: Alone, at: str, newer: bool) -> None:
