@@ -105,7 +105,7 @@ async def test_bookmarks_alone_keep_it_fresh(plane: ControlPlane, copied: Copy) 
     await copied.reflector.synced.wait()
     elsewhere = {"apiVersion": "v1", "kind": "Secret", "metadata": {"generateName": "other-"}}
     age = await oldest(copied, 8.0, lambda: plane.must("POST", "/api/v1/namespaces/kube-public/secrets", elsewhere))
-    assert age < QUICK.doubt - 1.0
+    assert age < QUICK.doubt, "or it would have been listed anew"
     assert copied.reflector.problem is None
     assert copied.told == []
 
