@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,11 @@ def test_it_runs_without_the_repositorys_secrets_and_each_job_with_the_least_rig
     checkout = next(s for s in workflow_steps() if "checkout" in s.get("uses", ""))
     assert checkout["with"]["persist-credentials"] == "false" or checkout["with"]["persist-credentials"] is False
     assert "secrets." not in GITHUB.read_text()
+
+
+def test_pipelines_install_this_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert read(GITHUB)["env"]["SHUNTER"] == read(GITLAB)["variables"]["SHUNTER"] == f"shunter[engine]=={version}"
 
 
 # -- GitLab
