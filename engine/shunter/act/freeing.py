@@ -65,13 +65,16 @@ class Freeing:
         return record if record is not None and record.status in _BACK else None
 
     async def _free(self, slot: SlotId, node: NodeId, record: OperationRecord) -> None:
-        planned = record.planned
+        """If it still has it: since it was seen, its operation may have given it back by itself."""
+        planned, agent, quick = record.planned, self._parts.agents[node], self._parts.times.quick
+        if not any(s.id == slot and s.reserved_by == record.id for s in (await agent.report(quick)).slots):
+            return
         about = {"node": node, "operation": record.id, "worker": planned.worker}
         self._parts.still_leads()
         order = pb.Order(
             operation=record.id, epoch=self._epoch, plan=record.plan, worker=planned.worker, incarnation=planned.expect.incarnation
         )
-        await self._parts.agents[node].abort(order, self._parts.times.quick)
+        await agent.abort(order, quick)
         self._record(slot, f"freed {slot}, which {record.id} had reserved and couldn't give back at its end", about)
 
 

@@ -30,6 +30,9 @@ class Direct:
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
 
+    async def report(self, timeout: float) -> pb.NodeReport:
+        return await inventory.report(self.bench.node)
+
     async def abort(self, order: pb.Order, timeout: float) -> pb.Done:
         return await self.bench.destination.abort(pb.StepOrder(order=order))
 
@@ -143,6 +146,15 @@ async def test_one_that_cant_be_freed_is_told_and_tried_again_more_and_more_seld
         await stage.tick()
     assert await stage.tick() is None
     assert stage.told[-1] is None
+
+
+async def test_what_its_operation_gave_back_since_it_was_seen_isnt_said_to_be_freed(stage: Stage) -> None:
+    record = stage.insert(Status.ROLLED_BACK)
+    seen = view_of(await inventory.report(stage.bench.node)).node
+    await stage.bench.destination.abort(stage.bench.step(record.id, epoch=1))
+    stage.freeing.look(Fleet(nodes=(seen,)))
+    await stage.freeing.idle()
+    assert stage.recorded == []
 
 
 async def test_an_overtaken_engine_frees_nothing(stage: Stage) -> None:
