@@ -98,6 +98,8 @@ class Leading:
         self.tracker = Tracker()
         self.memory = Memory()
         """Indexes over the snapshots behind every `for`: only the newest one is indexed in a tick."""
+        self.rules = Breathing(duty.rules, self.aside.breathe)
+        """The same for each tick: their answers on earlier snapshots are in the memory, and are theirs alone."""
         self.in_force: PolicySet | None = None
         """The policies of the last tick."""
         parts = Parts(
@@ -139,9 +141,16 @@ class Leading:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Recover what was under way, then tick until told to stop."""
+        self.aside.start()
+        try:
+            await self._lead(stop)
+        finally:
+            await self.aside.do(self.prometheus.aclose)  # it belongs to the thread's loop
+            self.aside.close()
+
+    async def _lead(self, stop: asyncio.Event) -> None:
         duty = self.duty
         duty.metrics.epoch.set(self.epoch)
-        self.aside.start()
         self.sight.recall()
         self.check_disk()
         self.voice.record(RecordKind.ENGINE, "engine", f"leads at epoch {self.epoch}")
@@ -165,9 +174,7 @@ class Leading:
             await self.freeing.stop()
             await self.standing.stop()
             self.turns.note(())
-            await self.aside.call(self.sightings.close)
-            await self.aside.do(self.prometheus.aclose)  # it belongs to the thread's loop
-            self.aside.close()
+            await self.aside.call(self.sightings.close)  # and before it, what was left to be written later
             self.voice.record(RecordKind.ENGINE, "engine", "stopped")
             lost = self.watch.farewell()
             if lost is not None:
@@ -239,7 +246,7 @@ class Leading:
         def weigh() -> tuple[Evaluation, News | None, Counter[Verdict]]:
             digests.take(snapshot)
             with paused(), duty.metrics.decide_seconds.time():
-                found = evaluate(policies, snapshots, state, now, Breathing(duty.rules, self.aside.breathe), duty.profile, self.memory)
+                found = evaluate(policies, snapshots, state, now, self.rules, duty.profile, self.memory)
             news = None if crowded else self.tracker.observe(found, now, self.epoch, snapshot.fleet)
             return found, news, tally(found.findings)
 

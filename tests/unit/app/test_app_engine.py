@@ -24,6 +24,7 @@ from shunter.audit.head import Head
 from shunter.audit.journal import Journal
 from shunter.audit.trail import Trail
 from shunter.model.errors import Problem, Stalled
+from shunter.model.expression import Expression, Scope, Undecided
 from shunter.model.finding import Finding, Verdict
 from shunter.model.ids import Commit, Digest, Incarnation, NodeId, NoticeId, OperationId, PolicyName, SlotId, WorkerId
 from shunter.model.operation import OperationRecord
@@ -449,3 +450,32 @@ async def test_each_tick_looks_for_what_was_left_reserved_and_for_what_was_left_
     s.leading.unfencing.look = lambda fleet, _notices, _now: fenced.append(fleet)  # type: ignore[method-assign]
     await s.leading.tick(100.0)
     assert freed == fenced == [s.engine.scene.fleet]
+
+
+async def test_a_condition_is_asked_once_of_each_snapshot_however_many_ticks_look_back_at_it(
+    stage: Callable[[int], Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s, asked = stage(0), list[float]()
+    (tmp_path / "policies" / "images.yaml").write_text(
+        "apiVersion: shunter.dev/v1alpha1\nkind: ReassignmentPolicy\nmetadata: {name: relieve}\n"
+        "spec: {workers: {all: true}, from: decode, to: prefill, when: pools.decode.workers > 0, for: 1m}\n"
+    )
+    real = s.engine.rules.test
+
+    def test(expression: Expression, scope: Scope) -> bool | Undecided:
+        if expression.text == "pools.decode.workers > 0":
+            now = scope["now"]
+            assert isinstance(now, float)
+            asked.append(now)
+        return real(expression, scope)
+
+    monkeypatch.setattr(s.engine.rules, "test", test)
+    await s.leading.following.once()
+    s.leading.sight.world = Serving()  # type: ignore[assignment]
+    ticks = [100.0 + n for n in range(6)]
+    for at in ticks:
+        await s.leading.tick(at)
+    once_old = [asked.count(at) for at in ticks[1:-1]]
+    assert once_old == [once_old[0]] * 4, "the older one is, the more ticks have looked back at it"
+    assert once_old[0] > 0
+    s.leading.sightings.close()
