@@ -1,6 +1,7 @@
 """A notice that comes while a tick is looking, measuring or deciding."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -222,3 +223,21 @@ async def test_a_tick_that_plans_to_the_letter_what_it_has_ordered_already_goes_
     assert first.plan == second.plan
     assert [o.kind for o in s.leading.scheduler.waiting] == [OperationKind.MOVE]
     s.leading.sightings.close()
+
+
+async def test_an_engine_that_cant_begin_leaves_no_thread_behind(stage: Callable[[int], Stage], monkeypatch: pytest.MonkeyPatch) -> None:
+    s, closed = stage(0), list[bool]()
+
+    class Metrics:
+        async def aclose(self) -> None:
+            closed.append(True)
+
+    def recall() -> None:
+        raise Stalled(FULL)
+
+    s.leading.prometheus = Metrics()  # type: ignore[assignment]
+    monkeypatch.setattr(s.leading.sight, "recall", recall)
+    with pytest.raises(Stalled):
+        await s.leading.run(asyncio.Event())
+    assert closed == [True]
+    assert "aside" not in {thread.name for thread in threading.enumerate()}
