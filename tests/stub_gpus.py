@@ -59,8 +59,12 @@ class StubNode:
         (self.folder / name).write_text(text)
 
     def fail(self, call: str, what: str, spare: int = 0, times: int = 1) -> None:
-        """The next `times` of `call` after `spare` ones: a CUresult, or hang, crash, busy."""
+        """The next `times` of `call` after `spare` ones: a CUresult, or hang, crash, busy; or wait, and see `within`."""
         self.write(f"fault.{call}", f"{what} {spare} {times}")
+
+    def within(self, call: str) -> Path:
+        """What is there while a call that was to wait does so. It goes on when that is unlinked."""
+        return self.folder / f"in.{call}"
 
     def calls(self) -> list[str]:
         """Those that were made here, each as `name result`."""

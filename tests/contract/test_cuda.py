@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ import pytest
 from shunter.model.errors import Rejected, Unknown
 from shunter_agent.runtime import locktables, preflight, process
 from shunter_agent.runtime.criu import CriuRuntime
-from shunter_agent.runtime.cuda import image
+from shunter_agent.runtime.cuda import image, ptrace
 from shunter_agent.runtime.cuda.held import CudaHeld
 from shunter_agent.runtime.cuda.node import LOCK_S, CudaNode, Restoring
 from shunter_agent.runtime.cuda.session import Session
@@ -179,6 +180,56 @@ def test_gpu_memory_moves_to_another_gpu_and_back(bench: Stubbed) -> None:
     assert (bench.on_a.taken() > WHOLE, bench.on_b.taken()) == (True, 0)
 
 
+def _moving(root: int) -> list[str]:
+    """The threads of a tree that aren't stopped, with the letters of their states."""
+    found = []
+    for pid in process.tree(root):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            letter = ptrace.state_of(pid, int(thread))
+            if letter not in ("t", "T", ""):
+                found.append(f"{pid}/{thread} {letter}")
+    return found
+
+
+def _copies(bench: GpuBench) -> list[int]:
+    """What runs the worker's program besides the worker."""
+    return [pid for pid in process.tree(os.getpid()) if pid != bench.worker.pid and str(WORKER) in _command(pid)]
+
+
+def _stands_still_but_for_one_thread(node: StubNode, call: str, root: Callable[[], int]) -> None:
+    """While the driver is in this call."""
+    until(node.within(call).exists, call)
+    for _ in range(20):
+        moving = _moving(root())
+        assert len(moving) == 1, f"only the driver's own thread may move in {call}, but there are {moving}"
+    node.within(call).unlink()
+
+
+def test_only_the_drivers_own_thread_moves_from_the_first_checkpoint_until_the_copy_is_let_go(bench: Stubbed) -> None:
+    """A thread of the worker that touches GPU memory which is not there ends it, and a copy must not move while the source may yet run."""
+    client = bench.client()
+    client.goes_on()
+    there, folder = bench.network_on(bench.b), bench.folder()
+    for node, call in ((bench.on_a, "checkpoint"), (bench.on_b, "restore"), (bench.on_b, "unlock")):
+        node.fail(call, "wait")
+    with ThreadPoolExecutor(1) as other:
+        freezing = other.submit(bench.freeze, folder)
+        _stands_still_but_for_one_thread(bench.on_a, "checkpoint", lambda: bench.worker.pid)
+        frozen = freezing.result(30)
+        assert _moving(bench.worker.pid) == []
+        restoring = other.submit(bench.restore, folder, bench.b, there)
+        for call in ("restore", "unlock"):
+            _stands_still_but_for_one_thread(bench.on_b, call, lambda: _copies(bench)[0])
+        held = restoring.result(30)
+    assert _moving(held.process.pid) == []
+    frozen.release()
+    bench.a.call(bench.network.disconnect)
+    assert _moving(held.process.pid) == []
+    bench.b.call(there.connect)
+    held.resume()
+    client.goes_on()
+
+
 def test_a_tree_of_cuda_processes_is_locked_all_before_any_is_checkpointed(bench: Stubbed) -> None:
     client = bench.client()
     client.goes_on()
@@ -279,7 +330,7 @@ def test_a_failure_of_any_call_at_the_destination_leaves_no_copy_and_the_source_
         bench.sessions["b"].patience = 0.03 if what == "hang" else 1.0
         with pytest.raises(Rejected, match=f"SH741 its GPU memory couldn't be restored, and no copy is left: .*{said}"):
             bench.restore(folder, bench.b, there)
-        assert [pid for pid in process.tree(os.getpid()) if pid != bench.worker.pid and str(WORKER) in _command(pid)] == []
+        assert _copies(bench) == []
         assert frozen.alive()
         frozen.thaw()
         bench.thawed_and_whole()
@@ -319,6 +370,7 @@ def test_a_worker_gets_its_gpu_back_when_the_agent_is_killed(bench: Stubbed) -> 
     os.close(ready)
     assert bench.on_a.taken() == 0
 
+    bench.on_a.fail("restore", "304")
     os.kill(agent, signal.SIGKILL)
     os.waitpid(agent, 0)
 
@@ -371,6 +423,15 @@ def test_helpers_that_are_killed_end_a_held_copy_and_keep_no_frozen_worker(bench
     with pytest.raises(Rejected, match="SH708"):
         held.resume()
     frozen.thaw()
+    bench.thawed_and_whole()
+    client.goes_on()
+
+    lost = bench.freeze(bench.folder("second"))
+    bench.sessions["a"].made[-1].kill()
+    os.kill(lost._inner._session.pid, signal.SIGKILL)
+    until(lambda: not lost.alive(), "the hold is lost")
+    assert bench.on_a.taken() == 0, "CRIU and the helper are dead: nobody has given it back"
+    lost.thaw()
     bench.thawed_and_whole()
     client.goes_on()
 

@@ -130,6 +130,12 @@ static int fault(const char *call, int pid, unsigned timeout_ms)
 		note(call, pid, NOT_READY);
 		return NOT_READY;
 	}
+	if (!strcmp(what, "wait")) { /* in the midst of the call, for as long as the test leaves this file there */
+		snprintf(path, sizeof path, "%s/in.%s", node(), call);
+		close(open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+		while (!access(path, F_OK)) usleep(1000);
+		return OK;
+	}
 	note(call, pid, atoi(what) ? atoi(what) : -1);
 	if (!strcmp(what, "hang")) for (;;) pause();
 	if (!strcmp(what, "crash")) { signal(SIGSEGV, SIG_DFL); raise(SIGSEGV); }

@@ -282,8 +282,8 @@ class Source:
         Raises Unknown or Stalled, with the copy still in hand: the end of its hold tries it again.
         """
         node = self._node
-        if copy.frozen.alive():
-            await node.in_thread(copy.frozen.thaw)
+        if await node.in_thread(node.runtime.find, node.row(worker).process):
+            await node.in_thread(copy.frozen.thaw)  # also of a hold that was lost: to be let go isn't to run yet
         await node.in_thread(node.network(worker).connect)
         with node.journal.batch():
             node.change(worker, state="fenced" if copy.fenced else "running")

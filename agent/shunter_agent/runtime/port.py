@@ -115,7 +115,7 @@ class Frozen(Protocol):
 
     def thaw(self) -> None:
         """Run on in place. The image folder stays; whether it may be used is the caller's business. Raises Unknown if the worker
-        doesn't run after it.
+        doesn't run after it. Of a hold that was lost it makes sure of that, and does what is missing.
         """
         ...
 

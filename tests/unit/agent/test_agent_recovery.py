@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from agent_fakes import PROCESS, SPEC, Bench, Gate, problem
 from msgspec.structs import replace
-from shunter.model.errors import Rejected, Retry
+from shunter.model.errors import Rejected, Retry, Unknown
 from shunter_agent import inventory
 from shunter_agent.journal import Entry, WorkerRow
 from shunter_agent.recovery import recover, start_missing
@@ -85,9 +85,10 @@ class TestHolds:
         bench.clock.now += 61
         bench.faults.at["connect"] = Retry(problem())
         await bench.holds.expire()
+        assert bench.state() == "frozen"
         del bench.faults.at["connect"]
         await bench.holds.expire()
-        assert (bench.state(), bench.faults.done["thaw"]) == ("running", 1)
+        assert (bench.state(), PROCESS in bench.runtime.running) == ("running", True)
 
     async def test_a_hold_does_not_end_under_a_release(self, bench: Bench) -> None:
         import asyncio
@@ -108,7 +109,19 @@ class TestHolds:
         assert bench.runtime.frozen is not None
         bench.runtime.frozen.standing = False  # its driver died, and the worker runs on
         await bench.holds.expire()
-        assert (bench.state(), bench.faults.done["thaw"]) == ("running", 0)
+        assert (bench.state(), bench.faults.done["thaw"]) == ("running", 1)
+
+    async def test_a_worker_whose_hold_was_lost_counts_as_running_once_it_does(self, bench: Bench) -> None:
+        """Its GPU memory isn't there yet, say: till then nobody may send it requests."""
+        await frozen(bench)
+        assert bench.runtime.frozen is not None
+        bench.runtime.frozen.standing = False
+        bench.faults.at["thaw"] = Unknown(problem("SH711"))
+        await bench.holds.expire()
+        assert (bench.state(), "w" in bench.node.frozen) == ("frozen", True)
+        del bench.faults.at["thaw"]
+        await bench.holds.expire()
+        assert (bench.state(), "w" in bench.node.frozen) == ("running", False)
 
     async def test_a_worker_that_dies_while_frozen_is_gone(self, bench: Bench) -> None:
         await frozen(bench)

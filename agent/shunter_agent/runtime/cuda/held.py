@@ -70,12 +70,8 @@ class CudaFrozen:
         self._inner, self._taken, self._process = inner, taken, process
 
     def alive(self) -> bool:
-        """See `port.Frozen`. Of a hold that is lost the helper gives the worker its GPU back by itself."""
-        if self._inner.alive():
-            return True
-        if not self._taken.over:
-            self._taken.leave()
-        return False
+        """See `port.Frozen`. Of a worker whose hold is lost `thaw` makes sure that it has its GPU: CRIU lets it go as it was, stopped."""
+        return self._inner.alive()
 
     def thaw(self) -> None:
         """See `port.Frozen`. Raises Unknown SH711, SH742; after the latter it was ended, as it could never run: its image is whole."""
@@ -92,10 +88,6 @@ class CudaFrozen:
         """See `port.Frozen`. Raises Rejected SH708, Unknown SH707."""
         try:
             self._inner.release()
-        except Rejected:
-            if not self._taken.over:
-                self._taken.leave()
-            raise
         except Unknown:
             self._taken.leave()  # it lives, and its GPU is given back should it ever be able to run
             raise

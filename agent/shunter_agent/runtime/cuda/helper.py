@@ -24,6 +24,8 @@ from shunter_agent.runtime.port import Process
 
 PUT_BACK_S: Final = 900.0
 """Seconds that CRIU may still take to let a worker go after its agent's death: it learns of it when it has dumped all."""
+TRIES: Final = 2
+"""How often a worker is tried to be given its GPU back once its agent has died. Each time from what the driver says then."""
 LOOK_S: Final = 5.0
 """Seconds for a look at what GPUs there are, once the library is loaded."""
 ALONE_S: Final = 15.0
@@ -173,9 +175,18 @@ class Helper:
             if processes.find(process):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
-        elif stopping.wait_untraced(process.pid, lambda: processes.find(process), PUT_BACK_S):
-            with contextlib.suppress(Stuck, Absent):  # nobody is left to tell
+        else:
+            self._give_back(process, request)
+
+    def _give_back(self, process: Process, request: Request) -> None:
+        for _ in range(TRIES):
+            if not stopping.wait_untraced(process.pid, lambda: processes.find(process), PUT_BACK_S):
+                return
+            try:
                 self._steps(request).thaw(process.pid, request["but"])
+            except (Stuck, Absent):  # nobody is left to tell; its next agent finds it as it is, and tries again
+                continue
+            return
 
 
 def _process(request: Request) -> Process:

@@ -76,7 +76,8 @@ class Looker:
         if now < self._not_before:
             return Gpus(trouble=problems.unusable(self._why)), {}
         try:
-            self._session = self._session or self._new(False)
+            if self._session is None or not self._session.alive:  # one that somebody ended while it had nothing to do says nothing of a GPU
+                self._session = self._new(False)
             answer = self._session.ask("look")
         except Failed as failed:  # no library, say: it stays so until somebody installs one
             return Gpus(trouble=problems.unusable(str(failed))), {}
