@@ -1,7 +1,8 @@
-"""TCP connections of a stopped process, kept quiet: one in repair mode sends nothing, and if its process dies, nobody hears of it.
+"""TCP connections of a stopped process, kept quiet: one in repair mode sends nothing by itself, and if its process dies, nobody hears of it.
 
 CRIU holds a copy's connections so until it lets the copy go. A copy that has to wait longer, since its GPU memory isn't there yet, must
-neither answer its peers meanwhile nor, should it be ended, hang up on them: they go on with the source, or soon will with another copy.
+not, should it be ended, hang up on its peers: they go on with the source, or soon will with another copy. What peers send it is confirmed
+by the kernel all the same (seen on 6.18): what keeps them apart is that the copy's network isn't connected before the source has ended.
 """
 
 import contextlib
