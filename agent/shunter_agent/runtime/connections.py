@@ -1,4 +1,4 @@
-"""TCP connections of a stopped process, kept quiet: one in repair mode sends nothing by itself, and if its process dies, nobody hears of it.
+"""TCP connections of a stopped process, kept quiet: in repair mode one sends nothing by itself, and nobody hears that its process has died.
 
 CRIU holds a copy's connections so until it lets the copy go. A copy that has to wait longer, since its GPU memory isn't there yet, must
 not, should it be ended, hang up on its peers: they go on with the source, or soon will with another copy. What peers send it is confirmed
