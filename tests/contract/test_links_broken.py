@@ -216,6 +216,30 @@ def test_nothing_stays_of_a_transfer_that_nobody_goes_on_with(tmp_path: Path) ->
         assert refused.code == "SH821"
 
 
+def test_an_agent_that_died_on_the_way_can_begin_anew_at_once(pair: Pair) -> None:
+    pair.image()
+    with pair.raw() as link:
+        link.send(frames.Hello(image="i1", chunks=True, session="s"))
+        link.from_receiver()
+        link.send(frames.Data(name="pages-1.img", offset=0, size=4), b"abcd")
+        until(lambda: (pair.there.root / "i1.partial" / "pages-1.img").exists(), "it is being received")
+    began = time.monotonic()
+    send_whole(pair.here, "i1", pair.peer, pair.tls, limits=ALONE)
+    assert time.monotonic() - began < 3
+    arrived(pair)
+
+
+def test_another_agent_takes_no_transfers_place(pair: Pair) -> None:
+    pair.image()
+    with pair.raw() as link:
+        link.send(frames.Hello(image="i1", chunks=True, session="s"))
+        link.from_receiver()
+        with pytest.raises(Rejected, match="SH803"):
+            send_whole(pair.here, "i1", pair.peer, pair.authority.agent("n3"), limits=ALONE)
+        link.send(frames.Data(name="pages-1.img", offset=0, size=4), b"abcd")
+        until(lambda: (pair.there.root / "i1.partial" / "pages-1.img").exists(), "it goes on")
+
+
 def test_a_sender_that_gives_it_up_is_not_waited_for(pair: Pair) -> None:
     folder, growth = pair.here.begin("i1"), Growth()
     (folder / "pages-1.img").write_bytes(b"x" * CHUNK)

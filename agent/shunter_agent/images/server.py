@@ -186,6 +186,7 @@ class ImageServer:
             self._store.trust.check_unsigned(hello.image)  # now, not once its worker stands still
         if hello.bytes > self._allow.bytes:
             raise Rejected(too_large(hello.bytes, self._allow.bytes))
+        self._supersede(hello.image, node)
         with self._store.room.share(hello.image) as share:
             share.announce(hello.bytes)
             if hello.chunks:
@@ -197,6 +198,13 @@ class ImageServer:
                 self._store.commit_received(manifest, fsync=self._fsync)
         self._received(manifest, node)
         link.send(Stored(bytes=manifest.bytes))
+
+    def _supersede(self, image: str, node: str) -> None:
+        """An agent that begins with an image anew has died since it began before: nobody will go on with that."""
+        for found in tuple(self._transfers.values()):
+            if found.image == image and found.session.sender == node and found.session.finished_at is None:
+                found.session.give_way()
+                found.session.over.wait(_DRAIN_S)
 
     def _receive_chunks(self, link: Link, hello: Hello, share: Share, node: str) -> None:
         patience_s = self._allow.resume_s if hello.session else 0.0

@@ -30,6 +30,9 @@ class Session:
         self._changed = threading.Condition()
         self._coming: tuple[Link, int] | None = None
         self._over = False
+        self._superseded = False
+        self.over = threading.Event()
+        """Nothing is left of it."""
         self._read = self._done = self._confirmed = self._given = 0
         self._unconfirmed = 0
         self._current: FromSender | None = None
@@ -101,7 +104,7 @@ class Session:
             with self._changed:
                 while self._coming is None:
                     left = until - time.monotonic()
-                    if left <= 0 or self._closing():
+                    if left <= 0 or self._superseded or self._closing():
                         raise error
                     self._changed.wait(min(left, _LOOK_S))
                 (self.link, heard), self._coming = self._coming, None
@@ -134,11 +137,19 @@ class Session:
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._over or (self.link is not link and (self._coming is None or self._coming[0] is not link)))
 
+    def give_way(self) -> None:
+        """Its sender begins anew, and goes on with this one no more: end it, and leave nothing."""
+        with self._changed:
+            self._superseded = True
+            self._changed.notify_all()
+        self.link.hang_up()
+
     def end(self) -> None:
-        """Nobody reads any more: let go of all links."""
+        """Nobody reads any more, and nothing is left: let go of all links."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
+        self.over.set()
 
 
 def unknown_session(image: str) -> Problem:
