@@ -82,8 +82,8 @@ def test_it_goes_on_where_it_was(pair: Pair, monkeypatch: pytest.MonkeyPatch, at
 
 def test_it_goes_on_however_often_it_breaks(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shunter_agent.images.session.CONFIRM", CHUNK)
-    pair.image(size=20 * CHUNK)
-    breaks = Breaks(monkeypatch, frames.Data, when=lambda n: n % 5 == 4)
+    pair.image(size=12 * CHUNK)
+    breaks = Breaks(monkeypatch, frames.Data, when=lambda n: n % 3 == 2)
     send_whole(pair.here, "i1", pair.peer, pair.tls, limits=ALONE)
     assert breaks.broken >= 5
     arrived(pair)
@@ -147,7 +147,7 @@ def test_a_growing_image_goes_on(pair: Pair, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_chunks_go_over_several_links(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair.image(size=40 * CHUNK)
+    pair.image(size=16 * CHUNK)
     used: dict[int, int] = {}
     send = Link.send
 
@@ -159,13 +159,13 @@ def test_chunks_go_over_several_links(pair: Pair, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Link, "send", noted)
     send_whole(pair.here, "i1", pair.peer, pair.tls, limits=SEVERAL)
     assert len(used) == 3
-    assert sum(used.values()) == 42
+    assert sum(used.values()) == 18
     arrived(pair)
 
 
 @pytest.mark.parametrize("when", [lambda n: n == 7, lambda n: n in (3, 9, 10), lambda n: n > 5 and n % 2], ids=["one", "all", "often"])
 def test_what_a_link_did_not_bring_over_others_do(pair: Pair, monkeypatch: pytest.MonkeyPatch, when: Callable[[int], bool]) -> None:
-    pair.image(size=30 * CHUNK)
+    pair.image(size=14 * CHUNK)
     lanes, send = [], Link.send
 
     def cut(link: Link, header: frames.FromSender, body: memoryview | bytes = b"") -> None:
@@ -384,7 +384,7 @@ def test_deadlines_come_first_and_copies_last(first: Urgency, second: Urgency) -
         sooner(10, lambda: None)
         thread = threading.Thread(target=later, args=(10, lambda: None), daemon=True)
         thread.start()
-        thread.join(0.3)
+        thread.join(0.05)
         assert thread.is_alive(), "it waits for the more urgent one"
         clock[0] += 10  # which has said nothing since: it waits for a dump, say
         thread.join(5)
@@ -424,7 +424,7 @@ def test_a_link_beside_the_first_that_hears_nothing_holds_up_no_cancelled_sendin
     pair.nothing_there()
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_wherever_links_break_the_image_arrives(broken_pair: Pair, data: st.DataObject) -> None:
     """Images that share chunks, differ in pages, and are new, over links of which any header in either direction may be the last."""
