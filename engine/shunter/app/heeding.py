@@ -19,6 +19,7 @@ from shunter.app.digests import Digests
 from shunter.app.duty import Duty
 from shunter.audit.decisions import Tracker
 from shunter.decide.evaluate import evaluate
+from shunter.decide.memory import Memory
 from shunter.decide.world import AWAY
 from shunter.lang.bulk import BulkCelRules
 from shunter.model.canon import digest
@@ -97,6 +98,8 @@ class Heeding:
         """As they were last measured: what is involuntary doesn't wait for newer ones."""
         self.digests = Digests()
         """Of the last tick's snapshot."""
+        self.memory = Memory()
+        """Of the last tick's decision, and of those since."""
 
     def overtook(self, began: int) -> bool:
         """Whether the tick that began at this `number` is to be dropped."""
@@ -140,7 +143,7 @@ class Heeding:
         digesting.start()
         try:
             with paused():
-                found = evaluate(policies, [snapshot], state, now, BulkCelRules(), self._duty.profile)
+                found = evaluate(policies, [snapshot], state, now, BulkCelRules(), self._duty.profile, self.memory)
         finally:
             digesting.join()
         if snapshot.id == unknown:

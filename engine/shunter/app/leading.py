@@ -271,7 +271,7 @@ class Leading:
             duty.wake.set()
             return
         self.heeding.kept_up()
-        self.heeding.digests = digests
+        self.heeding.digests, self.heeding.memory = digests, self.memory.beside()
         self.heeding.rehearse(now)
         self.scheduler.offer(plan)
         self.standing.look(policies, snapshot, state, now)

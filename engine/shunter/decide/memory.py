@@ -32,6 +32,13 @@ class Memory:
         self._seen = seen
         return [seen[id(snapshot)] for snapshot in snapshots]
 
+    def beside(self) -> "Memory":
+        """Another one, for another thread, that knows of the newest snapshot what this one does."""
+        other = Memory()
+        other._seen = dict([next(reversed(self._seen.items()))] if self._seen else [])
+        other._ended = self._ended
+        return other
+
     def history(self, state: EngineState) -> History:
         """The state's records, indexed."""
         history = History(state, self._ended)
