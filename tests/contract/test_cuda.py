@@ -259,11 +259,10 @@ def test_a_tree_of_cuda_processes_is_locked_all_before_any_is_checkpointed(bench
     client.goes_on()
 
 
-def test_a_thawed_worker_has_its_gpu_back_and_its_image_is_good_for_later(bench: Stubbed) -> None:
+def test_a_thawed_worker_has_its_gpu_back_or_is_ended_and_restored_elsewhere_from_its_image(bench: Stubbed) -> None:
     client = bench.client()
     client.goes_on()
-    folder = bench.folder()
-    frozen = bench.freeze(folder)
+    frozen = bench.freeze(bench.folder())
     frozen.thaw()
     frozen.thaw()
     assert not frozen.alive()
@@ -271,12 +270,18 @@ def test_a_thawed_worker_has_its_gpu_back_and_its_image_is_good_for_later(bench:
     bench.thawed_and_whole()
     client.goes_on()
 
-    process.end(bench.worker)
-    bench.a.call(bench.network.destroy)
-    later = bench.network_on(bench.b)
-    held = bench.restore(folder, bench.b, later)
-    bench.b.call(later.connect)
+    folder = bench.folder("second")
+    frozen = bench.freeze(folder)
+    bench.on_a.fail("restore", "2", times=9)
+    with pytest.raises(Unknown, match=r"SH742 .*it was ended, and its image is whole"):
+        frozen.thaw()
+    assert not bench.a.runtime.find(bench.worker)
+    bench.a.call(bench.network.disconnect)
+    there = bench.network_on(bench.b)
+    held = bench.restore(folder, bench.b, there)
+    bench.b.call(there.connect)
     held.resume()
+    until(lambda: bench.on_b.calls() == ["restore 0", "unlock 0"], "it has a GPU")
     bench.client().link.settimeout(10)
     until(lambda: bench.clients[-1].next > 0, "a stream from the image")
 
@@ -290,23 +295,17 @@ AT_SOURCE = [
 ]
 
 
-def test_a_failure_of_any_call_at_the_source_leaves_the_worker_running(bench: Stubbed) -> None:
+def test_a_failure_of_any_call_at_the_source_or_of_criu_leaves_the_worker_running(bench: Stubbed) -> None:
     client = bench.client()
+    client.goes_on()
     for call, what, said in AT_SOURCE:
-        client.goes_on()
         bench.on_a.fail(call, what)
         bench.sessions["a"].patience = 0.03 if what == "hang" else 1.0
         with pytest.raises(Rejected, match=f"SH740 the GPU part of the dump failed, and the worker runs on: .*{said}"):
             bench.freeze(bench.folder(f"{call}-{what}"))
         bench.thawed_and_whole()
-        client.goes_on()
-    assert bench.move()
-    client.goes_on()
-
-
-def test_a_dump_that_criu_refuses_gives_the_gpu_back(bench: Stubbed) -> None:
-    client = bench.client()
-    client.goes_on()
+        client.goes_on(20)
+    bench.sessions["a"].patience = 1.0
 
     def fail(_frozen_at: float) -> None:
         raise RuntimeError("no more")
@@ -328,8 +327,8 @@ AT_DESTINATION = [
 def test_a_failure_of_any_call_at_the_destination_leaves_no_copy_and_the_source_runs_on(bench: Stubbed) -> None:
     client = bench.client()
     there = bench.network_on(bench.b)
+    client.goes_on()
     for call, what, said in AT_DESTINATION:
-        client.goes_on()
         folder = bench.folder(f"{call}-{what}")
         frozen = bench.freeze(folder)
         bench.on_b.fail(call, what)
@@ -340,7 +339,7 @@ def test_a_failure_of_any_call_at_the_destination_leaves_no_copy_and_the_source_
         assert frozen.alive()
         frozen.thaw()
         bench.thawed_and_whole()
-        client.goes_on()
+        client.goes_on(20)
 
 
 def _command(pid: int) -> str:
@@ -350,25 +349,8 @@ def _command(pid: int) -> str:
         return ""
 
 
-def test_a_worker_that_can_never_have_its_gpu_back_is_ended_and_its_image_restores_elsewhere(bench: Stubbed) -> None:
-    client = bench.client()
-    client.goes_on()
-    folder = bench.folder()
-    frozen = bench.freeze(folder)
-    bench.on_a.fail("restore", "2", times=9)
-    with pytest.raises(Unknown, match=r"SH742 .*it was ended, and its image is whole"):
-        frozen.thaw()
-    assert not bench.a.runtime.find(bench.worker)
-    bench.a.call(bench.network.disconnect)
-    there = bench.network_on(bench.b)
-    held = bench.restore(folder, bench.b, there)
-    bench.b.call(there.connect)
-    held.resume()
-    until(lambda: bench.on_b.calls() == ["restore 0", "unlock 0"], "it has a GPU")
-
-
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_worker_gets_its_gpu_back_when_the_agent_is_killed(bench: Stubbed) -> None:
+def test_a_worker_gets_its_gpu_back_when_the_agent_is_killed_from_the_helper_or_from_the_next_agent(bench: Stubbed, criu: Path) -> None:
     client = bench.client()
     client.goes_on()
     agent, ready = _in_a_child(lambda: bench.a.runtime.freeze(bench.worker, bench.spec, bench.network, bench.folder(), lambda _at: None))
@@ -384,34 +366,55 @@ def test_a_worker_gets_its_gpu_back_when_the_agent_is_killed(bench: Stubbed) -> 
     bench.thawed_and_whole()
     client.goes_on()
 
+    def freeze() -> object:
+        frozen = bench.a.runtime.freeze(bench.worker, bench.spec, bench.network, bench.folder("second"), lambda _at: None)
+        for made in bench.sessions["a"].made:
+            made.kill()
+        return frozen
+
+    agent, ready = _in_a_child(freeze)
+    assert os.read(ready, 1) == b"k"
+    os.close(ready)
+    os.kill(agent, signal.SIGKILL)
+    os.waitpid(agent, 0)
+    until(lambda: process.stat(bench.worker.pid).state == "T", "CRIU lets it go, and nobody gives it its GPU back")
+    assert bench.on_a.taken() == 0
+
+    network = bench.a.call(lambda: bench.runtime_on(bench.a, criu).network(bench.spec, bench.worker))
+    assert network.own
+    bench.thawed_and_whole()
+    client.goes_on()
+
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("at", ["held", "let go by CRIU"])
-def test_a_copy_with_a_gpu_dies_with_its_agent(bench: Stubbed, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_with_a_gpu_dies_with_its_agent(bench: Stubbed, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = bench.folder()
     bench.freeze(folder).release()
     there = bench.network_on(bench.b)
     read, write = os.pipe()
 
     def hold() -> object:
-        if at != "held":
-            monkeypatch.setattr(Restoring, "revive", lambda _self, copy: CudaHeld(_self._session, copy, []))
         held = bench.b.call(lambda: bench.b.runtime.restore(bench.spec, there, folder))
         os.write(write, b"%d\n" % held.process.pid)
         return held
 
-    agent, ready = _in_a_child(hold)
-    copy = process.note(int(os.read(read, 20)))
-    assert os.read(ready, 1) == b"k"
-    for descriptor in (read, write, ready):
-        os.close(descriptor)
-    assert process.find(copy)
-    assert bench.on_b.calls() == (["restore 0", "unlock 0"] if at == "held" else [])
-    os.kill(agent, signal.SIGKILL)
-    os.waitpid(agent, 0)
-    assert process.wait_dead(copy, 10)
-    held = bench.restore(folder, bench.b, there)
-    assert held.resume()
+    for calls in (["restore 0", "unlock 0"], []):
+        if not calls:  # CRIU has let it go, and its GPU memory isn't there
+            monkeypatch.setattr(Restoring, "revive", lambda _self, copy: CudaHeld(_self._session, copy, []))
+        before = len(bench.on_b.calls())
+        agent, ready = _in_a_child(hold)
+        copy = process.note(int(os.read(read, 20)))
+        assert os.read(ready, 1) == b"k"
+        os.close(ready)
+        assert process.find(copy)
+        assert bench.on_b.calls()[before:] == calls
+        os.kill(agent, signal.SIGKILL)
+        os.waitpid(agent, 0)
+        assert process.wait_dead(copy, 10)
+    monkeypatch.undo()
+    os.close(read)
+    os.close(write)
+    assert bench.restore(folder, bench.b, there).resume()
 
 
 def test_helpers_that_are_killed_end_a_held_copy_and_keep_no_frozen_worker(bench: Stubbed) -> None:
@@ -438,33 +441,6 @@ def test_helpers_that_are_killed_end_a_held_copy_and_keep_no_frozen_worker(bench
     until(lambda: not lost.alive(), "the hold is lost")
     assert bench.on_a.taken() == 0, "CRIU and the helper are dead: nobody has given it back"
     lost.thaw()
-    bench.thawed_and_whole()
-    client.goes_on()
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_an_agent_that_comes_back_puts_right_what_nobody_else_did(bench: Stubbed, criu: Path) -> None:
-    client = bench.client()
-    client.goes_on()
-    read, write = os.pipe()
-
-    def freeze() -> object:
-        frozen = bench.a.runtime.freeze(bench.worker, bench.spec, bench.network, bench.folder(), lambda _at: None)
-        for made in bench.sessions["a"].made:
-            made.kill()
-        return frozen
-
-    agent, ready = _in_a_child(freeze)
-    assert os.read(ready, 1) == b"k"
-    for descriptor in (read, write, ready):
-        os.close(descriptor)
-    os.kill(agent, signal.SIGKILL)
-    os.waitpid(agent, 0)
-    until(lambda: process.stat(bench.worker.pid).state == "T", "CRIU lets it go, and nobody gives it its GPU back")
-    assert bench.on_a.taken() == 0
-
-    network = bench.a.call(lambda: bench.runtime_on(bench.a, criu).network(bench.spec, bench.worker))
-    assert network.own
     bench.thawed_and_whole()
     client.goes_on()
 
