@@ -16,7 +16,10 @@ import yaml
 SHUNTER = Path(sys.executable).with_name("shunter")
 SCHEMA = json.loads((Path(__file__).parents[2] / "schemas" / "policy.v1alpha1.json").read_text())
 
-_HEAD = "apiVersion: shunter.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: {name}, labels: {{team: a}}}}\n"
+_HEAD = (
+    "apiVersion: shunter.dev/v1alpha1\nkind: {kind}\n"
+    "metadata: {{name: {name}, namespace: serving, labels: {{team: a}}, annotations: {{note: b}}}}\n"
+)
 _ACTING = """\
 spec:
   mode: enforce
@@ -85,7 +88,7 @@ WHOLE: dict[str, str] = {
     "cadence": _document(
         "CheckpointPolicy",
         "cadence",
-        "spec:\n  workers: {role: decode, graph: other}\n  cadence: {optimal: {hazard: 1/1000h, min: 1m, max: 1h}}\n",
+        "spec:\n  workers: {role: decode, graph: other}\n  cadence: {optimal: {hazard: 1/1000h, hinted: 1/2h, min: 1m, max: 1h}}\n",
     ),
     "spread": _document(
         "RebalancePolicy",

@@ -290,7 +290,7 @@ def test_ac26_numbers_booleans_and_nothing_are_not_text(tmp_path: Path) -> None:
 
 # -- 28: a misspelt filter, and everything was meant
 
-FREE = ("labels", "metrics", "lead")
+FREE = ("labels", "annotations", "metrics", "lead")
 """Mappings whose keys are names."""
 
 

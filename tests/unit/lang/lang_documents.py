@@ -91,7 +91,7 @@ spec:
 FOLLOW = """\
 apiVersion: shunter.dev/v1alpha1
 kind: ReassignmentPolicy
-metadata: {name: planned}
+metadata: {name: planned, namespace: serving, annotations: {argocd.argoproj.io/sync-wave: "1"}}
 spec:
   workers: {graph: tiny}
   from: decode
