@@ -63,38 +63,36 @@ def gpus(tmp_path: Path) -> Gpus:
     return Gpus(tmp_path)
 
 
-def test_a_preempted_worker_takes_its_gpu_memory_along(scene: MakeScene, gpus: Gpus) -> None:
-    """Its streams go on, from weights and a KV cache that are on another GPU now. What it needed of GPUs, the drivers have said."""
-    s = scene(nodes=NODES[:2], policies={"save.yaml": SAVE}, prepare=gpus.prepare, prometheus=False)
-    s.stream(250)
-    a, b = gpus.of["node-a"], gpus.of["node-b"]
-    assert a.taken() > s.fleet.weights_mb << 20
-    s.fleet.start_engine()
-    s.fleet.nodes["node-a"].post_notice("preemption", "90s", "n1")
-    moved = s.outcome("move")
-    assert (moved["status"], moved["to"]) == ("succeeded", "node-b/0"), moved
-    assert (a.calls(), b.calls()) == (["lock 0", "checkpoint 0"], ["restore 0", "unlock 0"])
-    s.whole()
-    assert (a.taken(), b.taken() > s.fleet.weights_mb << 20) == (0, True)
-    assert s.copies("decode-0") == 1
-    assert s.discovered() == 1
-
-
-def test_a_restore_that_lacks_gpu_memory_gives_the_source_its_gpu_back(scene: MakeScene, gpus: Gpus) -> None:
-    """The move is rolled back, and said why; then the worker is saved by its image, since its node still goes. Its streams go on."""
+def test_preempted_workers_take_their_gpu_memory_along_and_have_it_back_when_that_fails(scene: MakeScene, gpus: Gpus) -> None:
+    """First the GPU at the destination lacks memory: the move is rolled back and said why, and the worker is saved by its image, since its
+    node still goes. Then the next node goes, too. The streams go on, from weights and a KV cache that are on another GPU each time. What
+    the worker needed of GPUs, the drivers have said.
+    """
     s = scene(nodes=NODES, policies={"save.yaml": SAVE}, prepare=gpus.prepare, prometheus=False)
-    s.stream(200)
-    a, b, _c = gpus.of.values()
+    s.stream(400)
+    a, b, c = gpus.of.values()
+    weights = s.fleet.weights_mb << 20
+    assert a.taken() > weights
     b.fail("restore", "2")
     s.fleet.start_engine()
     s.fleet.nodes["node-a"].post_notice("preemption", "90s", "n1")
-    moved = s.outcome("move")
-    assert (moved["status"], moved["outcome"]["code"]) == ("rolled-back", "SH741"), moved
-    assert "CUDA_ERROR_OUT_OF_MEMORY (2)" in moved["outcome"]["reason"]
+    back = s.outcome("move")
+    assert (back["status"], back["outcome"]["code"]) == ("rolled-back", "SH741"), back
+    assert "CUDA_ERROR_OUT_OF_MEMORY (2)" in back["outcome"]["reason"]
     assert a.calls()[:4] == ["lock 0", "checkpoint 0", "restore 0", "unlock 0"]
     assert b.calls()[0] == "restore 2"
-    assert s.outcome("restore")["status"] == "succeeded"
-    s.whole()
+    saved = s.outcome("restore")
+    assert saved["status"] == "succeeded"
     assert a.taken() == 0
+
+    here, there = (b, c) if saved["to"] == "node-b/0" else (c, b)
+    before = len(here.calls()), len(there.calls())
+    s.fleet.nodes[saved["to"].partition("/")[0]].post_notice("preemption", "90s", "n2")
+    s.wait("the second move", lambda: len(s.outcomes("move")) == 2)
+    moved = s.outcomes("move")[1]
+    assert (moved["status"], moved["from"]) == ("succeeded", saved["to"]), moved
+    assert (here.calls()[before[0] :], there.calls()[before[1] :]) == (["lock 0", "checkpoint 0"], ["restore 0", "unlock 0"])
+    s.whole()
+    assert (here.taken(), there.taken() > weights) == (0, True)
     assert s.copies("decode-0") == 1
     assert s.discovered() == 1
