@@ -18,7 +18,7 @@ from shunter.cli.main import execute
 from shunter.cluster.kinds import PLURALS
 from shunter.cluster.operation import Batch, resource, status
 from shunter.cluster.reading import file_of, read
-from shunter.cluster.telling import statuses
+from shunter.cluster.telling import gather, statuses
 from shunter.lang.load import load
 from shunter.model.errors import Problem
 from shunter.model.finding import Finding, Verdict
@@ -58,7 +58,7 @@ def told(one: dict[str, Any], findings: tuple[Finding, ...] = (), older: dict[st
     """The resource with the status that the engine writes. `older`: what was in force before."""
     before = load(read([(one["kind"], older)]).revision, None) if older else None
     reading = read([(one["kind"], one)])
-    found = statuses(reading, load(reading.revision, before), findings, lambda _path, _resource: {}, 1_800_000_000.0)
+    found = statuses(reading, load(reading.revision, before), gather(findings), lambda _path, _resource: {}, 1_800_000_000.0)
     return {**one, "status": msgspec.to_builtins(found[file_of(one["kind"], "one")])}
 
 
