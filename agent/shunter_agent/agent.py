@@ -10,8 +10,8 @@ from typing import Final
 
 from shunter.model.errors import Problem, Stalled
 
+from shunter_agent import gpus
 from shunter_agent.drivers import make_runtime
-from shunter_agent.gpus import deal, named
 from shunter_agent.images.manifest import ImageManifest
 from shunter_agent.images.pacing import Pacing
 from shunter_agent.images.server import ImageServer
@@ -93,7 +93,7 @@ def _node(settings: Settings, runtime: Runtime, log: Log, clock: Callable[[], fl
         log=log,
         clock=clock,
         facts=runtime.facts(),
-        slot_gpus=deal(settings.slot_ids(), runtime.gpus().gpus),
+        slot_gpus=gpus.deal(settings.slot_ids(), gpus.known(settings.state / "gpus.json", gpus.boot(), runtime.gpus().gpus)),
     )
     stack.callback(node.exits.close)
     return node
@@ -130,7 +130,7 @@ def watch_notices(node: Node, stack: contextlib.AsyncExitStack) -> None:
     def log(problem: Problem) -> None:
         node.log.problem(problem)
 
-    settings = named(node.settings, node.slot_gpus)
+    settings = gpus.named(node.settings, node.slot_gpus)
     found = sources(settings, empty=lambda: _ask(loop, node.empty, otherwise=False), clock=node.clock, log=log)
     tried = canaries(settings, clock=node.clock, log=log)
     node.sources, node.rehearsals = tuple(found), tuple(tried)

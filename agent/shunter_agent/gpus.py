@@ -1,6 +1,8 @@
 """Which GPUs belong to which slot, what a worker needs of them elsewhere, and when nothing may go through them any more."""
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 from shunter.model.errors import Problem
@@ -10,6 +12,38 @@ from shunter_agent.notices.xid import address
 from shunter_agent.runtime.cuda import problems
 from shunter_agent.runtime.port import GPU_FACTS, Gpu, Gpus
 from shunter_agent.settings import Settings, SlotSettings
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """All GPUs that the driver has shown since the machine was started; `boot` is the kernel's id of that start."""
+
+    boot: str
+    gpus: tuple[Gpu, ...]
+
+
+def boot() -> str:
+    """The kernel's id of this start of the machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def known(path: Path, since: str, here: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """The GPUs that are `here`, and those that were `since` this start of the machine (remembered in `path`), by their addresses.
+
+    One that has fallen off the bus is still its slot's. Were it left out when an agent starts again, the slots behind it would each be
+    dealt the next one's, and what is heard of a GPU would be held against the wrong worker. A start of the machine forgets: it ends all
+    workers.
+    """
+    with contextlib.suppress(OSError, msgspec.DecodeError):  # nothing is remembered, or nothing that can be read
+        before = msgspec.json.decode(path.read_bytes(), type=Shown)
+        if before.boot == since:
+            here = list(({gpu.pci: gpu for gpu in before.gpus} | {gpu.pci: gpu for gpu in here}).values())
+    found = tuple(msgspec.structs.replace(gpu, used={}) for gpu in sorted(here, key=lambda gpu: gpu.pci))
+    if found:
+        partial = path.with_suffix(".partial")
+        with contextlib.suppress(OSError):  # on a full disk, say: then this agent is right, and the next one may not be
+            partial.write_bytes(msgspec.json.encode(Shown(boot=since, gpus=found)))
+            partial.replace(path)
+    return found
 
 
 def deal(slots: Mapping[str, SlotSettings], gpus: Sequence[Gpu]) -> dict[str, tuple[Gpu, ...]]:

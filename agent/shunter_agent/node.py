@@ -138,7 +138,7 @@ class Node:
     """By source, when its canary was last heard; seconds since the epoch."""
     facts: dict[str, str] = field(default_factory=dict)
     slot_gpus: Mapping[str, tuple[Gpu, ...]] = field(default_factory=dict)
-    """The GPUs of each slot, as the driver showed them at the start."""
+    """The GPUs of each slot, as the driver showed them at the start, with those that it has shown since the machine's start."""
     busy_images: dict[str, str] = field(default_factory=dict)
     """Images that an order in progress reads or writes, and its operation."""
 

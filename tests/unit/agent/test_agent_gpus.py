@@ -43,6 +43,33 @@ def test_slots_have_the_gpus_that_the_settings_give_them(slots: list[dict], deal
     assert ["".join(gpu.uuid[-1] for gpu in found[f"n/{i}"]) for i in range(len(slots))] == dealt
 
 
+def test_slots_keep_their_gpus_when_one_has_fallen_off_the_bus_before_the_agent_starts_again(tmp_path: Path) -> None:
+    """Else each slot behind it has its neighbour's, and an error of one GPU condemns the worker on another."""
+    slots = {f"n/{i}": SlotSettings(index=i, gpus=1) for i in range(4)}
+    path = tmp_path / "gpus.json"
+
+    def dealt(boot: str, here: tuple[Gpu, ...]) -> list[str]:
+        found = gpus.deal(slots, gpus.known(path, boot, here))
+        return ["".join(gpu.uuid[-1] for gpu in found[name]) for name in slots]
+
+    assert dealt("first", B200) == ["0", "1", "2", "3"]
+    assert dealt("first", (B200[0], *B200[2:])) == ["0", "1", "2", "3"]
+    assert dealt("first", ()) == ["0", "1", "2", "3"], "a library that hangs shows none"
+    assert dealt("second", (B200[0], *B200[2:])) == ["0", "2", "3", ""], "after a start of the machine there is nobody to be mixed up"
+    path.write_text("{")
+    assert dealt("second", B200) == ["0", "1", "2", "3"]
+    assert dealt("second", B200[1:]) == ["0", "1", "2", "3"]
+
+
+async def test_an_agent_that_starts_again_remembers_the_gpus_of_its_slots(empty: Bench) -> None:
+    settings = msgspec.structs.replace(empty.settings, slots=tuple(SlotSettings(index=i, gpus=1) for i in range(4)))
+    for here in (B200, B200[1:]):
+        empty.runtime.has_gpus = msgspec.structs.replace(HERE, gpus=here)
+        async with contextlib.AsyncExitStack() as stack:
+            node = agent._node(settings, empty.runtime, empty.node.log, empty.clock, stack)  # type: ignore[arg-type]
+            assert [[gpu.uuid for gpu in node.slot_gpus[name]] for name in settings.slot_ids()] == [[gpu.uuid] for gpu in B200]
+
+
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     made = Bench(tmp_path)
