@@ -337,6 +337,8 @@ def relayed(fleet: Fleet, knows: Callable[[OperationId], bool] = lambda _operati
         noticed, node = why(image.id), homes.get((image.worker, image.incarnation))
         if noticed is None or node is None or image.taken_at < silent[node] + SKEW_S:
             continue
+        if not set(image.nodes) - {node}:  # it never left, and nothing was promised
+            continue
         if (operation := taken_by(image.id)) is not None and knows(operation):
             continue
         kind, deadline = noticed

@@ -315,6 +315,7 @@ async def test_an_image_of_which_its_node_has_told_tells_nothing_whatever_clocks
         (fleet(worker(0, A), silent=[A], images=(image(NOW + 4),)), "it has answered since, or as good as"),
         (fleet(worker(0, A, incarnation=Incarnation(1)), silent=[A], images=(image(NOW + 10),)), "it was restored since"),
         (fleet(worker(0, B), silent=[A], images=(image(NOW + 10),)), "its worker is elsewhere"),
+        (fleet(worker(0, A), silent=[A], images=(image(NOW + 10, nodes=(A,)),)), "nobody else has it"),
         (fleet(worker(0, A), silent=[A], images=(image(NOW + 10, id=ImageId("image-move-1")),)), "an image of another kind"),
     ],
 )
