@@ -4,8 +4,9 @@ import asyncio
 from typing import Final
 
 from shunter.model.errors import ShunterError
+from shunter.model.snapshot import NoticeKind
 
-from shunter_agent import gpus
+from shunter_agent.notices.port import Notice
 from shunter_agent.orders.carry import Orders
 
 EVERY_S: Final = 1.0
@@ -19,6 +20,8 @@ class Condemned:
 
     Most end by themselves, with the driver's error. One that hangs is killed, and then reported as ended: its image can be restored. One
     that can't even be killed is told (SH707), and keeps its slot: what it holds there is nobody's to use.
+
+    A GPU that is gone and that no slot is known to have ends nobody: it may be one that no worker uses, and those that run are sound.
     """
 
     def __init__(self, orders: Orders, after_s: float) -> None:
@@ -40,7 +43,7 @@ class Condemned:
         """End what is due now."""
         node, now = self._node, self._node.elapsed()
         rows = node.journal.workers()
-        condemned = {name for name, row in rows.items() if gpus.gone(node.notices.values(), row.slot) is not None}
+        condemned = {name for name, row in rows.items() if any(_condemns(notice, row.slot) for notice in node.notices.values())}
         self._due = {name: self._due.get(name, now + self._after_s) for name in condemned}
         for name in sorted(condemned):
             if now >= self._due[name] and not self._orders.lock(name).locked():
@@ -60,3 +63,8 @@ class Condemned:
             node.log.problem(error.problem, worker=worker)
             return
         node.worker_ended(worker, -9)
+
+
+def _condemns(notice: Notice, slot: str) -> bool:
+    """Nothing goes through the slot's own GPUs any more, or its whole node is said to be gone."""
+    return not notice.dumpable and (notice.slot == slot or (not notice.slot and notice.kind != NoticeKind.GPU_FAILING.value))

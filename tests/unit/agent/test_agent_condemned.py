@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from agent_fakes import PROCESS, Bench, problem
+from msgspec.structs import replace
 from shunter.model.errors import Unknown
 from shunter_agent.notices.port import Notice
 from shunter_agent.orders.condemned import AGAIN_S, Condemned
@@ -40,10 +41,15 @@ async def test_it_is_ended_once_it_had_time_to_end_by_itself_and_is_told(bench: 
     assert bench.node.occupied() == {}
 
 
-@pytest.mark.parametrize("notice", [_notice("n/1"), _notice(dumpable=True)])
-async def test_one_on_another_gpu_or_on_one_that_only_ails_is_left(bench: Bench, notice: Notice) -> None:
+@pytest.mark.parametrize("notice", [_notice("n/1"), _notice(dumpable=True), _notice("")])
+async def test_one_on_another_gpu_or_on_one_that_only_ails_or_on_who_knows_which_is_left(bench: Bench, notice: Notice) -> None:
     bench.node.notices = {"x": notice}
     assert await looked(bench, Condemned(bench.orders, AFTER_S), 0, 2 * AFTER_S) == [0, 0]
+
+
+async def test_one_on_a_node_that_is_gone_is_ended(bench: Bench) -> None:
+    bench.node.notices = {"x": replace(_notice(""), kind="gone")}
+    assert await looked(bench, Condemned(bench.orders, AFTER_S), 0, AFTER_S) == [0, 1]
 
 
 async def test_one_that_uses_no_gpu_is_left(bench: Bench) -> None:
