@@ -211,9 +211,25 @@ def test_a_library_that_hangs_is_left_alone_for_a_minute() -> None:
     found = looked.gpus()
     assert found.trouble is not None
     assert "it hangs" in found.trouble.what
+    assert "NVRM" in found.trouble.remedy, "it is there: nothing is to be installed"
     assert (session.asked, looked.used()) == (1, {})
     clock[0] = 61.0
     assert looked.gpus().trouble is None
+
+
+def test_a_helper_that_somebody_ended_while_it_had_nothing_to_do_is_replaced_at_once() -> None:
+    made: list[FakeSession] = []
+
+    def make(_warm: bool) -> FakeSession:
+        made.append(FakeSession(LOOKED))
+        return made[-1]
+
+    clock = [0.0]
+    looked = looking.Looker(make, lambda: clock[0])  # type: ignore[arg-type]
+    assert looked.gpus().trouble is None
+    made[0].alive, clock[0] = False, 1.0
+    assert looked.gpus().trouble is None
+    assert [session.asked for session in made] == [1, 1]
 
 
 def test_a_library_that_is_missing_is_looked_for_again() -> None:
@@ -221,6 +237,8 @@ def test_a_library_that_is_missing_is_looked_for_again() -> None:
     looked, _session = looker(clock, Failed("no library"), LOOKED)
     found = looked.gpus()
     assert (found.trouble.code if found.trouble else "", found.gpus) == ("SH743", ())
+    assert found.trouble is not None
+    assert "Install" in found.trouble.remedy
     clock[0] = 1.0
     assert len(looked.gpus().gpus) == 2
 

@@ -37,7 +37,7 @@ class Looker:
         self._aside: threading.Thread | None = None
         self._known: tuple[float, Gpus, dict[int, int]] | None = None
         self._not_before = 0.0
-        self._why = ""
+        self._why: Problem | None = None
 
     def gpus(self) -> Gpus:
         """All of them, and what is wrong."""
@@ -74,17 +74,17 @@ class Looker:
 
     def _ask(self, now: float) -> tuple[Gpus, dict[int, int]]:
         if now < self._not_before:
-            return Gpus(trouble=problems.unusable(self._why)), {}
+            return Gpus(trouble=self._why), {}
         try:
             if self._session is None or not self._session.alive:  # one that somebody ended while it had nothing to do says nothing of a GPU
                 self._session = self._new(False)
             answer = self._session.ask("look")
         except Failed as failed:  # no library, say: it stays so until somebody installs one
-            return Gpus(trouble=problems.unusable(str(failed))), {}
+            return Gpus(trouble=problems.unusable(failed)), {}
         except Died as died:
-            self._session, self._why = None, str(died)
+            self._session, self._why = None, problems.unusable(died)
             self._not_before = self._elapsed() + AGAIN_S
-            return Gpus(trouble=problems.unusable(self._why)), {}
+            return Gpus(trouble=self._why), {}
         return _gpus(answer), _used(answer)
 
 

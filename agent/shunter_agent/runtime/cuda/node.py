@@ -123,7 +123,7 @@ class CudaNode:
             session = self._session(True)
             answer = session.ask("states", pids=list(pids))
         except (Failed, Died) as failed:
-            return {}, problems.unusable(str(failed))
+            return {}, problems.unusable(failed, ", ".join(f"pid {pid}" for pid in pids))
         finally:
             if session is not None:
                 session.close()

@@ -46,14 +46,12 @@ def stuck(why: str, pid: int, *, ended: bool) -> Problem:
     return Problem(code="SH742", what=what, remedy=to_do, subject=f"pid {pid}")
 
 
-def unusable(why: str, subject: str = "") -> Problem:
-    """SH743."""
-    return Problem(
-        code="SH743",
-        what=f"GPU memory can't be taken into images here: {why}",
-        remedy="Install NVIDIA's driver 580 or newer and Shunter's `agent` extra with cuda-bindings 13.4.1 or newer",
-        subject=subject,
-    )
+def unusable(why: str | Failed | Died, subject: str = "") -> Problem:
+    """SH743. Where the driver is there, and failed or hangs, no other needs to be installed."""
+    to_do = "Install NVIDIA's driver 580 or newer and Shunter's `agent` extra with cuda-bindings 13.4.1 or newer"
+    if isinstance(why, Died) or (isinstance(why, Failed) and why.code is not None):
+        to_do = remedy(why)
+    return Problem(code="SH743", what=f"GPU memory can't be taken into images here: {why}", remedy=to_do, subject=subject)
 
 
 def wrong_state(pid: int, state: str) -> Problem:
