@@ -61,6 +61,7 @@ class Deciding:
         self._covered: dict[PolicyName, Mapping[WorkerId, bool | None]] = {}
         self._truths: dict[tuple[str, str], Mapping[WorkerId, bool | None]] = {}
         self._phases: dict[tuple[int | None, str, bool], Phases] = {}
+        self._budgets: Budgets | None = None
         self.notes = Notes()
         self._teller = Teller(self.rules)
         self.turns = Turns()
@@ -74,10 +75,16 @@ class Deciding:
                 why = f"{record.planned.kind.value} of {record.planned.worker} is under way because a node is going"
                 self._note(record.planned, why)
 
-    @cached_property
+    @property
     def budgets(self) -> Budgets:
-        """What is asked before anything voluntary is planned."""
-        return Budgets(self.policies.policies, self.worlds, self.history, self._covers_weakly(), self.ranked, self.now)
+        """What is asked before anything voluntary is planned.
+
+        No `cached_property`: Python 3.11's holds a lock for all evaluations, and to make budgets the rules are asked, which may stand still
+        (see `app.aside`) for another evaluation that would then wait for the lock.
+        """
+        if self._budgets is None:
+            self._budgets = Budgets(self.policies.policies, self.worlds, self.history, self._covers_weakly(), self.ranked, self.now)
+        return self._budgets
 
     def find(
         self,
