@@ -232,11 +232,13 @@ class DynamoFleet(Fleet):
             return False
         return any(model["id"] == self.model for model in reply.get("data", []))
 
-    def migrations(self) -> float:
-        """Requests that Dynamo itself sent on to another worker since it was started, from the frontend's metrics."""
+    def migrations(self, kind: str = "ongoing_request") -> float:
+        """Requests that Dynamo itself sent on to another worker since it was started, from the frontend's metrics. Of kind `new_request`
+        are those that had not begun: the worker which the router had just chosen for them was gone from discovery an instant later.
+        """
         text = httpx.get(f"{FRONTEND}/metrics", timeout=5, trust_env=False).text
         lines = [line for line in text.splitlines() if line.startswith("dynamo_frontend_model_migration_total")]
-        return sum(float(line.rpartition(" ")[2]) for line in lines)
+        return sum(float(line.rpartition(" ")[2]) for line in lines if f'migration_type="{kind}"' in line)
 
     def decode_pids(self) -> list[int]:
         """Processes of the decode worker that can move, on this machine, by what they were started with. The other is a child of ours."""

@@ -101,6 +101,7 @@ class Move:
             "elsewhere": networks.isdisjoint({network}) and len(networks) == 1,
             "same_instance": instance is not None and fleet.instance() == instance,
             "dynamo_migrations": fleet.migrations(),
+            "sent_on_before_they_began": fleet.migrations("new_request"),
         }
 
 

@@ -369,7 +369,7 @@ class Conducted:
 
     def _say(self, line: str) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError, ValueError):  # it has ended
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
 
@@ -379,12 +379,12 @@ class Conducted:
         for line in self._process.stdout:
             said = json.loads(line)
             if "at" not in said:
-                self._process.wait()
+                self._close()
                 return dict(said)
             self.steps.append(said["at"])
             if said["at"] == step:
                 return None
-        self._process.wait()
+        self._close()
         return {"died": self._process.returncode}
 
     def go_on(self) -> None:
@@ -394,7 +394,14 @@ class Conducted:
     def kill(self) -> None:
         """SIGKILL."""
         self._process.kill()
+        self._close()
+
+    def _close(self) -> None:
         self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
 
     @property
     def dead(self) -> bool:

@@ -31,7 +31,7 @@ from shunter.model.plan import PlannedOperation
 from shunter.model.snapshot import Fleet
 from shunter.observe.catalog import Catalog
 
-HOLD_S = 6.0
+HOLD_S = 20.0
 """How long a copy stands still without an order."""
 SETTLE_S = 60.0
 
@@ -67,7 +67,7 @@ class Conductor:
                 clock=time.time,
                 sleep=asyncio.sleep,
                 progress=self.told,
-                times=Times(hold=HOLD_S, margin=1.0, settle=SETTLE_S, quick=5.0, bulk=30.0),
+                times=Times(hold=HOLD_S, margin=1.0, settle=SETTLE_S, bulk=60.0),
             )
             executor = Executor(parts, lease.epoch)
             try:

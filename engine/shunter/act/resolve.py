@@ -90,6 +90,8 @@ def _committing(record: OperationRecord, source: CopyView | None, destination: C
     parked = record.planned.kind is OperationKind.PARK
     if source.copy == "frozen" and (parked or (destination is not None and destination.copy == "held")):
         return go_on(Step.COMMITTING, "the source's copy still stands still, to be ended")
+    if source.steps.get("release") == "begun":  # what comes after it would find the worker dead
+        return wait("the source is ending its copy, and hasn't said whether it did")
     return roll_back(f"the source's copy is {source.copy}, and the destination has none to take over")
 
 

@@ -29,6 +29,7 @@ PLANNED = PlannedOperation(
 PATH = [Step.INTENDED, Step.PREPARED, Step.FENCED, Step.FROZEN, Step.HELD, Step.COMMITTING, Step.RELEASED, Step.RESUMED, Step.UNFENCED]
 COPIES = ("running", "frozen", "held", "none")
 PROBING = CopyView(copy="running", steps={"resume": "begun"})
+ENDING = CopyView(copy="frozen", images=frozenset({IMAGE}), steps={"release": "begun"})
 VIEWS = [None, *(CopyView(copy=c, images=i) for c in COPIES for i in (frozenset[ImageId](), frozenset({IMAGE})))]
 
 
@@ -79,6 +80,8 @@ def test_once_released_a_move_never_goes_back_by_itself() -> None:
         (Step.COMMITTING, view("frozen", IMAGE), view("held", IMAGE), Action.GO_ON, Step.COMMITTING),
         (Step.COMMITTING, view("frozen", IMAGE), view("none", IMAGE), Action.ROLL_BACK, None),
         (Step.COMMITTING, view("frozen", IMAGE), None, Action.ROLL_BACK, None),
+        (Step.COMMITTING, ENDING, view("none", IMAGE), Action.WAIT, None),
+        (Step.COMMITTING, ENDING, view("held", IMAGE), Action.GO_ON, Step.COMMITTING),
         (Step.COMMITTING, view("running"), view("held", IMAGE), Action.ROLL_BACK, None),
         (Step.COMMITTING, view("none"), None, Action.GO_ON, Step.RELEASED),
         (Step.COMMITTING, None, view("held", IMAGE), Action.WAIT, None),
