@@ -10,6 +10,7 @@ by then.
 Which type a part has isn't known here: texts, whole numbers and times go through as they are.
 """
 
+import re
 from functools import lru_cache
 from math import isinf
 from typing import Final
@@ -36,9 +37,17 @@ class _Part(msgspec.Struct, frozen=True):
     open: bool
 
 
+_LONG: Final = 300
+"""A number of so many digits may be more than a double can be."""
+_MAY: Final = re.compile(r"[-+*/%]|double|[0-9][eE]")
+"""Without one of these nothing in a shorter text can come to what is not finite: most conditions only compare."""
+
+
 @lru_cache(maxsize=4096)
 def finite(text: str) -> str:
     """The expression with its arithmetic wrapped; the same text when it has none."""
+    if len(text) < _LONG and not _MAY.search(text):
+        return text
     parts = tokens(text)
     return _Rewriting(text, parts).region(0, len(parts), 0, len(text), within=False).text
 
