@@ -18,7 +18,7 @@ MARK: Final = "<!-- shunter: plan -->"
 """First line of the comment: by it, whoever posts finds the one that is to be updated."""
 _MOST: Final = 10
 _PROBLEMS: Final = 10
-_WEIGHT: Final = {
+WEIGHT: Final = {
     kind: n
     for n, kind in enumerate(
         (
@@ -59,7 +59,7 @@ def plan_markdown(
     before += _problems(problems)
     before += _budgets(evaluation)
     if plan.operations:
-        first = sorted(plan.operations, key=lambda o: (o.preview, o.lane == "voluntary", _WEIGHT[o.kind]))[:_MOST]
+        first = sorted(plan.operations, key=lambda o: (o.preview, o.lane == "voluntary", WEIGHT[o.kind]))[:_MOST]
         title = "What changes" if len(plan.operations) <= _MOST else f"The {_MOST} most important of {len(plan.operations):,} changes"
         rows = [(_headed(marks, o), escaped(_cut(o.reason)), code(o.policy), span(o.estimate.total)) for o in first]
         before += ["", f"**{title}**", "", *table(("operation", "why", "policy", "time"), rows)]

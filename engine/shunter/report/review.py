@@ -7,7 +7,8 @@ import msgspec
 
 from shunter.model.difference import Changed, Compared, Flip
 from shunter.model.errors import Problem, Severity
-from shunter.model.plan import OperationKind, PlannedOperation
+from shunter.model.plan import PlannedOperation
+from shunter.report.comment import WEIGHT
 from shunter.report.markdown import LIMIT, code, escaped, page, table
 from shunter.report.plan import headline
 from shunter.report.words import count, moment, short
@@ -15,22 +16,7 @@ from shunter.report.words import count, moment, short
 _MOST: Final = 10
 _WIDTH: Final = 300
 """Characters of a reason that are shown: what can't be cut has to stay bounded."""
-_WEIGHT: Final = {
-    kind: n
-    for n, kind in enumerate(
-        (
-            OperationKind.DRAIN,
-            OperationKind.PARK,
-            OperationKind.MOVE,
-            OperationKind.REASSIGN,
-            OperationKind.RESTORE,
-            OperationKind.DISCARD,
-            OperationKind.CHECKPOINT,
-        )
-    )
-}
-"""What loses or stops the most comes first."""
-_OTHERS: Final = len(_WEIGHT)
+_OTHERS: Final = len(WEIGHT)
 """The weight of what isn't an operation: it comes after all that are."""
 
 _Row = tuple[str, str, str, str]
@@ -176,7 +162,7 @@ def _weighed(compared: Sequence[Compared]) -> Iterable[tuple[tuple[bool, int, in
 
 
 def _weight(operation: PlannedOperation) -> tuple[bool, int, int]:
-    return operation.preview, _WEIGHT[operation.kind], 0 if operation.lane == "involuntary" else 1
+    return operation.preview, WEIGHT[operation.kind], 0 if operation.lane == "involuntary" else 1
 
 
 def _named(operation: PlannedOperation) -> str:
