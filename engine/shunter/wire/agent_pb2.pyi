@@ -65,14 +65,22 @@ class PreflightReply(_message.Message):
     def __init__(self, refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., facts: _Optional[_Mapping[str, str]] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class PrepareOrder(_message.Message):
-    __slots__ = ("order", "slot", "spec")
+    __slots__ = ("order", "slot", "spec", "pod_uid", "pod_namespace", "pod_name", "pod_container")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
+    POD_UID_FIELD_NUMBER: _ClassVar[int]
+    POD_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    POD_NAME_FIELD_NUMBER: _ClassVar[int]
+    POD_CONTAINER_FIELD_NUMBER: _ClassVar[int]
     order: Order
     slot: str
     spec: WorkerSpec
-    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., slot: _Optional[str] = ..., spec: _Optional[_Union[WorkerSpec, _Mapping]] = ...) -> None: ...
+    pod_uid: str
+    pod_namespace: str
+    pod_name: str
+    pod_container: str
+    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., slot: _Optional[str] = ..., spec: _Optional[_Union[WorkerSpec, _Mapping]] = ..., pod_uid: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod_name: _Optional[str] = ..., pod_container: _Optional[str] = ...) -> None: ...
 
 class FreezeOrder(_message.Message):
     __slots__ = ("order", "image", "to", "hold_s")
@@ -101,16 +109,24 @@ class FreezeReply(_message.Message):
     def __init__(self, image: _Optional[_Union[ImageInfo, _Mapping]] = ..., frozen_at: _Optional[float] = ..., thawed_at: _Optional[float] = ..., dump_s: _Optional[float] = ..., send_s: _Optional[float] = ...) -> None: ...
 
 class RestoreOrder(_message.Message):
-    __slots__ = ("order", "slot", "image", "hold_s")
+    __slots__ = ("order", "slot", "image", "hold_s", "pod_uid", "pod_namespace", "pod_name", "pod_container")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
     HOLD_S_FIELD_NUMBER: _ClassVar[int]
+    POD_UID_FIELD_NUMBER: _ClassVar[int]
+    POD_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    POD_NAME_FIELD_NUMBER: _ClassVar[int]
+    POD_CONTAINER_FIELD_NUMBER: _ClassVar[int]
     order: Order
     slot: str
     image: str
     hold_s: float
-    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., slot: _Optional[str] = ..., image: _Optional[str] = ..., hold_s: _Optional[float] = ...) -> None: ...
+    pod_uid: str
+    pod_namespace: str
+    pod_name: str
+    pod_container: str
+    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., slot: _Optional[str] = ..., image: _Optional[str] = ..., hold_s: _Optional[float] = ..., pod_uid: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod_name: _Optional[str] = ..., pod_container: _Optional[str] = ...) -> None: ...
 
 class RestoreReply(_message.Message):
     __slots__ = ("restore_s", "incarnation")
@@ -331,20 +347,28 @@ class WorkerSpec(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., role: _Optional[str] = ..., graph: _Optional[str] = ..., engine: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., address: _Optional[str] = ..., mac: _Optional[str] = ..., control: _Optional[str] = ...) -> None: ...
 
 class WorkerReport(_message.Message):
-    __slots__ = ("spec", "state", "slot", "incarnation", "memory", "operation")
+    __slots__ = ("spec", "state", "slot", "incarnation", "memory", "operation", "pod_uid", "pod_namespace", "pod_name", "pod_container")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     OPERATION_FIELD_NUMBER: _ClassVar[int]
+    POD_UID_FIELD_NUMBER: _ClassVar[int]
+    POD_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    POD_NAME_FIELD_NUMBER: _ClassVar[int]
+    POD_CONTAINER_FIELD_NUMBER: _ClassVar[int]
     spec: WorkerSpec
     state: str
     slot: str
     incarnation: int
     memory: int
     operation: str
-    def __init__(self, spec: _Optional[_Union[WorkerSpec, _Mapping]] = ..., state: _Optional[str] = ..., slot: _Optional[str] = ..., incarnation: _Optional[int] = ..., memory: _Optional[int] = ..., operation: _Optional[str] = ...) -> None: ...
+    pod_uid: str
+    pod_namespace: str
+    pod_name: str
+    pod_container: str
+    def __init__(self, spec: _Optional[_Union[WorkerSpec, _Mapping]] = ..., state: _Optional[str] = ..., slot: _Optional[str] = ..., incarnation: _Optional[int] = ..., memory: _Optional[int] = ..., operation: _Optional[str] = ..., pod_uid: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod_name: _Optional[str] = ..., pod_container: _Optional[str] = ...) -> None: ...
 
 class ImageInfo(_message.Message):
     __slots__ = ("id", "spec", "incarnation", "taken_at", "bytes", "pause_s", "facts", "runtime")
