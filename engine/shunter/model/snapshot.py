@@ -29,6 +29,42 @@ class WorkerState(enum.StrEnum):
     """Its process is gone, or its node is, and no operation did it."""
 
 
+Effect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
+"""What a taint does to workers that don't tolerate it, in Kubernetes' words: none comes; none comes where there is another place; none
+comes and none stays."""
+
+
+class Taint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Something about a node that keeps workers off it. `value` may be empty."""
+
+    key: str
+    value: str = ""
+    effect: Effect = "NoSchedule"
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
+
+
+class Toleration(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Taints that a worker doesn't mind, in Kubernetes' words. `key`: empty means any, which only `Exists` can mean. `effect`: empty means
+    any. `seconds`: how long it may stay beside a `NoExecute` taint; None: for ever.
+    """
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+    seconds: float | None = None
+
+    def tolerates(self, taint: Taint) -> bool:
+        """Whether a worker with it can come to a node with the taint, and stay there. An operator that isn't known tolerates nothing."""
+        if self.effect not in ("", taint.effect) or (self.seconds is not None and taint.effect == "NoExecute"):
+            return False
+        if self.operator == "Exists":
+            return self.key in ("", taint.key)
+        return self.operator in ("", "Equal") and bool(self.key) and (self.key, self.value) == (taint.key, taint.value)
+
+
 class Slot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A group of GPUs that one worker can occupy. `roles` lists what it can serve; `worker` is None when free."""
 
@@ -39,6 +75,10 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     worker: WorkerId | None = None
     reserved_by: str | None = None
     """The operation that holds it for a worker on its way here, or None."""
+    gpu_memory: int | None = None
+    """Bytes that a worker could have on each of its GPUs: what is free there while the slot is, else all there are. None: not known."""
+    domains: tuple[str, ...] = ()
+    """The NVLink domains of its GPUs, sorted: one for all of them, or several, between which there is no NVLink. Empty: not known."""
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -60,6 +100,14 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What is wrong with those sources now: one that is blind may miss a notice."""
     canaries: dict[str, float] = {}
     """By source, when its agent last heard a notice that was said to try it out; seconds since the epoch."""
+    taints: tuple[Taint, ...] = ()
+    """What keeps workers off it that don't tolerate it."""
+    memory: int | None = None
+    """Bytes of its memory that workers could have who come here now. None: not known."""
+    disk: int | None = None
+    """Bytes that images could have who come here now. None: not known."""
+    images_in_memory: bool = False
+    """An image that comes here lies in memory too, beside its worker."""
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -78,6 +126,10 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """`host:port` of its serving API; it moves with the worker."""
     memory: int | None = None
     """Resident bytes, host and GPU, as the agent last measured; None when it couldn't."""
+    gpu_memory: int | None = None
+    """The most bytes that it has on one GPU; None: none, or not known."""
+    tolerations: tuple[Toleration, ...] | None = None
+    """Taints that it doesn't mind. None: nobody said."""
 
     @property
     def pool(self) -> PoolId:
@@ -100,6 +152,8 @@ class Image(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     facts: dict[str, str] = {}
     pause: float | None = None
     """Seconds the worker stood still for it; None when unknown."""
+    tolerations: tuple[Toleration, ...] | None = None
+    """As the worker's, when it was taken."""
 
 
 class NoticeKind(enum.StrEnum):
