@@ -27,7 +27,7 @@ class StepOrder(_message.Message):
     def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ...) -> None: ...
 
 class PreflightOrder(_message.Message):
-    __slots__ = ("order", "destination", "slot", "facts", "bytes")
+    __slots__ = ("order", "destination", "slot", "facts", "bytes", "spec")
     class FactsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -40,12 +40,14 @@ class PreflightOrder(_message.Message):
     SLOT_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
     order: Order
     destination: bool
     slot: str
     facts: _containers.ScalarMap[str, str]
     bytes: int
-    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., destination: _Optional[bool] = ..., slot: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ..., bytes: _Optional[int] = ...) -> None: ...
+    spec: WorkerSpec
+    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., destination: _Optional[bool] = ..., slot: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ..., bytes: _Optional[int] = ..., spec: _Optional[_Union[WorkerSpec, _Mapping]] = ...) -> None: ...
 
 class PreflightReply(_message.Message):
     __slots__ = ("refusals", "facts", "bytes")
@@ -233,7 +235,7 @@ class WatchRequest(_message.Message):
     def __init__(self, epoch: _Optional[int] = ...) -> None: ...
 
 class NodeReport(_message.Message):
-    __slots__ = ("node", "at", "epoch", "runtime", "image_address", "version", "labels", "facts", "slots", "workers", "images", "notices", "sources", "problems", "stood", "canaries")
+    __slots__ = ("node", "at", "epoch", "runtime", "image_address", "version", "labels", "facts", "slots", "workers", "images", "notices", "sources", "problems", "stood", "canaries", "taints", "memory", "disk", "images_in_memory")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -271,6 +273,10 @@ class NodeReport(_message.Message):
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
     STOOD_FIELD_NUMBER: _ClassVar[int]
     CANARIES_FIELD_NUMBER: _ClassVar[int]
+    TAINTS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    DISK_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_IN_MEMORY_FIELD_NUMBER: _ClassVar[int]
     node: str
     at: float
     epoch: int
@@ -287,10 +293,14 @@ class NodeReport(_message.Message):
     problems: _containers.RepeatedCompositeFieldContainer[Refusal]
     stood: _containers.RepeatedScalarFieldContainer[bytes]
     canaries: _containers.ScalarMap[str, float]
-    def __init__(self, node: _Optional[str] = ..., at: _Optional[float] = ..., epoch: _Optional[int] = ..., runtime: _Optional[str] = ..., image_address: _Optional[str] = ..., version: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., facts: _Optional[_Mapping[str, str]] = ..., slots: _Optional[_Iterable[_Union[SlotReport, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerReport, _Mapping]]] = ..., images: _Optional[_Iterable[_Union[ImageInfo, _Mapping]]] = ..., notices: _Optional[_Iterable[_Union[NoticeReport, _Mapping]]] = ..., sources: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., stood: _Optional[_Iterable[bytes]] = ..., canaries: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    taints: _containers.RepeatedCompositeFieldContainer[Taint]
+    memory: int
+    disk: int
+    images_in_memory: bool
+    def __init__(self, node: _Optional[str] = ..., at: _Optional[float] = ..., epoch: _Optional[int] = ..., runtime: _Optional[str] = ..., image_address: _Optional[str] = ..., version: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., facts: _Optional[_Mapping[str, str]] = ..., slots: _Optional[_Iterable[_Union[SlotReport, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerReport, _Mapping]]] = ..., images: _Optional[_Iterable[_Union[ImageInfo, _Mapping]]] = ..., notices: _Optional[_Iterable[_Union[NoticeReport, _Mapping]]] = ..., sources: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., stood: _Optional[_Iterable[bytes]] = ..., canaries: _Optional[_Mapping[str, float]] = ..., taints: _Optional[_Iterable[_Union[Taint, _Mapping]]] = ..., memory: _Optional[int] = ..., disk: _Optional[int] = ..., images_in_memory: _Optional[bool] = ...) -> None: ...
 
 class SlotReport(_message.Message):
-    __slots__ = ("id", "roles", "gpu_model", "gpus", "worker", "reserved_by", "gpu")
+    __slots__ = ("id", "roles", "gpu_model", "gpus", "worker", "reserved_by", "gpu", "gpu_memory", "domains")
     ID_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
     GPU_MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -298,6 +308,8 @@ class SlotReport(_message.Message):
     WORKER_FIELD_NUMBER: _ClassVar[int]
     RESERVED_BY_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
+    GPU_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    DOMAINS_FIELD_NUMBER: _ClassVar[int]
     id: str
     roles: _containers.RepeatedScalarFieldContainer[str]
     gpu_model: str
@@ -305,7 +317,9 @@ class SlotReport(_message.Message):
     worker: str
     reserved_by: str
     gpu: _containers.RepeatedCompositeFieldContainer[GpuReport]
-    def __init__(self, id: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., gpu_model: _Optional[str] = ..., gpus: _Optional[int] = ..., worker: _Optional[str] = ..., reserved_by: _Optional[str] = ..., gpu: _Optional[_Iterable[_Union[GpuReport, _Mapping]]] = ...) -> None: ...
+    gpu_memory: int
+    domains: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., gpu_model: _Optional[str] = ..., gpus: _Optional[int] = ..., worker: _Optional[str] = ..., reserved_by: _Optional[str] = ..., gpu: _Optional[_Iterable[_Union[GpuReport, _Mapping]]] = ..., gpu_memory: _Optional[int] = ..., domains: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GpuReport(_message.Message):
     __slots__ = ("uuid", "model", "pci", "memory")
@@ -319,8 +333,38 @@ class GpuReport(_message.Message):
     memory: int
     def __init__(self, uuid: _Optional[str] = ..., model: _Optional[str] = ..., pci: _Optional[str] = ..., memory: _Optional[int] = ...) -> None: ...
 
+class Taint(_message.Message):
+    __slots__ = ("key", "value", "effect")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    EFFECT_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    value: str
+    effect: str
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ..., effect: _Optional[str] = ...) -> None: ...
+
+class Toleration(_message.Message):
+    __slots__ = ("key", "operator", "value", "effect", "seconds")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    EFFECT_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    operator: str
+    value: str
+    effect: str
+    seconds: float
+    def __init__(self, key: _Optional[str] = ..., operator: _Optional[str] = ..., value: _Optional[str] = ..., effect: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class Tolerations(_message.Message):
+    __slots__ = ("tolerations",)
+    TOLERATIONS_FIELD_NUMBER: _ClassVar[int]
+    tolerations: _containers.RepeatedCompositeFieldContainer[Toleration]
+    def __init__(self, tolerations: _Optional[_Iterable[_Union[Toleration, _Mapping]]] = ...) -> None: ...
+
 class WorkerSpec(_message.Message):
-    __slots__ = ("worker", "role", "graph", "engine", "labels", "address", "mac", "control")
+    __slots__ = ("worker", "role", "graph", "engine", "labels", "address", "mac", "control", "tolerations")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -336,6 +380,7 @@ class WorkerSpec(_message.Message):
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MAC_FIELD_NUMBER: _ClassVar[int]
     CONTROL_FIELD_NUMBER: _ClassVar[int]
+    TOLERATIONS_FIELD_NUMBER: _ClassVar[int]
     worker: str
     role: str
     graph: str
@@ -344,10 +389,11 @@ class WorkerSpec(_message.Message):
     address: str
     mac: str
     control: str
-    def __init__(self, worker: _Optional[str] = ..., role: _Optional[str] = ..., graph: _Optional[str] = ..., engine: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., address: _Optional[str] = ..., mac: _Optional[str] = ..., control: _Optional[str] = ...) -> None: ...
+    tolerations: Tolerations
+    def __init__(self, worker: _Optional[str] = ..., role: _Optional[str] = ..., graph: _Optional[str] = ..., engine: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., address: _Optional[str] = ..., mac: _Optional[str] = ..., control: _Optional[str] = ..., tolerations: _Optional[_Union[Tolerations, _Mapping]] = ...) -> None: ...
 
 class WorkerReport(_message.Message):
-    __slots__ = ("spec", "state", "slot", "incarnation", "memory", "operation", "pod_uid", "pod_namespace", "pod_name", "pod_container")
+    __slots__ = ("spec", "state", "slot", "incarnation", "memory", "operation", "pod_uid", "pod_namespace", "pod_name", "pod_container", "gpu_memory")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
@@ -358,6 +404,7 @@ class WorkerReport(_message.Message):
     POD_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     POD_NAME_FIELD_NUMBER: _ClassVar[int]
     POD_CONTAINER_FIELD_NUMBER: _ClassVar[int]
+    GPU_MEMORY_FIELD_NUMBER: _ClassVar[int]
     spec: WorkerSpec
     state: str
     slot: str
@@ -368,7 +415,8 @@ class WorkerReport(_message.Message):
     pod_namespace: str
     pod_name: str
     pod_container: str
-    def __init__(self, spec: _Optional[_Union[WorkerSpec, _Mapping]] = ..., state: _Optional[str] = ..., slot: _Optional[str] = ..., incarnation: _Optional[int] = ..., memory: _Optional[int] = ..., operation: _Optional[str] = ..., pod_uid: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod_name: _Optional[str] = ..., pod_container: _Optional[str] = ...) -> None: ...
+    gpu_memory: int
+    def __init__(self, spec: _Optional[_Union[WorkerSpec, _Mapping]] = ..., state: _Optional[str] = ..., slot: _Optional[str] = ..., incarnation: _Optional[int] = ..., memory: _Optional[int] = ..., operation: _Optional[str] = ..., pod_uid: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod_name: _Optional[str] = ..., pod_container: _Optional[str] = ..., gpu_memory: _Optional[int] = ...) -> None: ...
 
 class ImageInfo(_message.Message):
     __slots__ = ("id", "spec", "incarnation", "taken_at", "bytes", "pause_s", "facts", "runtime")
