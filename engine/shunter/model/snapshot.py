@@ -10,6 +10,7 @@ import msgspec
 from shunter.model.canon import digest
 from shunter.model.errors import Problem
 from shunter.model.ids import Digest, ImageId, Incarnation, NodeId, NoticeId, PoolId, SlotId, WorkerId, pool_id
+from shunter.model.pod import Pod
 from shunter.model.sample import Sample
 
 Role = Literal["prefill", "decode"]
@@ -130,6 +131,10 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The most bytes that it has on one GPU; None: none, or not known."""
     tolerations: tuple[Toleration, ...] | None = None
     """Taints that it doesn't mind. None: nobody said."""
+    pod: Pod | None = None
+    """The pod that it lives in; None: in none, as on plain hosts, or while it is parked or lost."""
+    pinned: str = ""
+    """Why nothing can be done with it where it is, whatever policies want, as a sentence; empty: nothing is known against it."""
 
     @property
     def pool(self) -> PoolId:

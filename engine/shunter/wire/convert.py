@@ -4,6 +4,7 @@ import grpc
 
 from shunter.model.errors import Problem
 from shunter.model.ids import ImageId, Incarnation, NodeId, NoticeId, SlotId, WorkerId
+from shunter.model.pod import Pod
 from shunter.model.snapshot import Image, Node, Notice, NoticeKind, Role, Slot, Worker, WorkerState
 from shunter.wire import agent_pb2 as pb
 
@@ -54,7 +55,15 @@ def worker(report: pb.WorkerReport, node: NodeId) -> Worker:
         labels=dict(spec.labels),
         address=spec.address,
         memory=report.memory or None,
+        pod=pod(report),
     )
+
+
+def pod(report: pb.WorkerReport) -> Pod | None:
+    """The pod that a worker lives in; None: in none."""
+    if not report.pod_uid:
+        return None
+    return Pod(namespace=report.pod_namespace, name=report.pod_name, uid=report.pod_uid, container=report.pod_container)
 
 
 def slot(report: pb.SlotReport) -> Slot:
