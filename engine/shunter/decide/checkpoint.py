@@ -175,7 +175,7 @@ def _subject(covered: bool | Undecided, worker: Worker) -> Refusal | None:
     if not covered:
         return UNCOVERED[:3]
     if worker.state is not WorkerState.RUNNING or worker.slot is None:
-        return Verdict.PASS, f"it is {worker.state.value}", "worker.state"
+        return Verdict.PASS, worker.pinned or f"it is {worker.state.value}", "worker.state"
     return None
 
 

@@ -20,14 +20,16 @@ class Ledger:
         active: Sequence[OperationRecord],
         vacant: Mapping[NodeId, tuple[Slot, ...]] | None = None,
         failing: frozenset[SlotId] = frozenset(),
+        pinned: Mapping[WorkerId, str] | None = None,
     ) -> None:
         """`active` is under way; `vacant` are each node's slots that are empty as far as the fleet is known, in order; into `failing` ones
-        nobody is brought.
+        nobody is brought. `pinned` says why nothing can be done with some workers.
 
         What is voluntary and waits for its turn has stopped nobody yet: it keeps its worker and its slots from others only once
         `keep_promises` is called, so that what is involuntary, planned before that, comes before it.
         """
         self._failing = failing
+        self._pinned = pinned or {}
         self._promises = [r for r in active if r.waits and r.planned.lane == "voluntary"]
         under_way = [r for r in active if r not in self._promises] if self._promises else active
         self._busy: dict[WorkerId, OperationRecord] = {r.planned.worker: r for r in under_way}
@@ -67,7 +69,7 @@ class Ledger:
             return f"busy with {record.planned.kind.value} {record.id}"
         if (policy := self._workers.get(worker)) is not None:
             return f"outranked by {policy}"
-        return None
+        return self._pinned.get(worker)
 
     def free(self, slot: Slot) -> bool:
         """The slot is empty and nobody is on the way to it, or from it, or planned to be."""

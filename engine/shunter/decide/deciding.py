@@ -54,7 +54,7 @@ class Deciding:
         self.world, self.scopes = seen[-1]
         self.history = memory.history(state)
         self.costs = Costs(profile, self.history.past.measured)
-        self.ledger = Ledger(self.history.active, self.world.vacant, self.world.failing)
+        self.ledger = Ledger(self.history.active, self.world.vacant, self.world.failing, self.world.pinned)
         self.finder = Finder(self.world, self.scopes, self.rules, self.ledger)
         self._concerning: dict[tuple[str, str], list[Policy]] = {}
         self._sheets: dict[str | None, Workers] = {}

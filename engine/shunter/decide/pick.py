@@ -68,7 +68,7 @@ def _candidate(d: Deciding, policy: Policy, worker: Worker) -> Candidate | Undec
 def kept(d: Deciding, worker: Worker) -> str | None:
     """Why the worker can't be taken, whatever the policy prefers."""
     if worker.state is not WorkerState.RUNNING or worker.slot is None or worker.node is None:
-        return f"it is {worker.state.value}"
+        return worker.pinned or f"it is {worker.state.value}"
     return d.world.leaving(worker) or d.ledger.blocked(worker.id) or d.ledger.claimed(worker.slot)
 
 

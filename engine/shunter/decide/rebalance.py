@@ -94,7 +94,7 @@ def _content(d: Deciding, policy: Policy, worker: Worker) -> Said | None:
     if not covered:
         return UNCOVERED._replace(evidence=evidence)
     if worker.state is not WorkerState.RUNNING or worker.slot is None or worker.node is None:
-        return Said(Verdict.PASS, f"it is {worker.state.value}", "worker.state", evidence)
+        return Said(Verdict.PASS, worker.pinned or f"it is {worker.state.value}", "worker.state", evidence)
     answer, asked = ask(d.rules, "when", spec_of(policy).when, d.scopes.worker(policy, worker))
     if isinstance(answer, Undecided):
         return Said(Verdict.INCONCLUSIVE, missing(answer), "when", (*evidence, asked))

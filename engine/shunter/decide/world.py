@@ -69,6 +69,11 @@ class Workers:
         return graphs
 
     @cached_property
+    def pinned(self) -> dict[WorkerId, str]:
+        """Why nothing can be done with some of them."""
+        return {w.id: w.pinned for w in self.all if w.pinned}
+
+    @cached_property
     def away(self) -> tuple[Worker, ...]:
         """Those that are parked or lost, in the order of their ids."""
         return tuple(w for w in self.by_id.values() if w.state in AWAY)
@@ -167,6 +172,11 @@ class World:
     def nodes(self) -> dict[NodeId, Node]:
         """By id, in the order of ids."""
         return self._nodes.by_id
+
+    @property
+    def pinned(self) -> Mapping[WorkerId, str]:
+        """Why nothing can be done with some workers."""
+        return self._workers.pinned
 
     @property
     def workers(self) -> dict[WorkerId, Worker]:
