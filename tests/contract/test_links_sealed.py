@@ -123,7 +123,7 @@ def test_what_was_changed_on_the_way_is_not_taken(pair: Pair, at: int) -> None:
 def test_a_chunk_is_only_itself() -> None:
     key = new_key()
     here = Sealed(key)
-    first, second, third = (here.seal(SECRET, header) for header in (b"a", b"b", b"c"))
+    first, second, third = (bytes(here.seal(SECRET, header)) for header in (b"a", b"b", b"c"))
     into = memoryview(bytearray(len(SECRET)))
 
     def opened(*chunks: tuple[bytes, bytes]) -> bytes:

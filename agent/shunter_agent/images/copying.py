@@ -85,19 +85,19 @@ class Copied:
     def holds(self, piece: Piece, chunk: Chunk) -> bool:
         """All of it was the same when it was copied."""
         known = self._known.get(piece.window)
-        return known is not None and known.chunk == chunk and _places(known.runs) == _places(piece.runs)
+        return known is not None and known.chunk == chunk and places(known.runs) == places(piece.runs)
 
-    def compare(self, piece: Piece, data: bytes) -> tuple[tuple[Run, ...], bytes]:
+    def compare(self, piece: Piece, data: bytes | memoryview) -> tuple[tuple[Run, ...], bytes]:
         """Which pages of `data` were the same when they were copied, and the bytes of the others."""
         known = self._known.get(piece.window)
         if known is None:
-            return (), data
-        places = {address: at // PAGE * _DIGEST for address, at in pages_in(known.runs)}
+            return (), bytes(data)
+        digests = {address: at // PAGE * _DIGEST for address, at in pages_in(known.runs)}
         same: list[Run] = []
         fresh = bytearray()
         for address, at in pages_in(piece.runs):
             page = data[at : at + PAGE]
-            place = places.get(address, -1)
+            place = digests.get(address, -1)
             if place >= 0 and known.pages[place : place + _DIGEST] == _digest(page):
                 same.append(Run(address, 1))
             else:
@@ -105,9 +105,10 @@ class Copied:
         return joined(same), bytes(fresh)
 
 
-def _places(runs: tuple[Run, ...]) -> tuple[Run, ...]:
+def places(runs: tuple[Run, ...]) -> tuple[Run, ...]:
+    """Where pages are, whatever else is known of them."""
     return joined(Run(run.vaddr, run.pages) for run in runs)
 
 
-def _digest(page: bytes) -> bytes:
+def _digest(page: bytes | memoryview) -> bytes:
     return blake3(page).digest(_DIGEST)

@@ -19,6 +19,7 @@ from shunter_agent.images import spread
 from shunter_agent.images.bases import Base, Bases, patch
 from shunter_agent.images.copying import Copied, Job
 from shunter_agent.images.cutting import CHUNK, Piece, along, fixed, pagemaps_of, pages_name
+from shunter_agent.images.differences import Difference, Differences, fits
 from shunter_agent.images.foresight import Foresight
 from shunter_agent.images.frames import Again, Answer, Broken, Data, Listed, Offer, Patch, Stored, Wait, Wanted, Whole
 from shunter_agent.images.growth import GROWING, LOOK_S, REASSURE_S, Growth
@@ -26,6 +27,7 @@ from shunter_agent.images.index import Place
 from shunter_agent.images.manifest import Chunk, ImageFile, ImageManifest, belongs
 from shunter_agent.images.pagemap import Pagemap, Run, dump
 from shunter_agent.images.talk import Talk
+from shunter_agent.runtime.port import Live
 
 _BATCH: Final = 16
 _AHEAD: Final = 3
@@ -76,7 +78,8 @@ class ChunkSender:
         self._files: dict[str, ImageFile] = {}
         self._copied: dict[str, Copied] = {}
         self._pool = ThreadPoolExecutor(_HASHERS, "hash")
-        self._foresight: Foresight | None = None
+        self._against = Differences(self._copied)
+        self._foresight: Foresight[Difference] | None = None
         self._spread = False
         self._plan = {file.name: file for file in manifest.files} if manifest else {}
 
@@ -128,8 +131,11 @@ class ChunkSender:
             job.failed = str(error)
         self._talk.settle()
         if self._copied:
-            self._foresight = Foresight(self._folder, job.memories, self._pool, _digest)
+            self._foresight = Foresight(self._folder, job.memories, self._pool, self._look)
         job.done.set()  # not when the link broke: then the sending is over
+
+    def _look(self, path: Path, memory: Live, piece: Piece) -> Difference:
+        return self._against.look(path, f"pagemap-{memory.pid}.img", piece)
 
     @staticmethod
     def _item(name: str, piece: Piece, data: bytes, chunk: Chunk, bases: Bases) -> Item:
@@ -147,7 +153,7 @@ class ChunkSender:
             with io.FileIO(path) as file:
                 name, pagemap = cut.get(path.name, ("", None))
                 if pagemap is not None and name in self._copied:
-                    self._on_top(path.name, name, pagemap, file)
+                    self._on_top(path.name, name, pagemap)
                 elif path.name in pagemaps and path.name in self._copied:
                     self._files[path.name] = self._plain(spread.ORIGINALS, path.name, file.readall())
                 else:
@@ -187,24 +193,16 @@ class ChunkSender:
             self._data(area, name, piece, data[piece.offset : piece.offset + piece.size])
         return ImageFile.of(name, [Chunk(blake3(data[p.offset : p.offset + p.size]).hexdigest(), p.size) for p in fixed(len(data))])
 
-    def _on_top(self, name: str, pagemap_name: str, pagemap: Pagemap, file: io.FileIO) -> None:
+    def _on_top(self, name: str, pagemap_name: str, pagemap: Pagemap) -> None:
         """A process that was copied while it ran: send the pages that have changed since."""
-        copied = self._copied[pagemap_name]
         chunks: list[Chunk] = []
         same: list[Run] = []
         changed = spread.on_top(pagemap, ())
         flow = _Flow(self, pages_name(changed))
-        for piece, chunk in self._digests(name, along(pagemap.own)):
-            chunks.append(chunk)
-            if copied.holds(piece, chunk):
-                same.extend(piece.runs)
-                continue
-            data = _load(file.fileno(), piece)
-            if blake3(data).hexdigest() != chunk.blake3:
-                raise Broken("the dump has changed since it was complete")
-            known, fresh = copied.compare(piece, data)
-            same.extend(known)
-            flow.add(fresh)
+        for found in self._differences(name, pagemap_name, along(pagemap.own)):
+            chunks.append(found.chunk)
+            same.extend(found.same)
+            flow.add(self._against.fresh(self._folder / name, found))
         flow.flush()
         self._plain("", pagemap_name, dump(spread.on_top(pagemap, same)))
         for first in range(0, len(chunks), _LISTED):
@@ -212,12 +210,16 @@ class ChunkSender:
         self._files[name] = ImageFile.of(name, chunks)
         self._spread = True
 
-    def _digests(self, name: str, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Chunk]]:
-        """What pieces of a file are, as was found while it grew or is now."""
+    def _differences(self, name: str, pagemap_name: str, pieces: Sequence[Piece]) -> Iterator[Difference]:
+        """What pieces of a file are beside their copy, as was found while it grew or is now."""
         seen = [self._foresight.of(name, piece) if self._foresight else None for piece in pieces]
-        late = self._pool.map(partial(_digest, self._folder / name), [p for p, digest in zip(pieces, seen, strict=True) if digest is None])
-        for piece, digest in zip(pieces, seen, strict=True):
-            yield piece, Chunk(digest or next(late), piece.size)
+        known = [
+            found if found is not None and fits(found, pagemap_name, piece) else None for found, piece in zip(seen, pieces, strict=True)
+        ]
+        missing = [piece for piece, found in zip(pieces, known, strict=True) if found is None]
+        late = self._pool.map(partial(self._against.look, self._folder / name, pagemap_name), missing)
+        for found in known:
+            yield found if found is not None else next(late)
 
     # -- over the link
 
@@ -343,11 +345,6 @@ def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
 
 def _load(descriptor: int, piece: Piece) -> bytes:
     return os.pread(descriptor, piece.size, piece.offset)
-
-
-def _digest(path: Path, piece: Piece) -> str:
-    with path.open("rb", buffering=0) as file:
-        return blake3(_load(file.fileno(), piece)).hexdigest()
 
 
 def _hashed(

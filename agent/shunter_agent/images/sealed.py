@@ -40,12 +40,17 @@ class Sealed:
         self._count += 1
         return self._count.to_bytes(12, "big")
 
-    def seal(self, body: memoryview | bytes, header: bytes) -> bytes:
-        """What goes over the link: `TAG` bytes more than the body."""
-        return self._aead.encrypt(self._nonce(), body, header)
+    def seal(self, body: memoryview | bytes, header: bytes) -> bytes | memoryview:
+        """What goes over the link: `TAG` bytes more than the body. Valid until the next one."""
+        encrypt_into = getattr(self._aead, "encrypt_into", None)  # newer releases of cryptography spare a MiB of new memory for each
+        if encrypt_into is None:
+            return self._aead.encrypt(self._nonce(), body, header)
+        sealed = self.room(len(body))
+        encrypt_into(self._nonce(), body, header, sealed)
+        return sealed
 
     def room(self, size: int) -> memoryview:
-        """Where to put what came for a body of so many bytes."""
+        """Where to put what is sealed of a body of so many bytes."""
         if len(self._buffer) < size + TAG:
             self._buffer = bytearray(size + TAG)
         return memoryview(self._buffer)[: size + TAG]

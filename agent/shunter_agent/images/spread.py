@@ -13,13 +13,16 @@ for byte: at any moment of that CRIU can restore from it.
 import bisect
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from blake3 import blake3
 
-from shunter_agent.images.cutting import Piece, along, pages_name
+from shunter_agent.images.cutting import CHUNK, Piece, along, pages_name
 from shunter_agent.images.manifest import Chunk, ImageFile, ImageManifest
 from shunter_agent.images.pagemap import PAGE, PARENT, NotAPagemap, Pagemap, Run, joined, parse
 
@@ -27,6 +30,7 @@ COPY: Final = "parent"
 """CRIU's own name for it."""
 ORIGINALS: Final = "whole"
 AREAS: Final = ("", COPY, ORIGINALS)
+_HASHERS: Final = max(1, min(4, os.cpu_count() or 1))
 CHANGED: Final = 1 << 30
 """Added to the number of a pages file, for the one that holds only what changed: CRIU counts its own from 1."""
 
@@ -76,11 +80,17 @@ class SpreadPages:
         """All of it is in the copy."""
         return all(not _within(self._own, run.vaddr, run.end) for run in piece.runs)
 
-    def read(self, piece: Piece) -> bytes:
-        """Its bytes, from wherever they are. Raises NotAPagemap when they are nowhere; OSError."""
-        return b"".join(part for run in piece.runs for part in self._run(run))
+    def read(self, piece: Piece, into: memoryview) -> memoryview:
+        """Its bytes, from wherever they are, in the beginning of `into`. Raises NotAPagemap when they are nowhere; OSError."""
+        left = into = into[: piece.size]
+        for run in piece.runs:
+            for stretch, at, until in self._run(run):
+                if os.preadv(stretch.descriptor, [left[: until - at]], stretch.offset + at - stretch.vaddr) != until - at:
+                    raise NotAPagemap("a pages file is shorter than its pagemap says")
+                left = left[until - at :]
+        return into
 
-    def _run(self, run: Run) -> Iterator[bytes]:
+    def _run(self, run: Run) -> Iterator[tuple[_Stretch, int, int]]:
         at = run.vaddr
         while at < run.end:
             stretch = _covering(self._own, at)
@@ -91,7 +101,7 @@ class SpreadPages:
             if stretch is None:
                 raise NotAPagemap("a page is neither in the copy nor among what changed")
             until = min(until, stretch.end)
-            yield os.pread(stretch.descriptor, until - at, stretch.offset + at - stretch.vaddr)
+            yield stretch, at, until
             at = until
 
 
@@ -163,12 +173,23 @@ def _right(pages: SpreadPages, file: ImageFile, chunks: dict[int, Chunk]) -> boo
     if [piece.size for piece in pieces] != [part.size for part in file.parts]:
         return False
     copies = {piece.window: (_places(piece.runs), chunks.get(piece.offset)) for piece in along(pages.copy.own)}
-    for piece, part in zip(pieces, file.parts, strict=True):
-        if pages.unchanged(piece) and copies.get(piece.window) == (_places(piece.runs), part):
-            continue
-        if blake3(pages.read(piece)).hexdigest() != part.blake3:
-            return False
-    return True
+    changed = (
+        (piece, part)
+        for piece, part in zip(pieces, file.parts, strict=True)
+        if not pages.unchanged(piece) or copies.get(piece.window) != (_places(piece.runs), part)
+    )
+    with ThreadPoolExecutor(_HASHERS, "check") as pool:  # the worker stands still for it
+        return all(pool.map(partial(_is, pages, _Buffers()), changed))
+
+
+class _Buffers(threading.local):
+    def __init__(self) -> None:
+        self.whole = memoryview(bytearray(CHUNK))
+
+
+def _is(pages: SpreadPages, buffers: _Buffers, said: tuple[Piece, Chunk]) -> bool:
+    piece, part = said
+    return blake3(pages.read(piece, buffers.whole)).hexdigest() == part.blake3
 
 
 def pages_of(folder: Path) -> set[str]:
@@ -205,10 +226,11 @@ def _join_pages(folder: Path, original: Path, files: dict[str, ImageFile]) -> No
     with SpreadPages(folder, original.name) as pages:
         file = files[pages_name(pages.original)]
         try:
+            buffer = memoryview(bytearray(CHUNK))
             with making.open("wb", buffering=0) as made:
                 os.fchmod(made.fileno(), 0o600)
                 for piece, part in zip(along(pages.original.own), file.parts, strict=True):
-                    data = pages.read(piece)
+                    data = pages.read(piece, buffer)
                     if blake3(data).hexdigest() != part.blake3:
                         raise NotAPagemap("its bytes have changed")
                     made.write(data)

@@ -7,13 +7,13 @@ Both directions are a two-phase commit (see docs/decisions/0005): a dump stops a
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from shunter.model.errors import Problem, Rejected, Unknown
 
-from shunter_agent.runtime import canary, holds, hostfacts, live, locktables, preflight, swrk
+from shunter_agent.runtime import canary, holds, hostfacts, leftbehind, live, locktables, preflight, swrk
 from shunter_agent.runtime import criu_rpc_pb2 as rpc
 from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.cuda.held import CudaFrozen, Taken
@@ -84,8 +84,6 @@ class CriuRuntime:
 
     def network(self, spec: WorkerSpec, process: Process | None = None) -> Network:
         """See `port.Runtime`. Raises Retry SH706."""
-        if process is not None:
-            self._cuda.settle(process)
         if not spec.mac:
             return NoNetwork()
         if process is None:
@@ -95,6 +93,22 @@ class CriuRuntime:
             with contextlib.suppress(OSError):  # a kernel without nftables has no lock left behind either
                 locktables.sweep(network.netns)
         return network
+
+    def settle(self, process: Process, network: Network, stopped: Collection[int] | None, waited_s: float) -> None:
+        """See `port.Runtime`. Raises Rejected SH710; Retry SH713, SH714; Unknown SH711, SH712, of GPUs SH742."""
+        if not processes.find(process):
+            raise Rejected(processes.gone(process.pid))
+        leftbehind.free(process, waited_s)
+        if network.own:
+            holds.sweep_lock(network, None)
+        self._cuda.settle(process, stopped or ())
+        if stopped is not None:
+            processes.go_on(process, stopped)
+        holds.confirm_running(process)
+
+    def stillborn(self, process: Process) -> bool:
+        """See `port.Runtime`."""
+        return leftbehind.stillborn(process)
 
     def start(self, spec: WorkerSpec, network: Network) -> Process:
         """See `port.Runtime`. Raises Stalled SH705."""
@@ -141,7 +155,7 @@ class CriuRuntime:
             return None if notify.script == "post-dump" else True
 
         options = {"pid": process.pid, "ghost_limit": GHOST_LIMIT, "timeout": FREEZE_LIMIT_S}
-        stopped = holds.stopped(process)
+        stopped = processes.stopped(process)
         session = swrk.Session(self._criu, network.netns, swrk.patience_s(processes.memory(process) or 0))
         with _undoing(session, lambda: holds.run_on(session, process, network, swrk.run_id(folder / holds.DUMP_LOG), stopped)):
             try:
@@ -153,35 +167,42 @@ class CriuRuntime:
         dump = Dump(frozen_at=frozen_at, dump_s=time.monotonic() - began)
         return holds.CriuFrozen(session, process, network, folder, dump, stopped)
 
-    def restore(self, spec: WorkerSpec, network: Network, folder: Path) -> Held:
+    def restore(self, spec: WorkerSpec, network: Network, folder: Path, born: Callable[[Process], None] = lambda _process: None) -> Held:
         """See `port.Runtime`. Raises Rejected SH702, of GPUs SH741, SH743, SH747; Retry SH703; Unknown SH707 when part of a copy may be
         left."""
         restoring = self._cuda.expect(spec, folder)
         if restoring is None:
-            return self._remake(spec, network, folder)
+            return self._remake(spec, network, folder, born)
         try:
-            copy = self._remake(spec, network, folder, restoring.guard).resume()  # stopped still, as it was when it was dumped
+            copy = self._remake(spec, network, folder, born, restoring.guard).resume()  # stopped still, as it was when it was dumped
         except BaseException:
             restoring.close()
             raise
         return restoring.revive(copy)
 
     def _remake(
-        self, spec: WorkerSpec, network: Network, folder: Path, guard: Callable[[Process], None] = lambda _process: None
+        self,
+        spec: WorkerSpec,
+        network: Network,
+        folder: Path,
+        born: Callable[[Process], None],
+        guard: Callable[[Process], None] = lambda _process: None,
     ) -> holds.CriuHeld:
-        born: list[Process] = []
+        made: list[Process] = []
 
         def answer(notify: rpc.Notify) -> bool | None:
-            if notify.pid and not born:
+            if notify.pid and not made:
                 with contextlib.suppress(Rejected):  # gone again
-                    born.append(processes.note(notify.pid))  # should CRIU be killed, nobody else ends what it has made
+                    made.append(processes.note(notify.pid))  # should CRIU be killed, nobody else ends what it has made
+                    born(made[0])
             return None if notify.script == "post-restore" else True
 
         size = sum(path.stat().st_size for path in folder.iterdir())
         session = swrk.Session(self._criu, network.netns, swrk.patience_s(size))
-        with _undoing(session, lambda: _end_all(born)):
+        lock = rpc.SKIP if network.own else rpc.NFTABLES  # a new namespace has none of the dump's, and to look for it takes 8 ms
+        with _undoing(session, lambda: _end_all(made)):
             try:
-                response = _ask(session, rpc.RESTORE, folder, holds.RESTORE_LOG, {"rst_sibling": True}, answer)
+                response = _ask(session, rpc.RESTORE, folder, holds.RESTORE_LOG, {"rst_sibling": True, "network_lock": lock}, answer)
             except ConnectionError as error:
                 raise Rejected(holds.failed(spec, folder, str(error))) from error
             if response.type != rpc.NOTIFY:
@@ -208,8 +229,8 @@ class CriuRuntime:
         return live.memories(process)
 
 
-def _end_all(born: list[Process]) -> None:
-    for one in born:
+def _end_all(made: list[Process]) -> None:
+    for one in made:
         processes.end(one)
 
 

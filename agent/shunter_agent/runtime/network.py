@@ -10,6 +10,7 @@ import ipaddress
 import os
 import socket
 import subprocess
+import threading
 from typing import Final
 
 import msgspec
@@ -68,6 +69,10 @@ def _exists(link: str) -> bool:
     return True
 
 
+def _packet_socket() -> socket.socket:
+    return socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)  # of protocol 0: it receives nothing
+
+
 def _announcement(mac: str, address: str) -> bytes:
     """A gratuitous ARP request: `address` is at `mac`, said by itself to everybody."""
     ours, ip = bytes.fromhex(mac.replace(":", "")), socket.inet_aton(address)
@@ -84,6 +89,8 @@ class WorkerNetwork:
         """For `make` and `adopt`. `netns` is this object's own from here on."""
         self.outer = outer_name(spec.worker)
         self._netns: int | None = netns
+        self._wire: socket.socket | None = None
+        """To announce the address with, made before the worker stands still. None: made when it is wanted."""
         self._uplink = uplink
         self._worker = spec.worker
         self._host = spec.address.rpartition(":")[0]
@@ -136,6 +143,7 @@ class WorkerNetwork:
         )
         commands = ["link set lo up", f"address add {self._host}/{self._uplink.prefix} dev {INNER}", f"link set {INNER} up"]
         inside(self._netns, lambda: _batch(commands))
+        self._wire = inside(self._netns, _packet_socket)
 
     def connect(self) -> None:
         """See `port.Network`. Raises Retry SH706 when there is no bridge or no link."""
@@ -148,9 +156,12 @@ class WorkerNetwork:
     def _announce(self) -> None:
         if self._netns is None:
             raise OSError("its namespace is gone")
-        with inside(self._netns, lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW)) as wire:
-            wire.bind((INNER, _ETH_ARP))
-            wire.send(_announcement(self._mac, self._host))
+        wire, self._wire = self._wire or inside(self._netns, _packet_socket), None
+        try:
+            wire.sendto(_announcement(self._mac, self._host), (INNER, _ETH_ARP))
+        finally:
+            # the kernel first waits for all who might still use it: some 5 ms, in which the copy would stand still
+            threading.Thread(target=wire.close, name="close-wire", daemon=True).start()
 
     def disconnect(self) -> None:
         """See `port.Network`. Raises Retry SH706 when the kernel refuses."""
@@ -163,6 +174,9 @@ class WorkerNetwork:
 
     def destroy(self) -> None:
         """See `port.Network`. Raises Retry SH706 when the kernel refuses."""
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
         if self._netns is not None:
             os.close(self._netns)
             self._netns = None

@@ -175,8 +175,7 @@ def options(folder: int, log: str, values: Mapping[str, bool | int]) -> rpc.Opti
         ext_unix_sk=True,
         file_locks=True,
         shell_job=True,
-        network_lock=rpc.NFTABLES,  # the other, iptables, needs a command that nodes may not have
-        **values,  # type: ignore[arg-type]
+        **{"network_lock": rpc.NFTABLES, **values},  # type: ignore[arg-type]  # iptables needs a command that nodes may not have
     )
 
 

@@ -35,10 +35,11 @@ class Dumping:
     """A dump of which more and more is there."""
 
     def __init__(self, folder: Path, pool: ThreadPoolExecutor, *memories: Standing) -> None:
-        self.folder, self.asked = folder, []
-        self.foresight = Foresight(folder, memories, pool, self._digest)
+        self.folder, self.memories, self.asked = folder, memories, []
+        self.foresight = Foresight(folder, memories, pool, self._look)
 
-    def _digest(self, path: Path, piece: Piece) -> str:
+    def _look(self, path: Path, memory: object, piece: Piece) -> str:
+        assert memory in self.memories
         self.asked.append((path.name, piece.offset))
         with path.open("rb") as file:
             file.seek(piece.offset)
