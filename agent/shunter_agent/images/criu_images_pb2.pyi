@@ -1,6 +1,8 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Optional as _Optional
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -23,3 +25,33 @@ class PagemapEntry(_message.Message):
     flags: int
     nr_pages: int
     def __init__(self, vaddr: _Optional[int] = ..., compat_nr_pages: _Optional[int] = ..., in_parent: _Optional[bool] = ..., flags: _Optional[int] = ..., nr_pages: _Optional[int] = ...) -> None: ...
+
+class FileEntry(_message.Message):
+    __slots__ = ("type", "id", "isk")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ISK_FIELD_NUMBER: _ClassVar[int]
+    type: int
+    id: int
+    isk: InetSocket
+    def __init__(self, type: _Optional[int] = ..., id: _Optional[int] = ..., isk: _Optional[_Union[InetSocket, _Mapping]] = ...) -> None: ...
+
+class InetSocket(_message.Message):
+    __slots__ = ("family", "type", "proto", "state", "src_port", "dst_port", "src_addr", "dst_addr")
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    PROTO_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SRC_PORT_FIELD_NUMBER: _ClassVar[int]
+    DST_PORT_FIELD_NUMBER: _ClassVar[int]
+    SRC_ADDR_FIELD_NUMBER: _ClassVar[int]
+    DST_ADDR_FIELD_NUMBER: _ClassVar[int]
+    family: int
+    type: int
+    proto: int
+    state: int
+    src_port: int
+    dst_port: int
+    src_addr: _containers.RepeatedScalarFieldContainer[int]
+    dst_addr: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, family: _Optional[int] = ..., type: _Optional[int] = ..., proto: _Optional[int] = ..., state: _Optional[int] = ..., src_port: _Optional[int] = ..., dst_port: _Optional[int] = ..., src_addr: _Optional[_Iterable[int]] = ..., dst_addr: _Optional[_Iterable[int]] = ...) -> None: ...
