@@ -18,7 +18,8 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-def _call(name: str, *arguments: int) -> None:
+def call(name: str, *arguments: int) -> None:
+    """One of the C library's functions that answer 0 or an error. Raises OSError."""
     if getattr(_libc, name)(*arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
@@ -48,6 +49,13 @@ class _Errand(threading.Thread, Generic[T]):
         return self._result
 
 
+def errand(function: Callable[[], T]) -> T:
+    """Call `function` in a thread of its own, which may change its namespaces. Raises what `function` raises."""
+    thread = _Errand(function)
+    thread.start()
+    return thread.result()
+
+
 def inside(netns: int | None, function: Callable[[], T], *, new_pids: bool = False) -> T:
     """Call `function` in the network namespace behind the descriptor `netns` (None: the agent's own).
 
@@ -56,28 +64,24 @@ def inside(netns: int | None, function: Callable[[], T], *, new_pids: bool = Fal
     if netns is None and not new_pids:
         return function()
 
-    def errand() -> T:
+    def run() -> T:
         if netns is not None:
-            _call("setns", netns, CLONE_NEWNET)
+            call("setns", netns, CLONE_NEWNET)
         if new_pids:
-            _call("unshare", CLONE_NEWPID)
+            call("unshare", CLONE_NEWPID)
         return function()
 
-    thread = _Errand(errand)
-    thread.start()
-    return thread.result()
+    return errand(run)
 
 
 def make_network() -> int:
     """A new, empty network namespace, as a descriptor that keeps it. Raises OSError."""
 
-    def errand() -> int:
-        _call("unshare", CLONE_NEWNET)
+    def run() -> int:
+        call("unshare", CLONE_NEWNET)
         return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
-    thread = _Errand(errand)
-    thread.start()
-    return thread.result()
+    return errand(run)
 
 
 def network_of(pid: int) -> int:
@@ -87,4 +91,4 @@ def network_of(pid: int) -> int:
 
 def become_subreaper() -> None:
     """Orphans of this process's children become its own children, so that they can be reaped. Raises OSError."""
-    _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
