@@ -8,6 +8,7 @@ from shunter.lang.schema import Schema, definitions
 from shunter.model.errors import Problem
 from shunter.model.operation import Measured, Outcome, Status, Step
 from shunter.model.plan import PlannedOperation
+from shunter.model.pod import Pod
 
 from crds.rules import Rule
 from crds.structural import structural
@@ -127,6 +128,8 @@ def _status() -> Schema:
         "problem": {**_named(Problem), "description": "Why it is being rolled back, or which answer is outstanding."},
         "cancelled": {**_named(Problem), "description": "Why it is to be given up as far as that still can be done."},
         "measured": _named(Measured),
+        "pod": {**_named(Pod), "description": "The pod that was made for the worker to come to."},
+        "left": {**_named(Pod), "description": "The pod that it leaves, which is deleted once that is committed."},
         "frozenAt": {**_TIME, "description": "When its worker was stopped, by the source's clock."},
         "outcome": outcome,
         "conditions": {

@@ -96,9 +96,9 @@ def status(record: OperationRecord) -> Object:
         "measured": _plain(record.measured),
         "conditions": [_condition(record)],
     }
-    for key, problem in (("problem", record.problem), ("cancelled", record.cancelled)):
-        if problem is not None:
-            found[key] = _plain(problem)
+    for key, part in (("problem", record.problem), ("cancelled", record.cancelled), ("pod", record.pod), ("left", record.left)):
+        if part is not None:
+            found[key] = _plain(part)
     if record.frozen_at is not None:
         found["frozenAt"] = stamp(record.frozen_at)
     if record.outcome is not None:
@@ -166,7 +166,7 @@ def _record(one: Object) -> OperationRecord:
         "step": told.get("step", Step.INTENDED.value),
         "history": [(entry["step"], seconds(entry["at"])) for entry in told.get("history", [])] or [(Step.INTENDED.value, created)],
         "waits": told.get("waits", spec.get("waits", False)),
-        **{key: told[key] for key in ("problem", "cancelled", "measured") if key in told},
+        **{key: told[key] for key in ("problem", "cancelled", "measured", "pod", "left") if key in told},
     }
     if "frozenAt" in told:
         fields["frozen_at"] = seconds(told["frozenAt"])

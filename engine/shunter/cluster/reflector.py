@@ -63,19 +63,22 @@ class Reflector:
         query: Query | None = None,
         listener: Listener = lambda _change, _found: None,
         page: int = PAGE,
+        keep: Callable[[Object], Object] = lambda found: found,
         times: Times | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         rnd: Callable[[], float] = random.random,
     ) -> None:
-        """`clock` gives seconds that never go back; `rnd` numbers from 0 to 1."""
+        """`keep` gives what is kept of a resource, with name, namespace, uid and resourceVersion in its `metadata`, and must not raise.
+        `clock` gives seconds that never go back; `rnd` numbers from 0 to 1.
+        """
         self.path = path
         self.synced = asyncio.Event()
         """Set once everything was listed, and for good."""
         self.problem: Problem | None = None
         """Why it can't be kept up to date at present; None: it is."""
         self._api, self._query, self._listener = api, dict(query or {}), listener
-        self._page = page
+        self._page, self._keep = page, keep
         self._times, self._clock, self._sleep, self._rnd = times or Times(), clock, sleep, rnd
         self._objects: dict[Key, Object] = {}
         self._version: str | None = None
@@ -126,7 +129,7 @@ class Reflector:
         query: dict[str, str | int] = {**self._query, "limit": self._page}
         while True:
             page = await self._api.get(self.path, query, timeout_s=self._times.request)
-            version = _listed(page, self.path, found)
+            version = _listed(page, self.path, found, self._keep)
             token = page["metadata"].get("continue")
             if not token:
                 break
@@ -162,7 +165,7 @@ class Reflector:
             if kind not in ("ADDED", "MODIFIED", "DELETED") or "name" not in found["metadata"]:
                 self._version = None  # whatever it was, a list will tell
                 raise Retry(_strange(f"{kind!r} is no event that we know", self.path))
-            self._apply(kind, found)
+            self._apply(kind, self._keep(found))
         self._version = found["metadata"].get("resourceVersion") or None
         self._confirmed()
         if self._version is None:
@@ -191,7 +194,7 @@ def _other(old: Object, new: Object) -> bool:
     return bool(old["metadata"].get("uid") != new["metadata"].get("uid"))
 
 
-def _listed(page: Object, path: str, found: dict[Key, Object]) -> str:
+def _listed(page: Object, path: str, found: dict[Key, Object], keep: Callable[[Object], Object]) -> str:
     """Put a page's resources into `found`, and return the list's version. Raises Retry SH257 for what isn't a list."""
     meta, items = page.get("metadata"), page.get("items")
     version = meta.get("resourceVersion") if isinstance(meta, dict) else None
@@ -199,7 +202,7 @@ def _listed(page: Object, path: str, found: dict[Key, Object]) -> str:
         raise Retry(_strange("it isn't a list", path))
     for item in items or ():
         try:
-            found[key_of(item)] = item
+            found[key_of(item)] = keep(item)
         except (KeyError, TypeError, AttributeError) as error:
             raise Retry(_strange("a resource in it has no name", path)) from error
     return str(version)

@@ -7,6 +7,7 @@ import msgspec
 from shunter.model.errors import Problem
 from shunter.model.ids import Digest, Epoch, ImageId, OperationId
 from shunter.model.plan import PlannedOperation
+from shunter.model.pod import Pod
 
 
 class Step(enum.StrEnum):
@@ -100,6 +101,10 @@ class OperationRecord(msgspec.Struct, frozen=True, kw_only=True):
     frozen_at: float | None = None
     waits: bool = False
     cancelled: Problem | None = None
+    pod: Pod | None = None
+    """The pod that was made for the worker to come to; None: none was, or none yet."""
+    left: Pod | None = None
+    """The pod that the worker leaves, which is deleted once it is committed that it does; None: it lives in none."""
 
     @property
     def id(self) -> OperationId:

@@ -12,6 +12,7 @@ from shunter.model.errors import Problem, Rejected
 from shunter.model.ids import Digest, Epoch, ImageId, Incarnation, NodeId, NoticeId, OperationId, PolicyName, PoolId, SlotId, WorkerId
 from shunter.model.operation import Measured, OperationRecord, Outcome, Status, Step
 from shunter.model.plan import Estimate, OperationKind, PlannedOperation, Preconditions
+from shunter.model.pod import Pod
 
 CRD = Path(__file__).resolve().parents[3] / "schemas" / "crds" / "workeroperations.shunter.dev.yaml"
 WHY = Problem(code="SH513", what="late", remedy="none", subject="w")
@@ -37,6 +38,7 @@ def record(**more: Any) -> OperationRecord:
         "planned": planned(), "plan": Digest("sha256:p"), "epoch": Epoch(7), "created_at": 1_800_000_000.125, "step": Step.HELD,
         "history": ((Step.INTENDED, 1_800_000_000.125), (Step.HELD, 1_800_000_001.0)), "problem": WHY, "cancelled": WHY, "waits": True,
         "measured": Measured(stopped=0.25, dump=1.0, send=2.0, restore=3.0, bytes=5), "frozen_at": 1_800_000_000.5,
+        "pod": Pod(namespace="n", name="d-1", uid="u1", container="main"), "left": Pod(namespace="n", name="d-0", uid="u0", container="m"),
         "outcome": Outcome(
             status=Status.FAILED, at=1_800_000_002.75, code="SH517", reason="gone", measured=Measured(stopped=1.5), image=ImageId("j")
         ),
@@ -64,7 +66,7 @@ def test_nothing_is_lost_on_the_way() -> None:
 
 def test_what_has_no_status_was_made_durable_and_not_begun() -> None:
     one = record(step=Step.INTENDED, history=((Step.INTENDED, 1_800_000_000.125),), problem=None, cancelled=None, outcome=None,
-                 measured=Measured(), frozen_at=None)  # fmt: skip
+                 measured=Measured(), frozen_at=None, pod=None, left=None)  # fmt: skip
     made = resource(one, Batch(first="x", size=3), "shunter")
     assert record_of(made) == one
     assert batch_of(made) == Batch(first="x", size=3)

@@ -1,0 +1,147 @@
+"""What agents report and what the API server says, as one fleet. Pure.
+
+Of a worker's process its agent knows best, of its pod the API server. A worker that no agent reports is in the fleet all the same, so that
+policies see all of a pool; nothing can be done with it, and why is said.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from shunter.cluster.estate import Estate
+from shunter.cluster.pods import Being, WorkerPod
+from shunter.model.ids import Incarnation, NodeId, WorkerId
+from shunter.model.snapshot import Fleet, Node, Slot, Worker, WorkerState
+
+_AWAY: Final = (WorkerState.PARKED, WorkerState.LOST)
+_STANDING: Final = (WorkerState.RUNNING, WorkerState.FENCED)
+_HERE: Final = (Being.RUNNING, Being.ENDING)
+_TAKES: Final = (Being.COMING, Being.RUNNING, Being.ENDING)
+
+
+def reported(fleet: Fleet) -> Fleet:
+    """The fleet without what `joined` added to it: what agents reported alone."""
+    return msgspec.structs.replace(fleet, workers=tuple(w for w in fleet.workers if not _by_pod_alone(w)))
+
+
+def joined(fleet: Fleet, estate: Estate) -> Fleet:
+    """The fleet as agents report it (`reported`), with pods, taints and labels, and the workers that no agent reports."""
+    pods, nodes = estate.pods, {node.id: node for node in fleet.nodes}
+    by_name = {(pod.node, pod.resident.id): pod for pod in pods.values() if not pod.placeholder}
+    known: dict[WorkerId, Worker] = {}
+    lived_in: set[str] = set()
+    for worker in fleet.workers:
+        own = _pod_of(worker, pods, by_name)
+        if own is not None:
+            lived_in.add(own.pod.uid)
+        known[worker.id] = _with_pod(worker, own, estate)
+    others: dict[NodeId, list[WorkerPod]] = defaultdict(list)
+    for pod in sorted(pods.values(), key=lambda p: (p.pod.name, p.pod.uid)):
+        if pod.node is None or pod.placeholder or pod.pod.uid in lived_in or pod.being not in _TAKES:
+            continue
+        others[pod.node].append(pod)
+        if pod.being in _HERE and pod.resident.id not in known:
+            known[pod.resident.id] = _by_pod(pod, pod.node, nodes.get(pod.node))
+    return msgspec.structs.replace(
+        fleet,
+        nodes=tuple(_with_cluster(node, estate, others.get(node.id, ())) for node in fleet.nodes),
+        workers=tuple(known[name] for name in sorted(known)),
+    )
+
+
+def forgotten(fleet: Fleet, estate: Estate) -> frozenset[NodeId]:
+    """Nodes that the cluster no longer has, on which nothing is: no worker and no pod of one. Nobody will hear of them again."""
+    if estate.doubt is not None:
+        return frozenset()
+    used = {w.node for w in fleet.workers if w.node is not None} | {pod.node for pod in estate.pods.values()}
+    return frozenset(
+        node.id
+        for node in fleet.nodes
+        if not node.reachable and node.id not in estate.nodes and node.id not in estate.agents and node.id not in used
+    )
+
+
+def _by_pod_alone(worker: Worker) -> bool:
+    return worker.pod is not None and worker.slot is None and worker.state in _STANDING
+
+
+def _pod_of(worker: Worker, pods: Mapping[str, WorkerPod], by_name: Mapping[tuple[NodeId | None, WorkerId], WorkerPod]) -> WorkerPod | None:
+    """Where the agent says that it lives; an agent that says nothing of pods means the one on its node that is called after it."""
+    if worker.state in _AWAY:
+        return None
+    if worker.pod is not None:
+        return pods.get(worker.pod.uid)
+    return by_name.get((worker.node, worker.id))
+
+
+def _with_pod(worker: Worker, own: WorkerPod | None, estate: Estate) -> Worker:
+    if worker.state in _AWAY:
+        return msgspec.structs.replace(worker, pod=None, pinned="") if worker.pod is not None or worker.pinned else worker
+    if own is None:
+        pinned = _missing(worker, estate)
+        return worker if pinned == worker.pinned else msgspec.structs.replace(worker, pinned=pinned)
+    held = own.why if own.being is not Being.RUNNING else own.held_by
+    return msgspec.structs.replace(
+        worker,
+        pod=own.pod,
+        pinned=held,
+        labels={**own.labels, **worker.labels},
+        tolerations=own.tolerations if worker.tolerations is None else worker.tolerations,
+    )
+
+
+def _missing(worker: Worker, estate: Estate) -> str:
+    """Of a worker on a plain host nothing is missing."""
+    if worker.pod is None or estate.doubt is not None:
+        return worker.pinned
+    if worker.pod.namespace != estate.namespace:
+        return f"its pod is in the namespace {worker.pod.namespace}, and this engine looks after {estate.namespace}"
+    return "its pod isn't in the API server"
+
+
+def _by_pod(pod: WorkerPod, name: NodeId, node: Node | None) -> Worker:
+    who = pod.resident
+    return Worker(
+        id=who.id,
+        role=who.role,
+        graph=who.graph,
+        engine=who.engine,
+        state=WorkerState.RUNNING if pod.ready else WorkerState.FENCED,
+        node=name,
+        slot=None,
+        incarnation=Incarnation(0),
+        labels=pod.labels,
+        address=pod.address,
+        tolerations=pod.tolerations,
+        pod=pod.pod,
+        pinned=_unreported(pod, name, node),
+    )
+
+
+def _unreported(pod: WorkerPod, name: NodeId, node: Node | None) -> str:
+    if pod.being is Being.ENDING:
+        return pod.why
+    if node is None:
+        return f"no agent runs on {name}"
+    return f"the agent of {name} " + ("reports no process of its pod" if node.reachable else "doesn't answer")
+
+
+def _with_cluster(node: Node, estate: Estate, others: Iterable[WorkerPod]) -> Node:
+    """Its slots are taken by pods that its agent knows nothing of, too: which GPUs they have isn't known, how many is."""
+    slots = _occupied(node.slots, list(others))
+    there = estate.nodes.get(node.id)
+    if there is None:
+        return node if slots is node.slots else msgspec.structs.replace(node, slots=slots)
+    return msgspec.structs.replace(node, slots=slots, labels={**there.labels, **node.labels}, taints=there.taints)
+
+
+def _occupied(slots: tuple[Slot, ...], pods: list[WorkerPod]) -> tuple[Slot, ...]:
+    """Each pod has the last free slot of its size."""
+    found = list(slots)
+    for pod in pods:
+        free = [k for k, slot in enumerate(found) if slot.worker is None and slot.reserved_by is None and slot.gpus == pod.gpus > 0]
+        if free:
+            found[free[-1]] = msgspec.structs.replace(found[free[-1]], worker=pod.resident.id)
+    return tuple(found) if found != list(slots) else slots

@@ -1,0 +1,196 @@
+"""What the API server says of a worker's pod, as far as moves need it. Pure.
+
+A pod that is only about to be, or has ended, holds no worker; one that is being deleted holds one that ends by itself, and soon.
+"""
+
+import enum
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from shunter.cluster.api import Object
+from shunter.model.ids import NodeId
+from shunter.model.pod import CONTAINER, LEAVES, MAIN, OPERATION, SERVING, STATE, Pod, Resident, resident
+from shunter.model.snapshot import Toleration
+
+GPUS: Final = "nvidia.com/gpu"
+_OVER: Final = ("Succeeded", "Failed")
+_HANDED_OVER: Final = ("", "ReplicaSet")
+"""Controllers that can be given another pod in the place of one: they know theirs by labels alone. Empty: there is none."""
+_POOL_LABELS: Final = (
+    "nvidia.com/dynamo-graph-deployment-name",
+    "nvidia.com/dynamo-component",
+    "nvidia.com/dynamo-sub-component-type",
+    "nvidia.com/dynamo-worker-hash",
+    "pod-template-hash",
+)
+"""Pods with the same ones were made from one template."""
+HASH: Final = "pod-template-hash"
+
+
+class Being(enum.StrEnum):
+    """Where a pod is in its life."""
+
+    COMING = "coming"
+    """Nothing of the worker runs yet, or not any more: it waits for a node, an image, or to be started again."""
+    RUNNING = "running"
+    ENDING = "ending"
+    """It was deleted, and its processes are told to end."""
+    ENDED = "ended"
+    """It failed, was evicted, or is done. Its processes are gone."""
+
+
+class WorkerPod(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A worker's pod, or one that waits for a worker to come. `node` is None before it has one; `why` says in words what keeps it from
+    running, or being ready; empty: nothing does. `gpus` are those that its container asks for.
+    """
+
+    pod: Pod
+    resident: Resident
+    node: NodeId | None
+    being: Being
+    ready: bool
+    why: str
+    labels: dict[str, str]
+    tolerations: tuple[Toleration, ...]
+    gpus: int
+    controller: str
+    """Kind and name of what has it be there, such as `ReplicaSet/decode-5f9c`; empty: nothing does."""
+    gated: bool
+    """It isn't ready until the engine says so (`SERVING`)."""
+    address: str = ""
+    """Its IP; empty before it has one."""
+
+    @property
+    def operation(self) -> str:
+        """The operation that made it; empty: none of ours did."""
+        return self.labels.get(OPERATION, "")
+
+    @property
+    def placeholder(self) -> bool:
+        """It waits for a worker that is still to come."""
+        return self.labels.get(STATE) == "placeholder"
+
+    @property
+    def leaves(self) -> str:
+        """The operation by which its worker leaves it; empty: none."""
+        return self.labels.get(LEAVES, "")
+
+    @property
+    def pool(self) -> tuple[str | None, ...]:
+        """The same for pods that were made from one template."""
+        return (self.resident.role, *(self.labels.get(name) for name in _POOL_LABELS))
+
+    @property
+    def held_by(self) -> str:
+        """Why its worker can't live in another pod, in words; empty: it can."""
+        kind, _, name = self.controller.partition("/")
+        if kind not in _HANDED_OVER:
+            return f"its pod belongs to {kind} {name}, which would start another one in its place"
+        if kind and HASH not in self.labels:
+            return f"its pod belongs to {kind} {name} of no Deployment, whose pods can't be told from those that leave it"
+        return ""
+
+
+def worker_pod(found: Object) -> WorkerPod | None:
+    """The pod as the server gives it. None: it is no worker's. Raises KeyError and the like for what isn't a pod."""
+    meta, spec, status = found["metadata"], found["spec"], found.get("status") or {}
+    labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
+    container = chosen(spec, annotations)
+    who = resident(meta["name"], labels, annotations, (*(container.get("command") or ()), *(container.get("args") or ())))
+    if who is None:
+        return None
+    being, why = _being(meta, spec, status, str(container.get("name", "")))
+    return WorkerPod(
+        pod=Pod(namespace=meta.get("namespace", ""), name=meta["name"], uid=meta["uid"], container=str(container.get("name", ""))),
+        resident=who,
+        node=NodeId(spec["nodeName"]) if spec.get("nodeName") else None,
+        being=being,
+        ready=being is Being.RUNNING and truth(status, "Ready") == "True",
+        why=why,
+        labels=dict(labels),
+        tolerations=tuple(_toleration(one) for one in spec.get("tolerations") or ()),
+        gpus=_gpus(container),
+        controller=controller(meta),
+        gated=any(gate.get("conditionType") == SERVING for gate in spec.get("readinessGates") or ()),
+        address=str(status.get("podIP") or ""),
+    )
+
+
+def chosen(spec: Object, annotations: Mapping[str, str]) -> Object:
+    """The container in which the worker lives: the one that is named, Dynamo's, or the first. Empty: there is none."""
+    containers: list[Object] = spec.get("containers") or []
+    wanted = annotations.get(CONTAINER) or MAIN
+    return next((one for one in containers if one.get("name") == wanted), containers[0] if containers else {})
+
+
+def truth(status: Object, condition: str) -> str:
+    """`True`, `False` or `Unknown` of a condition; empty: it has none of that type."""
+    return next((str(one.get("status", "")) for one in status.get("conditions") or () if one.get("type") == condition), "")
+
+
+def controller(meta: Object) -> str:
+    """Kind and name of the owner that controls it; empty: none."""
+    owner = next((one for one in meta.get("ownerReferences") or () if one.get("controller")), None)
+    return f"{owner['kind']}/{owner['name']}" if owner is not None else ""
+
+
+def waits_for(status: Object, container: str) -> tuple[str, str]:
+    """Why a container doesn't run: a word of Kubernetes' and a sentence; both empty where it runs, or nothing is said."""
+    for one in status.get("containerStatuses") or ():
+        state = one.get("state") or {}
+        if one.get("name") == container:
+            for key in ("waiting", "terminated"):
+                if key in state:
+                    said = state[key] or {}
+                    return str(said.get("reason") or key), str(said.get("message") or "")
+    return "", ""
+
+
+def unscheduled(status: Object) -> str:
+    """Why no node takes the pod, as the scheduler says; empty: it has one, or the scheduler hasn't looked yet."""
+    for one in status.get("conditions") or ():
+        if one.get("type") == "PodScheduled" and one.get("status") == "False":
+            return str(one.get("message") or one.get("reason") or "no node takes it")
+    return ""
+
+
+def _being(meta: Object, spec: Object, status: Object, container: str) -> tuple[Being, str]:
+    phase = status.get("phase") or "Pending"
+    if phase in _OVER:
+        said = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
+        return Being.ENDED, f"its pod has ended ({said or phase})"
+    if meta.get("deletionTimestamp"):
+        return Being.ENDING, "its pod is being deleted"
+    reason, told = waits_for(status, container)
+    if phase == "Pending" or not spec.get("nodeName") or reason:
+        why = unscheduled(status) or ": ".join(filter(None, (reason, told))) or "it is being started"
+        return Being.COMING, f"its pod doesn't run yet: {why}"
+    return Being.RUNNING, "" if truth(status, "Ready") == "True" else "its pod isn't ready"
+
+
+def _toleration(one: Object) -> Toleration:
+    seconds = one.get("tolerationSeconds")
+    return Toleration(
+        key=one.get("key") or "",
+        operator=one.get("operator") or "Equal",
+        value=one.get("value") or "",
+        effect=one.get("effect") or "",
+        seconds=None if seconds is None else float(seconds),
+    )
+
+
+def _gpus(container: Object) -> int:
+    """Of NVIDIA's device plugin; what is asked for in other ways (DRA, MIG) isn't counted."""
+    resources = container.get("resources") or {}
+    asked: Any = (resources.get("limits") or {}).get(GPUS) or (resources.get("requests") or {}).get(GPUS) or 0
+    try:
+        return int(asked)
+    except (TypeError, ValueError):
+        return 0
+
+
+def slots_taken(pods: Iterable[WorkerPod]) -> int:
+    """How many of them have GPUs of a node."""
+    return sum(one.gpus > 0 and one.being in (Being.COMING, Being.RUNNING, Being.ENDING) for one in pods)
