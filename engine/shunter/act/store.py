@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from shunter.act.beyond import Beyond, Deposed, Remembered
+from shunter.act.kept import Kept
 from shunter.act.volatile import Volatile
 from shunter.model.canon import decode, encode
 from shunter.model.errors import Problem, Rejected, Stalled
@@ -74,6 +75,9 @@ class Store:
         """Operations that are in memory only, as they are now."""
         self.gate: Callable[[], bool] = lambda: True
         self._memory: Volatile | None = None
+        self._kept: Kept | None = None
+        """None: they are to be read; and always where another process writes."""
+        self._writes = not read_only
         self._why: Problem | None = None
         try:
             if read_only:
@@ -166,6 +170,7 @@ class Store:
             raise self._stalled(error) from error
         finally:
             self._touched.clear()
+            self._kept = None
 
     # -- operations
 
@@ -227,19 +232,30 @@ class Store:
 
     def get(self, operation: OperationId) -> OperationRecord | None:
         """None when there never was one."""
+        if self._kept is not None and (known := self._kept.get(operation)) is not None:
+            return known
         row = self._look_up("SELECT body FROM operations WHERE id=?", operation)
         return decode(row[0], OperationRecord) if row else None
 
     def active(self) -> tuple[OperationRecord, ...]:
         """Operations without an outcome, oldest first; those begun at one time in the order in which they were inserted."""
-        return self._records("ended_at IS NULL ORDER BY created_at, rowid")
+        return self._kept.active() if self._kept is not None else self._under_way()
 
     def recent(self, since: float) -> tuple[OperationRecord, ...]:
         """Operations that ended at `since` (seconds since the epoch) or later, newest last."""
+        if self._kept is not None and since >= self._kept.since:
+            return self._kept.recent(since)
         return self._records("ended_at >= ? ORDER BY ended_at, id", since)
 
     def state(self, now: float) -> EngineState:
-        """What `evaluate` has to know of the engine: what is under way, and what ended in the last hour."""
+        """What `evaluate` has to know of the engine: what is under way, and what ended in the last hour. What hasn't changed since the last
+        time is the very same.
+        """
+        since = now - _RECENT
+        if self._kept is None and self._writes:
+            self._kept = Kept(since, self._records("ended_at IS NULL ORDER BY rowid"), self.recent(since))
+        elif self._kept is not None:
+            self._kept.forget(since)
         return EngineState(active=self.active(), recent=self.recent(now - _RECENT))
 
     # -- plans, epoch, fleet
@@ -286,6 +302,9 @@ class Store:
 
     # -- inner parts
 
+    def _under_way(self) -> tuple[OperationRecord, ...]:
+        return self._records("ended_at IS NULL ORDER BY created_at, rowid")
+
     def _insert(self, batch: Iterable[OperationRecord]) -> None:
         for record in batch:
             if self._look_up("SELECT 1 FROM operations WHERE id=?", record.id):
@@ -316,7 +335,9 @@ class Store:
         """Do `work` as one transaction, in memory if it is `urgent` and the disk doesn't take it. Raises Stalled, and what `work` does."""
         if self._memory is None:
             try:
-                return self._on_disk(work)
+                done = self._on_disk(work)
+                self._keep()
+                return done
             except Deposed:
                 raise
             except Stalled:
@@ -328,7 +349,12 @@ class Store:
         self._touched.clear()
         done = _in_memory(self._memory, work)
         self._owed |= self._touched
+        self._keep()
         return done
+
+    def _keep(self) -> None:
+        if self._kept is not None:
+            self._kept.put(self._touched.values())
 
     def _on_disk(self, work: Callable[[], T], *, owed: bool = False) -> T:
         """Do `work` as one transaction, which is committed once `beyond` has what it changed, too; with `owed`, what is only in memory."""
@@ -342,6 +368,7 @@ class Store:
         try:
             done = _transaction(self._db, work, hand_over)
         except (OSError, sqlite3.Error) as error:
+            self._kept = None  # whether it happened all the same is for the disk to say
             raise self._stalled(error) from error
         except Stalled as error:
             self._why = error.problem
