@@ -18,7 +18,7 @@ from shunter.model.errors import Rejected
 from shunter_agent.runtime import locktables, preflight, process, swrk
 from shunter_agent.runtime.criu import CriuRuntime
 from shunter_agent.runtime.namespaces import inside, make_network
-from shunter_agent.runtime.network import Uplink
+from shunter_agent.runtime.network import Uplink, WorkerNetwork
 from shunter_agent.runtime.port import Network, Process, WorkerSpec
 
 pytestmark = pytest.mark.lab
@@ -448,6 +448,46 @@ def test_a_worker_runs_on_when_criu_hangs_while_it_holds_the_dump(bench: Bench) 
     frozen.thaw()
     client.goes_on()
     assert locktables.tables(bench.network.netns) == []
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["waits", "died while it waited"])
+def test_criu_waits_where_a_worker_is_expected(bench: Bench, dies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, folder = bench.client(), bench.folder()
+    client.goes_on()
+    assert _waiting(bench.network) is None, "nothing is restored where a worker was started"
+    network = bench.network_on(bench.b)
+    waiting = _waiting(network)
+    assert waiting is not None
+    frozen = bench.freeze(folder)
+    if dies:
+        os.kill(waiting.pid, signal.SIGKILL)
+        until(lambda: not waiting.alive, "CRIU dies")
+    begun: list[swrk.Session] = []
+    begin = swrk.Session.__init__
+    monkeypatch.setattr(swrk.Session, "__init__", lambda session, *given: (begun.append(session), begin(session, *given))[1])
+    held = bench.restore(folder, bench.b, network)
+    assert len(begun) == dies
+    bench.a.call(bench.network.disconnect)
+    frozen.release()
+    bench.b.call(network.connect)
+    held.resume()
+    client.goes_on()
+    assert not waiting.alive
+
+
+def test_the_criu_that_waits_ends_with_the_network(bench: Bench) -> None:
+    network = bench.network_on(bench.b)
+    waiting = _waiting(network)
+    assert waiting is not None
+    assert waiting.alive
+    bench.b.call(network.destroy)
+    assert not waiting.alive
+
+
+def _waiting(network: Network) -> swrk.Session | None:
+    assert isinstance(network, WorkerNetwork)
+    assert network.waiting is None or isinstance(network.waiting, swrk.Session)
+    return network.waiting
 
 
 @pytest.mark.usefixtures("impatient")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from shunter.model.errors import Problem, Rejected, Unknown
+from shunter.model.errors import Problem, Rejected, Retry, Unknown
 
 from shunter_agent.runtime import canary, holds, hostfacts, leftbehind, live, locktables, preflight, swrk
 from shunter_agent.runtime import criu_rpc_pb2 as rpc
@@ -87,7 +87,10 @@ class CriuRuntime:
         if not spec.mac:
             return NoNetwork()
         if process is None:
-            return WorkerNetwork.make(spec, self._uplink)
+            made = WorkerNetwork.make(spec, self._uplink)
+            with contextlib.suppress(Retry):  # else a worker would stand still until it has been started
+                made.waiting = swrk.Session(self._criu, made.netns, swrk.LEAST_S)
+            return made
         network = WorkerNetwork.adopt(spec, self._uplink, process)
         if not preflight.traced(process.pid):  # else a dump of the agent before this one is still being undone, by CRIU itself
             with contextlib.suppress(OSError):  # a kernel without nftables has no lock left behind either
@@ -112,6 +115,8 @@ class CriuRuntime:
 
     def start(self, spec: WorkerSpec, network: Network) -> Process:
         """See `port.Runtime`. Raises Stalled SH705."""
+        if isinstance(network, WorkerNetwork):
+            network.dismiss()  # nothing is restored into it
         return processes.start(spec.command, spec.env, network.netns)
 
     def check(self, process: Process, spec: WorkerSpec) -> tuple[Problem, ...]:
@@ -198,7 +203,7 @@ class CriuRuntime:
             return None if notify.script == "post-restore" else True
 
         size = sum(path.stat().st_size for path in folder.iterdir())
-        session = swrk.Session(self._criu, network.netns, swrk.patience_s(size))
+        session = self._restorer(network, swrk.patience_s(size))
         lock = rpc.SKIP if network.own else rpc.NFTABLES  # a new namespace has none of the dump's, and to look for it takes 8 ms
         with _undoing(session, lambda: _end_all(made)):
             try:
@@ -210,6 +215,17 @@ class CriuRuntime:
             copy = processes.note(response.notify.pid)
             guard(copy)
             return holds.CriuHeld(session, copy, spec, folder)
+
+    def _restorer(self, network: Network, silent_s: float) -> swrk.Session:
+        """A CRIU in the worker's network: the one that was started with it, if it still waits there."""
+        if isinstance(network, WorkerNetwork):
+            waiting = network.waiting
+            if isinstance(waiting, swrk.Session) and waiting.alive:
+                network.waiting = None
+                waiting.be_patient(silent_s)
+                return waiting
+            network.dismiss()
+        return swrk.Session(self._criu, network.netns, silent_s)
 
     def find(self, process: Process) -> bool:
         """See `port.Runtime`."""

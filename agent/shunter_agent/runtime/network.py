@@ -11,7 +11,7 @@ import os
 import socket
 import subprocess
 import threading
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 from shunter.model.errors import Problem, Rejected, Retry
@@ -80,6 +80,14 @@ def _announcement(mac: str, address: str) -> bytes:
     return head + bytes.fromhex("0001080006040001") + ours + ip + b"\0" * 6 + ip
 
 
+class Waiting(Protocol):
+    """Something that runs in a network, and can be ended."""
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+        ...
+
+
 class WorkerNetwork:
     """Implements `port.Network`. Made by `make`, found again by `adopt`. Kept by a descriptor (CRIU refuses a mounted namespace)."""
 
@@ -87,6 +95,8 @@ class WorkerNetwork:
 
     def __init__(self, spec: WorkerSpec, uplink: Uplink, netns: int) -> None:
         """For `make` and `adopt`. `netns` is this object's own from here on."""
+        self.waiting: Waiting | None = None
+        """What was started in it ahead of its use; it ends with the network at the latest."""
         self.outer = outer_name(spec.worker)
         self._netns: int | None = netns
         self._wire: socket.socket | None = None
@@ -172,8 +182,15 @@ class WorkerNetwork:
         except OSError as error:
             raise Retry(_unmakeable(self._worker, _said(error))) from error
 
+    def dismiss(self) -> None:
+        """End what waits in it. Idempotent."""
+        waiting, self.waiting = self.waiting, None
+        if waiting is not None:
+            waiting.close()
+
     def destroy(self) -> None:
         """See `port.Network`. Raises Retry SH706 when the kernel refuses."""
+        self.dismiss()
         if self._wire is not None:
             self._wire.close()
             self._wire = None

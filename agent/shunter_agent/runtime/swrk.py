@@ -89,6 +89,10 @@ class Session:
         self._socket = ours
         self._killed = False
 
+    def be_patient(self, silent_s: float) -> None:
+        """As `__init__` says of `silent_s`, from here on."""
+        self._socket.settimeout(silent_s)
+
     def ask(self, request: rpc.Request, answer: Answer) -> rpc.Response:
         """Send the request and answer notifications until one is left open (its NOTIFY response is returned) or CRIU has ended.
 
