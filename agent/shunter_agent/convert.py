@@ -1,6 +1,10 @@
 """The agent's own types as messages, and back."""
 
+from collections.abc import Sequence
+
+from shunter.model.snapshot import Toleration
 from shunter.wire import agent_pb2 as pb
+from shunter.wire import convert as wire
 
 from shunter_agent.depot import ImageFacts
 from shunter_agent.guard import Asked
@@ -24,6 +28,16 @@ def spec_message(spec: WorkerSpec) -> pb.WorkerSpec:
         address=spec.address,
         mac=spec.mac,
         control=spec.control,
+        tolerations=_tolerations(spec.tolerations),
+        linked=spec.linked,
+    )
+
+
+def _tolerations(known: Sequence[Toleration] | None) -> pb.Tolerations | None:
+    if known is None:
+        return None
+    return pb.Tolerations(
+        tolerations=[pb.Toleration(key=t.key, operator=t.operator, value=t.value, effect=t.effect, seconds=t.seconds) for t in known]
     )
 
 
@@ -38,6 +52,8 @@ def spec(message: pb.WorkerSpec) -> WorkerSpec:
         mac=message.mac,
         control=message.control,
         labels=dict(message.labels),
+        tolerations=wire.tolerations(message),
+        linked=wire.linked(message),
     )
 
 

@@ -80,6 +80,31 @@ def named(settings: Settings, dealt: Mapping[str, Sequence[Gpu]]) -> Settings:
     return msgspec.structs.replace(settings, slots=slots)
 
 
+def domains(node: str, named: str, own: Sequence[Gpu]) -> tuple[str, ...]:
+    """The NVLink domains of a slot's GPUs, sorted. Empty: not known of all of them. `named` is what the settings say, empty where they
+    don't. One within the node has the node's name in its own.
+    """
+    if named:
+        return (named,)
+    if not all(gpu.domain for gpu in own):
+        return ()
+    return tuple(sorted({f"{node}/{gpu.domain}" if gpu.domain.count(":") > 1 else gpu.domain for gpu in own}))
+
+
+def unlinked(linked: bool | None, slot: str, found: Sequence[str]) -> list[Problem]:
+    """SH678 when the worker's GPUs have to be in one NVLink domain, and the slot's are known to be in several."""
+    if not linked or len(found) <= 1:
+        return []
+    return [
+        Problem(
+            code="SH678",
+            what=f"the worker's GPUs have to be in one NVLink domain, those of {slot} are in {len(found)}: {', '.join(found)}",
+            remedy="Choose a slot whose GPUs NVLink connects",
+            subject=slot,
+        )
+    ]
+
+
 def facts_for(facts: Mapping[str, str], needs: Mapping[str, str]) -> dict[str, str]:
     """What a restore of a worker with these `needs` must find: the node's facts, of GPUs only those that the worker has to do with."""
     return {name: value for name, value in facts.items() if name not in GPU_FACTS} | dict(needs)

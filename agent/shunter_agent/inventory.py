@@ -4,9 +4,12 @@ from importlib.metadata import PackageNotFoundError, version
 
 from shunter.wire import agent_pb2 as pb
 
+from shunter_agent.capacity import GpuMemory, Looks, taints_of
 from shunter_agent.convert import image_message, notice_message, spec_message
+from shunter_agent.images.room import KEEP
 from shunter_agent.journal import WorkerRow
 from shunter_agent.node import Node
+from shunter_agent.preflight import room
 from shunter_agent.sizes import Sizes
 
 
@@ -17,11 +20,14 @@ def _version() -> str:
         return ""
 
 
-async def report(node: Node, sizes: Sizes | None = None) -> pb.NodeReport:
-    """Everything an engine plans with. Images are read anew, and so is memory without `sizes`; facts are those of the agent's start."""
+async def report(node: Node, sizes: Sizes | None = None, looks: Looks | None = None) -> pb.NodeReport:
+    """Everything an engine plans with. Images are read anew, and so is memory without `sizes`; facts are those of the agent's start.
+    Without `looks` nothing is said of GPU memory.
+    """
     workers = tuple(node.journal.workers().values())
     memory = await (sizes or Sizes(node)).of(workers)
     images = await node.in_thread(node.depot.all)
+    left, of_gpus = await node.in_thread(room, node.depot.root), looks.last() if looks is not None else GpuMemory()
     return pb.NodeReport(
         node=node.settings.node,
         at=node.clock(),
@@ -31,8 +37,8 @@ async def report(node: Node, sizes: Sizes | None = None) -> pb.NodeReport:
         version=_version(),
         labels=node.settings.labels,
         facts=node.facts,
-        slots=_slots(node),
-        workers=[_worker(row, size) for row, size in zip(workers, memory, strict=True)],
+        slots=_slots(node, of_gpus),
+        workers=[_worker(row, size, of_gpus) for row, size in zip(workers, memory, strict=True)],
         images=[image_message(image) for image in images],
         notices=[notice_message(node.notices[key]) for key in sorted(node.notices)],
         sources=[source.name for source in node.sources],
@@ -42,10 +48,14 @@ async def report(node: Node, sizes: Sizes | None = None) -> pb.NodeReport:
             for p in s.health()
         ],
         canaries=node.canaries,
+        taints=[pb.Taint(key=taint.key, value=taint.value, effect=taint.effect) for taint in taints_of(node)],
+        memory=left.memory or 0,
+        disk=max(0, (left.disk or 0) - KEEP),
+        images_in_memory=node.depot.in_memory,
     )
 
 
-def _slots(node: Node) -> list[pb.SlotReport]:
+def _slots(node: Node, looked: GpuMemory) -> list[pb.SlotReport]:
     occupied, reserved = node.occupied(), node.journal.reservations()
     return [
         pb.SlotReport(
@@ -56,12 +66,14 @@ def _slots(node: Node) -> list[pb.SlotReport]:
             gpu=[pb.GpuReport(uuid=gpu.uuid, model=gpu.model, pci=gpu.pci, memory=gpu.memory) for gpu in node.slot_gpus.get(name, ())],
             worker=occupied.get(name, ""),
             reserved_by=reserved[name].operation if name in reserved else "",
+            gpu_memory=looked.slots.get(name, 0),
+            domains=node.domains(name),
         )
         for name, slot in sorted(node.settings.slot_ids().items())
     ]
 
 
-def _worker(row: WorkerRow, memory: int | None) -> pb.WorkerReport:
+def _worker(row: WorkerRow, memory: int | None, looked: GpuMemory) -> pb.WorkerReport:
     return pb.WorkerReport(
         spec=spec_message(row.spec),
         state=row.state,
@@ -69,6 +81,7 @@ def _worker(row: WorkerRow, memory: int | None) -> pb.WorkerReport:
         incarnation=row.incarnation,
         memory=memory or 0,
         operation=row.operation,
+        gpu_memory=looked.workers.get(row.process, 0),
     )
 
 

@@ -16,10 +16,12 @@ from shunter_agent.convert import notice_message
 from shunter_agent.depot import Depot
 from shunter_agent.events import Events
 from shunter_agent.exits import Exits
+from shunter_agent.gpus import domains
 from shunter_agent.guard import Asked, Seen
 from shunter_agent.journal import Journal, WorkerRow
 from shunter_agent.log import Log
 from shunter_agent.notices.port import Notice, NoticeSource
+from shunter_agent.promises import Promises
 from shunter_agent.runtime.port import Frozen, Gpu, Held, Network, Process, Runtime, WorkerSpec
 from shunter_agent.serving.port import Serving
 from shunter_agent.settings import Settings
@@ -158,6 +160,7 @@ class Node:
         async def run() -> None:
             try:
                 await self.in_thread(call, *arguments)
+        self.promises = Promises(self.journal, self.elapsed)
             except Exception as error:
                 self.log.error("background work failed", error=f"{type(error).__name__}: {error}")
 
@@ -242,8 +245,15 @@ class Node:
         return self.networks[worker]
 
     def placed(self, spec: WorkerSpec, slot: str) -> WorkerSpec:
-        """The spec of a worker in this slot: it names the slot's GPUs."""
-        return msgspec.structs.replace(spec, gpus=tuple(gpu.pci for gpu in self.slot_gpus.get(slot, ())))
+        """The spec of a worker in this slot: it names the slot's GPUs, and whether NVLink connects them, as far as that is known."""
+        own, found = self.slot_gpus.get(slot, ()), self.domains(slot)
+        linked = None if len(own) == 1 else len(found) == 1 if found and own else spec.linked
+        return msgspec.structs.replace(spec, gpus=tuple(gpu.pci for gpu in own), linked=linked)
+
+    def domains(self, slot: str) -> tuple[str, ...]:
+        """The NVLink domains of a slot's GPUs, sorted; empty: not known."""
+        settings = self.settings.slot_ids().get(slot)
+        return domains(self.settings.node, settings.domain if settings is not None else "", self.slot_gpus.get(slot, ()))
 
     def occupied(self) -> dict[str, str]:
         """Slot to the worker in it."""

@@ -1,20 +1,23 @@
 """Everything that can be checked before anything is frozen. A restore that can't work is refused here, with the two values that differ."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from shunter.model.errors import Problem
+from shunter.model.snapshot import Taint
 from shunter.model.units import Bytes
 from shunter.wire import agent_pb2 as pb
 from shunter.wire import convert as wire
 
-from shunter_agent import gpus, guard
+from shunter_agent import capacity, gpus, guard
 from shunter_agent.convert import asked
+from shunter_agent.convert import spec as to_spec
 from shunter_agent.guard import Asked, in_other_operation
 from shunter_agent.node import Node
+from shunter_agent.runtime.port import WorkerSpec
 
 DISK_MARGIN: Final = 1.2
 MEMORY_MARGIN: Final = 1.1
@@ -73,19 +76,37 @@ def compare(needed: Mapping[str, str], here: Mapping[str, str], node: str) -> li
     return found
 
 
-def enough(size: int, free: Room, node: str, *, in_memory: bool = False) -> list[Problem]:
+def enough(size: int, free: Room, node: str, *, in_memory: bool = False, promised: int = 0) -> list[Problem]:
     """SH656 when the disk, SH657 when the memory isn't enough for an image of `size` bytes; `in_memory`: it is kept there, beside its
-    worker, until it is encrypted."""
+    worker, until it is encrypted. `promised` bytes are for workers that come before it."""
     found = []
     if free.disk is not None and free.disk < size * DISK_MARGIN:
         what = f"the image needs about {Bytes(size)} on the disk and a margin of 20 %, free are {Bytes(free.disk)}"
         found.append(Problem(code="SH656", what=what, remedy="Discard images, or choose another node", subject=node))
     needed = size * 2 if in_memory else size
-    if free.memory is not None and free.memory < needed * MEMORY_MARGIN:
+    if free.memory is not None and free.memory - promised * MEMORY_MARGIN < needed * MEMORY_MARGIN:
         whose = "the worker and its image, which is encrypted later, need" if in_memory else "the worker needs"
         what = f"{whose} about {Bytes(needed)} of memory and a margin of 10 %, available are {Bytes(free.memory)}"
+        what += f", of which workers on their way here need {Bytes(promised)}" if promised else ""
         found.append(Problem(code="SH657", what=what, remedy="Choose another node", subject=node))
     return found
+
+
+def intolerable(spec: WorkerSpec | None, taints: Sequence[Taint], node: str) -> list[Problem]:
+    """SH677 for each taint of the node that the worker doesn't tolerate, where somebody said what it does."""
+    if spec is None or spec.tolerations is None:
+        return []
+    mine = spec.tolerations
+    return [
+        Problem(
+            code="SH677",
+            what=f"the node is tainted with {taint}, and the worker tolerates {', '.join(map(str, mine)) or 'no taint'}",
+            remedy="Choose another node, remove the taint, or let the worker tolerate it",
+            subject=node,
+        )
+        for taint in taints
+        if taint.hard and not any(one.tolerates(taint) for one in mine)
+    ]
 
 
 def slot_problems(node: Node, head: Asked, slot: str) -> list[Problem]:
@@ -125,8 +146,14 @@ async def preflight(node: Node, message: pb.PreflightOrder, room_of: Callable[[P
         if of_slot:
             now = await node.in_thread(node.runtime.gpus)
             problems += gpus.unfit(of_slot, message.slot, node.slot_gpus.get(message.slot, ()), now)
-        room_now = await node.in_thread(room_of, node.depot.root)
-        problems += enough(message.bytes, room_now, node.settings.node, in_memory=node.depot.in_memory)
+        spec = to_spec(message.spec) if message.HasField("spec") else None
+        problems += intolerable(spec, capacity.taints_of(node), node.settings.node)
+        problems += gpus.unlinked(spec.linked if spec else None, message.slot, node.domains(message.slot))
+        room_now, in_memory = await node.in_thread(room_of, node.depot.root), node.depot.in_memory
+        kept = node.promises.others(head.operation)
+        problems += enough(message.bytes, room_now, node.settings.node, in_memory=in_memory, promised=kept)
+        if not problems:
+            node.promises.keep(head.operation, message.bytes * 2 if in_memory else message.bytes)
         return pb.PreflightReply(refusals=[wire.refusal(problem) for problem in problems], facts=node.facts)
     guard.check_step("freeze", head, seen)
     row = node.row(head.worker)

@@ -12,6 +12,7 @@ from shunter.wire import agent_pb2_grpc as rpc
 from shunter.wire.convert import REFUSAL_KEY, refusal
 
 from shunter_agent import inventory
+from shunter_agent.capacity import Looks
 from shunter_agent.guard import check_epoch
 from shunter_agent.node import Node
 from shunter_agent.orders.carry import Orders
@@ -58,7 +59,7 @@ class AgentService(rpc.AgentServicer):
         self.source = Source(orders)
         self.destination = Destination(orders)
         self._transfers = Transfers(orders)
-        self._sizes = Sizes(node)
+        self._sizes, self._looks = Sizes(node), Looks(node)
         self.standing = Standing(orders, self.source, self._transfers)
 
     async def Inventory(self, request: pb.InventoryRequest, context: Context) -> pb.NodeReport:
@@ -66,7 +67,7 @@ class AgentService(rpc.AgentServicer):
         return await self._answer(context, self._report, leads=not request.looks_on)
 
     async def _report(self) -> pb.NodeReport:
-        report = await inventory.report(self._node, self._sizes)
+        report = await inventory.report(self._node, self._sizes, self._looks)
         report.stood.extend(self.standing.reports())
         return report
 

@@ -57,6 +57,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from shunter.model.errors import Problem, Rejected
 from shunter.model.ids import NodeId, slot_id
+from shunter.model.snapshot import Effect, Taint, Toleration
 
 from shunter_agent.notices.clouds import Cloud
 from shunter_agent.runtime.port import WorkerSpec
@@ -110,6 +111,37 @@ class ArchiveSettings(_Section, frozen=True, kw_only=True):
     any they lie there as they are, which is refused where `[images]` has keys."""
 
 
+class TaintSettings(_Section, frozen=True, kw_only=True):
+    """Something about this node that keeps workers off it that don't tolerate it, as Kubernetes' taints do. Those of its Node object count
+    by themselves where that is followed."""
+
+    key: str
+    value: str = ""
+    effect: Effect = "NoSchedule"
+    """`NoSchedule` and `NoExecute`: no worker comes that doesn't tolerate it. `PreferNoSchedule`: none while there is another place."""
+
+    @property
+    def taint(self) -> Taint:
+        """As the model knows it."""
+        return Taint(key=self.key, value=self.value, effect=self.effect)
+
+
+class TolerationSettings(_Section, frozen=True, kw_only=True):
+    """Taints that a worker doesn't mind, as in a pod's `tolerations`."""
+
+    key: str = ""
+    """Empty: any, with `Exists`."""
+    operator: Literal["Equal", "Exists"] = "Equal"
+    value: str = ""
+    effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
+    """Empty: any."""
+
+    @property
+    def toleration(self) -> Toleration:
+        """As the model knows it."""
+        return Toleration(key=self.key, operator=self.operator, value=self.value, effect=self.effect)
+
+
 class SlotSettings(_Section, frozen=True, kw_only=True):
     """A slot of this node. `roles` are what a worker in it may be; `gpus` is how many GPUs it has. Where `gpus` and `gpu_model` aren't set,
     the driver is asked at the agent's start: a slot has the GPUs that `pci` or `uuids` name, else the next `gpus` of the others, and a
@@ -123,6 +155,8 @@ class SlotSettings(_Section, frozen=True, kw_only=True):
     """PCI addresses of its GPUs, as `nvidia-smi` shows them: which slot an error in the kernel log is about."""
     uuids: tuple[str, ...] = ()
     """UUIDs of its GPUs, as `nvidia-smi -L` shows them: for sources that name GPUs so."""
+    domain: str = ""
+    """The NVLink domain that all its GPUs are in. Empty: the driver is asked, as far as it tells."""
 
 
 class WorkerSettings(_Section, frozen=True, kw_only=True):
@@ -140,6 +174,8 @@ class WorkerSettings(_Section, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     env: dict[str, str] = {}
     start: bool = True
+    tolerations: tuple[TolerationSettings, ...] | None = None
+    """Taints of nodes that it doesn't mind. None: nobody says, and it is taken to tolerate those of the node that it is on."""
 
     @property
     def spec(self) -> WorkerSpec:
@@ -155,6 +191,7 @@ class WorkerSettings(_Section, frozen=True, kw_only=True):
             labels=self.labels,
             command=self.command,
             env=self.env,
+            tolerations=None if self.tolerations is None else tuple(one.toleration for one in self.tolerations),
         )
 
 
@@ -221,6 +258,7 @@ class Settings(_Section, frozen=True, kw_only=True):
     images: ImageSettings = ImageSettings()
     archive: ArchiveSettings = ArchiveSettings()
     labels: dict[str, str] = {}
+    taints: tuple[TaintSettings, ...] = ()
     notices: Path | None = None
     clouds: tuple[CloudSettings, ...] = ()
     kernel_log: Path | None = None
@@ -281,6 +319,7 @@ def _check(settings: Settings, path: Path) -> None:
     if len({cloud.name for cloud in settings.clouds}) != len(settings.clouds):
         raise _wrong("SH672", "a cloud is named twice", "Name each once", path)
     _check_http(settings, path)
+    _check_taints(settings, path)
     taken: dict[int, str] = {}
     for worker in settings.workers:
         _check_worker(worker, {slot.index: slot for slot in settings.slots}, taken, path)
@@ -292,6 +331,16 @@ def _check(settings: Settings, path: Path) -> None:
             raise _wrong("SH672", f"{field} is not host:port", 'Write it as in "10.0.0.11:7443"', path)
     if settings.runtime == "criu" and not settings.bridge and any(worker.mac for worker in settings.workers):
         raise _wrong("SH672", "workers with a mac need a bridge to be connected to", 'Set bridge = "..." to the node\'s bridge', path)
+
+
+def _check_taints(settings: Settings, path: Path) -> None:
+    if any(not taint.key for taint in settings.taints):
+        raise _wrong("SH672", "a taint has no key", "Give each of `taints` a key", path)
+    for worker in settings.workers:
+        for one in worker.tolerations or ():
+            if not one.key and one.operator != "Exists":
+                what = f"a toleration of {worker.worker} has no key, which only `Exists` may lack"
+                raise _wrong("SH672", what, 'Name the key, or write operator = "Exists" to tolerate all', path)
 
 
 def _check_http(settings: Settings, path: Path) -> None:

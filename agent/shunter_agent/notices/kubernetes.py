@@ -6,9 +6,10 @@ taints are left behind by whoever crashed; one that is older moves nothing and i
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard, get_args
 
 import msgspec
+from shunter.model import snapshot
 from shunter.model.snapshot import NoticeKind
 
 from shunter_agent.notices import nodeconditions
@@ -61,6 +62,7 @@ class Taint(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     key: str
     value: str | None = None
+    effect: str | None = None
     time_added: str | None = None
 
 
@@ -102,6 +104,18 @@ class NodeObject(msgspec.Struct, frozen=True, kw_only=True):
     metadata: Meta
     spec: Spec = Spec()
     status: Status = Status()
+
+
+def taints(node: NodeObject) -> tuple[snapshot.Taint, ...]:
+    """What keeps pods off it, whatever it means. The node controller taints what is cordoned a moment later: that isn't waited for."""
+    found = {snapshot.Taint(key=t.key, value=t.value or "", effect=t.effect) for t in node.spec.taints or () if _is_effect(t.effect)}
+    if node.spec.unschedulable:
+        found.add(snapshot.Taint(key=_CORDON_TAINT))
+    return tuple(sorted(found, key=str))
+
+
+def _is_effect(text: str | None) -> TypeGuard[snapshot.Effect]:
+    return text in get_args(snapshot.Effect)
 
 
 def signals(node: NodeObject, gpus: Gpus) -> Iterator[Signal]:

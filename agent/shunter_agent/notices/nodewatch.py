@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from shunter.model.errors import Problem
-from shunter.model.snapshot import NoticeKind
+from shunter.model.snapshot import NoticeKind, Taint
 
 from shunter_agent.notices import kubernetes, nodepods
 from shunter_agent.notices.gpus import Gpus
@@ -33,6 +33,7 @@ class NodeSource:
         self._with_pods = pods
         self._seen = threading.Event()
         self._reading, self._pod_reading = Reading(), Reading()
+        self._taints: tuple[Taint, ...] = ()
 
     def looks(self) -> tuple[Look, ...]:
         """One for the node; one for the pods where they are wanted."""
@@ -69,6 +70,7 @@ class NodeSource:
             what = f"the cluster has no node {self._node_name}"
             raise retry("SH649", what, "Name it in [kubernetes] as `kubectl get nodes` does", self._node_name)
         self._seen.set()
+        self._taints = kubernetes.taints(node) if node is not None else self._taints
         self._reading = self._read(kubernetes.signals(node, self._gpus) if node is not None else (_DELETED,), self._reading)
         return self._reading.notices
 
@@ -78,6 +80,10 @@ class NodeSource:
         self._seen.wait(self._times.request)  # a shutdown is judged by when the node was ready
         self._pod_reading = self._read(nodepods.signals(list(self._pods.objects.values()), self._node(), self._name), self._pod_reading)
         return self._pod_reading.notices
+
+    def taints(self) -> tuple[Taint, ...]:
+        """Those of the node as it was last seen, from any thread."""
+        return self._taints
 
     def _node(self) -> NodeObject | None:
         return next(iter(self._nodes.objects.values()), None)
@@ -106,7 +112,7 @@ def source(
 ) -> Watching:
     """Kubernetes as a source of notices. `clock` gives seconds since the epoch; `log` gets each new problem once."""
     made = NodeSource(access, node, name, gpus, pods=pods, times=times or Times(), clock=clock)
-    return Watching(SOURCE, made.looks(), clock=clock, log=log, close=made.close)
+    return Watching(SOURCE, made.looks(), clock=clock, log=log, close=made.close, taints=made.taints)
 
 
 def _unwatched(copy: Copy[NodeObject] | Copy[PodObject]) -> tuple[Problem, ...]:

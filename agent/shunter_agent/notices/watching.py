@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 from shunter.model.errors import Problem, ShunterError
+from shunter.model.snapshot import Taint
 
 from shunter_agent.notices.port import Notice
 from shunter_agent.refusals import retry
@@ -51,9 +52,12 @@ class Watching:
         clock: Callable[[], float] = time.time,
         log: Callable[[Problem], None] = lambda _problem: None,
         close: Callable[[], None] = lambda: None,
+        taints: Callable[[], Sequence[Taint]] = tuple,
     ) -> None:
-        """`clock` gives seconds since the epoch; `log` gets each new problem once; `close` is called when the source is stopped."""
-        self.name = name
+        """`clock` gives seconds since the epoch; `log` gets each new problem once; `close` is called when the source is stopped. `taints`
+        are the node's, of a source that knows of them besides.
+        """
+        self.name, self.taints = name, taints
         self._looks = tuple(looks)
         self._clock = clock
         self._log = log

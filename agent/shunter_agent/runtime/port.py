@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 import msgspec
 from shunter.model.errors import Problem
+from shunter.model.snapshot import Toleration
 
 GPU_FACTS: Final = frozenset({"driver", "cuda", "gpu", "gpus", "gpus_all", "gpu_memory"})
 """Facts that matter to workers with GPUs alone: versions of the driver and of CUDA, the model and number of the slot's GPUs, the number of
@@ -38,6 +39,10 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     gpus: tuple[str, ...] = ()
     """PCI addresses (see `notices.xid.address`) of its slot's GPUs on the node that it is on, in order. Empty: all of the node's."""
+    linked: bool | None = None
+    """Its GPUs, more than one, are in one NVLink domain, and have to be wherever it goes. None: it has one or none, or nobody knows."""
+    tolerations: tuple[Toleration, ...] | None = None
+    """Taints of nodes that it doesn't mind. None: nobody said."""
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +64,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     free: int
     mig: bool = False
     used: dict[int, int] = {}
+    domain: str = ""
+    """The NVLink domain that it is in: of a fabric of several nodes its name, else the lowest PCI address in it. Empty: not known."""
 
     def __hash__(self) -> int:
         return hash(self.uuid)

@@ -3,6 +3,7 @@
 import enum
 from collections.abc import Mapping
 from functools import cached_property
+from operator import attrgetter
 from typing import Final, Literal
 
 import msgspec
@@ -42,6 +43,11 @@ class Taint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     value: str = ""
     effect: Effect = "NoSchedule"
 
+    @property
+    def hard(self) -> bool:
+        """It keeps workers off that don't tolerate it, whatever else there is."""
+        return self.effect != "PreferNoSchedule"
+
     def __str__(self) -> str:
         return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
 
@@ -56,6 +62,10 @@ class Toleration(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     value: str = ""
     effect: str = ""
     seconds: float | None = None
+
+    def __str__(self) -> str:
+        what = f"{self.key}={self.value}" if self.operator != "Exists" and self.value else self.key or "everything"
+        return f"{what}{':' if self.effect else ''}{self.effect}"
 
     def tolerates(self, taint: Taint) -> bool:
         """Whether a worker with it can come to a node with the taint, and stay there. An operator that isn't known tolerates nothing."""
@@ -159,6 +169,8 @@ class Image(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Seconds the worker stood still for it; None when unknown."""
     tolerations: tuple[Toleration, ...] | None = None
     """As the worker's, when it was taken."""
+    linked: bool | None = None
+    """Its worker's GPUs, more than one, were in one NVLink domain. None: it had one or none, or nobody knows."""
 
 
 class NoticeKind(enum.StrEnum):
@@ -198,12 +210,20 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.kind is NoticeKind.REBALANCE
 
 
+_DOUBLES_OF_IMAGE: Final = attrgetter("taken_at", "pause")
+
+
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes, workers and images, each sorted by id so that equal fleets have equal bytes."""
 
     nodes: tuple[Node, ...] = ()
     workers: tuple[Worker, ...] = ()
     images: tuple[Image, ...] = ()
+
+    @property
+    def doubles(self) -> tuple[object, ...]:
+        """Everything in it that is a double, and so may not be finite."""
+        return [(n.seen_at, n.canaries) for n in self.nodes], list(map(_DOUBLES_OF_IMAGE, self.images))
 
 
 class Samples(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,5 +248,5 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def id(self) -> Digest:
         """`sha256:...` over the canonical bytes."""
-        # samples are finite (see `model.sample`), and of a worker nothing is a double
-        return digest(self, doubtful=(self.at, self.fleet.nodes, self.fleet.images, self.notices))
+        # samples are finite (see `model.sample`)
+        return digest(self, doubtful=(self.at, self.fleet.doubles, self.notices))

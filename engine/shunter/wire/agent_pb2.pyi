@@ -364,7 +364,7 @@ class Tolerations(_message.Message):
     def __init__(self, tolerations: _Optional[_Iterable[_Union[Toleration, _Mapping]]] = ...) -> None: ...
 
 class WorkerSpec(_message.Message):
-    __slots__ = ("worker", "role", "graph", "engine", "labels", "address", "mac", "control", "tolerations")
+    __slots__ = ("worker", "role", "graph", "engine", "labels", "address", "mac", "control", "tolerations", "linked")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -381,6 +381,7 @@ class WorkerSpec(_message.Message):
     MAC_FIELD_NUMBER: _ClassVar[int]
     CONTROL_FIELD_NUMBER: _ClassVar[int]
     TOLERATIONS_FIELD_NUMBER: _ClassVar[int]
+    LINKED_FIELD_NUMBER: _ClassVar[int]
     worker: str
     role: str
     graph: str
@@ -390,7 +391,8 @@ class WorkerSpec(_message.Message):
     mac: str
     control: str
     tolerations: Tolerations
-    def __init__(self, worker: _Optional[str] = ..., role: _Optional[str] = ..., graph: _Optional[str] = ..., engine: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., address: _Optional[str] = ..., mac: _Optional[str] = ..., control: _Optional[str] = ..., tolerations: _Optional[_Union[Tolerations, _Mapping]] = ...) -> None: ...
+    linked: bool
+    def __init__(self, worker: _Optional[str] = ..., role: _Optional[str] = ..., graph: _Optional[str] = ..., engine: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., address: _Optional[str] = ..., mac: _Optional[str] = ..., control: _Optional[str] = ..., tolerations: _Optional[_Union[Tolerations, _Mapping]] = ..., linked: _Optional[bool] = ...) -> None: ...
 
 class WorkerReport(_message.Message):
     __slots__ = ("spec", "state", "slot", "incarnation", "memory", "operation", "pod_uid", "pod_namespace", "pod_name", "pod_container", "gpu_memory")

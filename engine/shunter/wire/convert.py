@@ -1,11 +1,13 @@
 """Messages to model values and back. Lossless for what both know; sorting is the caller's business."""
 
+from typing import cast, get_args
+
 import grpc
 
 from shunter.model.errors import Problem
 from shunter.model.ids import ImageId, Incarnation, NodeId, NoticeId, SlotId, WorkerId
 from shunter.model.pod import Pod
-from shunter.model.snapshot import Image, Node, Notice, NoticeKind, Role, Slot, Worker, WorkerState
+from shunter.model.snapshot import Effect, Image, Node, Notice, NoticeKind, Role, Slot, Taint, Toleration, Worker, WorkerState
 from shunter.wire import agent_pb2 as pb
 
 REFUSAL_KEY = "shunter-refusal-bin"
@@ -40,6 +42,28 @@ def refusal_of(error: grpc.RpcError) -> Problem | None:
     return None
 
 
+def taint(message: pb.Taint) -> Taint | None:
+    """A node's taint; None for one with an effect that isn't known here."""
+    if message.effect not in get_args(Effect):
+        return None
+    return Taint(key=message.key, value=message.value, effect=cast("Effect", message.effect))
+
+
+def tolerations(spec: pb.WorkerSpec) -> tuple[Toleration, ...] | None:
+    """What a worker tolerates; None where nobody said."""
+    if not spec.HasField("tolerations"):
+        return None
+    return tuple(
+        Toleration(key=t.key, operator=t.operator, value=t.value, effect=t.effect, seconds=t.seconds if t.HasField("seconds") else None)
+        for t in spec.tolerations.tolerations
+    )
+
+
+def linked(spec: pb.WorkerSpec) -> bool | None:
+    """Whether a worker's GPUs are in one NVLink domain; None where it has one or none, or nobody knows."""
+    return spec.linked if spec.HasField("linked") else None
+
+
 def worker(report: pb.WorkerReport, node: NodeId) -> Worker:
     """A worker on `node` as its agent reports it."""
     spec = report.spec
@@ -55,6 +79,8 @@ def worker(report: pb.WorkerReport, node: NodeId) -> Worker:
         labels=dict(spec.labels),
         address=spec.address,
         memory=report.memory or None,
+        gpu_memory=report.gpu_memory or None,
+        tolerations=tolerations(spec),
         pod=pod(report),
     )
 
@@ -75,6 +101,8 @@ def slot(report: pb.SlotReport) -> Slot:
         gpus=report.gpus,
         worker=WorkerId(report.worker) if report.worker else None,
         reserved_by=report.reserved_by or None,
+        gpu_memory=report.gpu_memory or None,
+        domains=tuple(sorted(report.domains)),
     )
 
 
@@ -91,6 +119,10 @@ def node(report: pb.NodeReport) -> Node:
         sources=tuple(sorted(report.sources)),
         problems=tuple(Problem(code=p.code, what=p.what, remedy=p.remedy, subject=p.subject) for p in report.problems),
         canaries=dict(report.canaries),
+        taints=tuple(sorted((t for m in report.taints if (t := taint(m)) is not None), key=str)),
+        memory=report.memory or None,
+        disk=report.disk or None,
+        images_in_memory=report.images_in_memory,
     )
 
 
@@ -108,6 +140,8 @@ def image(info: pb.ImageInfo, holder: NodeId) -> Image:
         engine=info.spec.engine,
         facts=dict(info.facts),
         pause=info.pause_s or None,
+        tolerations=tolerations(info.spec),
+        linked=linked(info.spec),
     )
 
 

@@ -112,7 +112,13 @@ def _gpu(gpu: Mapping[str, Any]) -> Gpu:
         free=gpu["free"],
         mig=gpu["mig"],
         used=_by_pid(gpu),
+        domain=_domain(gpu["domain"]),
     )
+
+
+def _domain(name: str) -> str:
+    """One within the node is named by an address."""
+    return address(name) if name.count(":") > 1 else name
 
 
 def _by_pid(gpu: Mapping[str, Any]) -> dict[int, int]:

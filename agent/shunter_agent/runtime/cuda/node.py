@@ -46,11 +46,12 @@ class CudaNode:
         return self._looker.gpus() if self._there else Gpus()
 
     def facts(self) -> dict[str, str]:
-        """`driver`, `cuda`, `gpu`; empty without GPUs."""
+        """`driver`, `cuda`, `gpu`, `gpus_all`; empty without GPUs."""
         found = self.gpus()
         if not found.gpus:
             return {}
-        return {"driver": found.driver, "cuda": found.cuda, "gpu": ", ".join(sorted({gpu.model for gpu in found.gpus}))}
+        models = ", ".join(sorted({gpu.model for gpu in found.gpus}))
+        return {"driver": found.driver, "cuda": found.cuda, "gpu": models, "gpus_all": str(len(found.gpus))}
 
     def processes(self, process: Process) -> list[int]:
         """The tree's processes that have the driver's library loaded."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shunter_agent.runtime.cuda.api import Absent, bindings
+from shunter_agent.runtime.cuda.links import domains
 
 
 class Nvml:
@@ -11,6 +12,7 @@ class Nvml:
 
     def __init__(self) -> None:
         self._nvml = bindings("nvml")
+        self._domains: tuple[list[str], dict[str, str]] = ([], {})
         self._call(self._nvml.init_v2)
 
     def driver(self) -> str:
@@ -19,13 +21,23 @@ class Nvml:
 
     def gpus(self) -> tuple[list[dict[str, Any]], list[str]]:
         """What answers, sorted by PCI address, and what is said of each GPU that doesn't."""
-        found, lost = [], []
+        found, lost, handles = [], [], []
         for index in range(self._call(self._nvml.device_get_count_v2)):
             try:
-                found.append(self._gpu(self._nvml.device_get_handle_by_index_v2(index)))
+                handle = self._nvml.device_get_handle_by_index_v2(index)
+                found.append(self._gpu(handle))
+                handles.append((str(found[-1]["pci"]), handle))
             except self._nvml.NvmlError as error:
                 lost.append(f"GPU {index} doesn't answer: {error}")
-        return sorted(found, key=lambda gpu: str(gpu["pci"])), lost
+        linked = self._linked(sorted(handles))
+        return sorted([gpu | {"domain": linked.get(gpu["pci"], "")} for gpu in found], key=lambda gpu: str(gpu["pci"])), lost
+
+    def _linked(self, handles: list[tuple[str, int]]) -> dict[str, str]:
+        """The NVLink domain of each. Links don't come and go: asked again only when other GPUs answer."""
+        here = [pci for pci, _ in handles]
+        if self._domains[0] != here:
+            self._domains = (here, domains(self._nvml, handles))
+        return self._domains[1]
 
     def _gpu(self, handle: int) -> dict[str, Any]:
         memory = self._nvml.device_get_memory_info_v2(handle)
