@@ -20,13 +20,17 @@ class Memory:
         self._ended: Ended | None = None
 
     def worlds(self, snapshots: Sequence[Snapshot]) -> list[tuple[World, Scopes]]:
-        """Each snapshot's world and its scopes. A new one shares with the one before what is the same in both."""
+        """Each snapshot's world and its scopes. A new one shares with one of the same fleet, or else with the one before, what is the same
+        in both.
+        """
+        alike = {id(world.snapshot.fleet): (world, scopes) for world, scopes in self._seen.values()}
         seen: dict[int, tuple[World, Scopes]] = {}
         last = next(reversed(self._seen.values()), None)
         for snapshot in snapshots:
             found = self._seen.get(id(snapshot))  # it can't be the number of another one: the world keeps its own
             if found is None:
-                world = World(snapshot, last[0] if last is not None else None)
+                like = alike.get(id(snapshot.fleet), last)
+                world = World(snapshot, like[0] if like is not None else None)
                 found = world, Scopes(world)
             seen[id(snapshot)] = last = found
         self._seen = seen
