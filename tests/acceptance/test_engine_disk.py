@@ -62,7 +62,7 @@ def degraded(s: Scene) -> str | None:
     return shown["degraded"] and shown["degraded"]["problem"]["code"]
 
 
-def test_a_worker_is_saved_on_a_full_disk_and_a_reassignment_waits_until_there_is_room(scene: MakeScene) -> None:
+def test_ac50_a_worker_is_saved_on_a_full_disk_and_a_reassignment_waits_until_there_is_room(scene: MakeScene) -> None:
     """Nothing but the disk keeps the reassignment off: its finding says `act`, and it is carried out as soon as there is room."""
     s = scene(nodes=NODES, policies={"save.yaml": SAVE, "shift.yaml": SHIFT}, prepare=on_a_small_disk)
     s.stream(600, "1,1")

@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shunter.app.exact import ExactPlan
 from shunter.app.recheck import Now, moved
+from shunter.decide.allowed import not_allowed
 from shunter.model.finding import Lane
 from shunter.model.ids import Digest, Epoch, Incarnation, OperationId, WorkerId, node_of
 from shunter.model.operation import EngineState, OperationRecord
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
-from shunter.model.policy import PolicySet
+from shunter.model.policy import DisruptionBudget, PolicySet
 from shunter.model.snapshot import Fleet, Node, Notice, NoticeKind, Slot, Snapshot, Worker, WorkerState
-from test_decide import NOW, SITUATIONS, run
+from test_decide import NOW, PROFILE, SITUATIONS, Threshold, run, situation_of
 
 POLICIES = PolicySet(commit="c", digest="sha256:p")
 
@@ -26,6 +27,13 @@ def exact_of(situation: Any) -> tuple[ExactPlan, Now]:
     snapshot: Snapshot = series[-1]
     now = Now(at=NOW + 1, policies=POLICIES, fleet=snapshot.fleet, notices=snapshot.notices, active=state.active)
     return ExactPlan.of(plan, (), now=NOW + 1), now
+
+
+def asking(situation: Any) -> Any:
+    """What `Now.budgets` is in the engine, in the world of the situation."""
+    policies, series, state = situation
+    given_ = PolicySet(commit="c", digest="sha256:p", policies=tuple(policies))
+    return lambda operations: not_allowed(operations, given_, series, state, NOW, Threshold(), PROFILE)
 
 
 def never(_: OperationId) -> bool:
@@ -154,3 +162,44 @@ def test_what_is_refused_is_told_with_both_values() -> None:
 
 def _lane() -> Lane:
     return "voluntary"
+
+
+@given(SITUATIONS)
+@settings(max_examples=300, deadline=None)
+def test_what_was_just_planned_is_within_every_budget(situation):
+    exact, _ = exact_of(situation)
+    assert asking(situation)(exact.operations) == {}
+
+
+@given(SITUATIONS)
+@settings(max_examples=300, deadline=None)
+def test_what_began_since_counts_and_what_is_involuntary_is_never_asked(situation):
+    """The like of an operation has begun in its place: no more than that may go on where there is no budget, and in none forty times it."""
+    policies, series, state = situation
+    exact, _ = exact_of(situation)
+    unbounded = not any(isinstance(p.document, DisruptionBudget) for p in policies)
+    for one in exact.operations:
+        like = [msgspec.structs.replace(one, id=OperationId(f"{one.id}-{n}")) for n in range(40)]
+        begun = tuple(OperationRecord(planned=o, plan=exact.digest, epoch=Epoch(1), created_at=NOW) for o in like)
+
+        def refused(many: int, one: PlannedOperation = one, begun: tuple[OperationRecord, ...] = begun) -> bool:
+            busy = (policies, series, msgspec.structs.replace(state, active=(*state.active, *begun[:many])))
+            return one.id in asking(busy)((one,))
+
+        if one.lane == "involuntary" or one.kind in (OperationKind.RESTORE, OperationKind.DISCARD):
+            assert not refused(40)
+        elif unbounded and one.kind is not OperationKind.CHECKPOINT:
+            assert refused(1)
+        assert refused(40) or not refused(1), "more under way leaves no more"
+
+
+def test_an_operation_beyond_a_budget_is_refused_in_words():
+    exact, now = next(exact_of(s) for s in map(situation_of, map(Random, range(100))) if exact_of(s)[0].operations and exact_of(s)[1])
+    one = exact.operations[0]
+    answering = Fleet(
+        nodes=tuple(msgspec.structs.replace(n, reachable=True) for n in now.fleet.nodes), workers=now.fleet.workers, images=now.fleet.images
+    )
+    spent = msgspec.structs.replace(now, fleet=answering, budgets=lambda _: {one.id: "budget b: 1 of 1 at once in pool:g/decode"})
+    (problem,) = moved(exact, spent, never)
+    assert (problem.code, problem.subject) == ("SH949", one.id)
+    assert problem.what == "it would go beyond a budget: budget b: 1 of 1 at once in pool:g/decode"

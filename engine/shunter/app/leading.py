@@ -25,6 +25,7 @@ from shunter.app.aside import Aside, Breathing
 from shunter.app.astray import astray
 from shunter.app.collector import paused
 from shunter.app.degraded import Watch, urgent
+from shunter.app.digests import Digests
 from shunter.app.duty import Duty, Told
 from shunter.app.following import Following
 from shunter.app.heeding import Haste, Heard, Heeding
@@ -40,6 +41,7 @@ from shunter.app.withdrawn import withdrawn
 from shunter.app.world import World
 from shunter.audit.decisions import Tracker
 from shunter.audit.trail import Trail
+from shunter.decide.allowed import not_allowed
 from shunter.decide.evaluate import evaluate
 from shunter.decide.hold import horizon
 from shunter.decide.memory import Memory
@@ -48,10 +50,10 @@ from shunter.model.errors import ShunterError, Stalled
 from shunter.model.finding import Verdict, tally
 from shunter.model.ids import Epoch, NodeId, OperationId
 from shunter.model.operation import OperationRecord, Step
-from shunter.model.plan import Evaluation
+from shunter.model.plan import Evaluation, PlannedOperation
 from shunter.model.policy import PolicySet
 from shunter.model.record import Record, RecordKind
-from shunter.model.snapshot import Notice, Snapshot
+from shunter.model.snapshot import Fleet, Notice, Snapshot
 from shunter.observe.prometheus import Prometheus
 from shunter.wire import agent_pb2 as pb
 from shunter.wire import convert
@@ -86,7 +88,7 @@ class Leading:
         self.voice = Voice.of(duty, trail, self.epoch)
         self.prometheus = prometheus
         self.aside = Aside()
-        self.heeding = Heeding(duty, self.epoch)
+        self.heeding = Heeding(duty, self.epoch, self.aside.breathe)
         self.haste = Haste(self.aside)
         self.standing = Standing(duty, agents, self.epoch, store, call=self.aside.call, tell=self.voice.tell_or_clear, add=trail.add)
         world = World(agents, prometheus, duty.settings.prometheus.catalog(), self.aside, self.standing.learn)
@@ -217,20 +219,28 @@ class Leading:
         news = await self.sight.look(now)
         self._make_way(now)
         if news:  # of which no stream has told
-            self._hurry_quietly(now)
+            self._hurry_quietly(now, seen=duty.scene.fleet)
         began = self.heeding.number
+        await self._get_ready(policies, now)
         snapshot = await self.sight.snapshot(policies, now)
         self._ages(now)
         if policies is not None:
             self.take_back(policies)
         self.unfencing.look(duty.scene.fleet, duty.scene.notices, now)
         self.freeing.look(duty.scene.fleet)
-        self._apply(now, policies)
+        self._apply(snapshot, now, policies)
         if policies is None or not duty.looks_ahead:
             self.scheduler.pump()
             return
-        self.heeding.samples = snapshot.samples
         await self._decide(snapshot, policies, now, began)
+
+    async def _get_ready(self, policies: PolicySet | None, now: float) -> None:
+        """For the next notice, with what was just seen."""
+        if policies is None or not self.duty.looks_ahead:
+            return
+        fleet, state = self.duty.scene.fleet, self.store.state(now)
+        self.heeding.begin()
+        self.heeding.take(await self.aside.call(lambda: self.heeding.get_ready(fleet, policies, state, now)))
 
     async def _decide(self, snapshot: Snapshot, policies: PolicySet, now: float, began: int) -> None:
         duty = self.duty
@@ -241,7 +251,7 @@ class Leading:
             unkept = await self.aside.call(lambda: self.sightings.note(snapshot, horizon(policies)))
             self.voice.tell_or_clear("sightings", unkept)
         state, snapshots, crowded = self.store.state(now), list(self.snapshots), self.trail.crowded
-        digests = self.heeding.digests.copy()
+        digests = self.heeding.ready.digests.copy() if self.heeding.ready is not None else Digests()
 
         def weigh() -> tuple[Evaluation, News | None, Counter[Verdict]]:
             digests.take(snapshot)
@@ -251,6 +261,7 @@ class Leading:
             return found, news, tally(found.findings)
 
         evaluation, news, verdicts = await self.aside.call(weigh)
+        self.heeding.measured(snapshot, digests, self.memory.beside())
         if self.heeding.overtook(began):  # what a notice asks for is ordered already; this was decided without it
             duty.wake.set()
             self.scheduler.pump()
@@ -271,17 +282,22 @@ class Leading:
             duty.wake.set()
             return
         self.heeding.kept_up()
-        self.heeding.digests, self.heeding.memory = digests, self.memory.beside()
-        self.heeding.rehearse(now)
         self.scheduler.offer(plan)
         self.standing.look(policies, snapshot, state, now)
         self.turns.note(self.scheduler.waiting)
 
-    def _apply(self, now: float, policies: PolicySet | None) -> None:
+    def _apply(self, snapshot: Snapshot, now: float, policies: PolicySet | None) -> None:
         """Look at the plans that were handed over. On a disk that takes no writes they wait."""
+
+        def budgets(operations: Sequence[PlannedOperation]) -> Mapping[OperationId, str]:
+            if policies is None:
+                return {}
+            return not_allowed(operations, policies, [*self.snapshots, snapshot], self.store.state(now), now, self.rules, self.duty.profile)
+
         try:
             fleet, notices = self.duty.scene.fleet, self.duty.scene.notices
-            self.applications.settle(Now(at=now, policies=policies, fleet=fleet, notices=notices, active=self.store.active()))
+            world = Now(at=now, policies=policies, fleet=fleet, notices=notices, active=self.store.active(), budgets=budgets)
+            self.applications.settle(world)
         except Stalled as error:
             self.voice.tell(error.problem)
 
@@ -374,16 +390,16 @@ class Leading:
             self.haste.end()
             self.duty.wake.set()
 
-    def _hurry_quietly(self, now: float, said: tuple[Record, ...] = ()) -> bool:
-        """Whether anything was ordered. `said` is recorded, with the plan if there is one."""
+    def _hurry_quietly(self, now: float, said: tuple[Record, ...] = (), seen: Fleet | None = None) -> bool:
+        """Whether anything was ordered. `said` is recorded, with the plan if there is one. `seen` as in `Heeding.decide`."""
         try:
-            return self._hurry(now, said)
+            return self._hurry(now, said, seen)
         except Stalled as error:
             self.voice.tell(error.problem)
             return False
 
-    def _hurry(self, now: float, said: tuple[Record, ...]) -> bool:
-        heard = self.heeding.decide(self.store.state(now), now)
+    def _hurry(self, now: float, said: tuple[Record, ...], seen: Fleet | None) -> bool:
+        heard = self.heeding.decide(self.store.state(now), now, seen)
         self.trail.add((*said, *(heard.records if heard is not None else ())))
         if heard is None:
             return False
@@ -407,6 +423,7 @@ class Leading:
             if record.outcome.measured.stopped is not None:
                 self.duty.metrics.stopped.labels(kind).observe(record.outcome.measured.stopped)
             self.sight.ended(record)
+            self.heeding.ended(record)
             self.duty.wake.set()
         elif record.step is Step.FENCED:  # what comes next is the freeze, which takes long by itself
             asyncio.get_running_loop().call_soon(self.haste.end)

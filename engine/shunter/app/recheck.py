@@ -4,7 +4,7 @@ The agents check each operation's preconditions once more when it is their turn,
 before the first of them begins.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -22,23 +22,29 @@ from shunter.model.snapshot import Fleet, Notice
 from shunter.report.words import moment, short
 
 _AGAIN = "Plan again, look at what it says now, and apply that"
+_WAIT = "Apply it again when what is under way has ended, while the plan is good; or plan again, and it leaves out what has to wait"
 
 
 class Now(msgspec.Struct, frozen=True, kw_only=True):
-    """The world as it is: `policies` are those in force (None: none could be read), `active` the operations under way."""
+    """The world as it is: `policies` are those in force (None: none could be read), `active` the operations under way.
+
+    `budgets` says which of the operations of a plan would go beyond a budget now, and why.
+    """
 
     at: float
     policies: PolicySet | None
     fleet: Fleet
     notices: tuple[Notice, ...] = ()
     active: tuple[OperationRecord, ...] = ()
+    budgets: Callable[[Sequence[PlannedOperation]], Mapping[OperationId, str]] = lambda _operations: {}
 
 
 def moved(exact: ExactPlan, now: Now, begun: Callable[[OperationId], bool]) -> tuple[Problem, ...]:
     """Everything that speaks against carrying it out; empty: nothing does. `begun` says whether an operation ever was.
 
     SH954 it has expired; SH955 other policies are in force; SH956 an operation was begun before, or one under way has its worker or slot;
-    SH957 a precondition doesn't hold, or a notice is open for where it would go or leave a copy; SH958 its notice is gone.
+    SH957 a precondition doesn't hold, or a notice is open for where it would go or leave a copy; SH958 its notice is gone; SH949 it would
+    go beyond a budget.
     """
     found = [*_expired(exact, now), *_other_policies(exact, now)]
     done = {o.id: _as_done(o, exact) for o in exact.operations}
@@ -55,6 +61,9 @@ def moved(exact: ExactPlan, now: Now, begun: Callable[[OperationId], bool]) -> t
         if operation.notice is not None and operation.notice not in open_notices:
             what = f"it answers the notice {operation.notice}, which isn't open any more"
             found.append(Problem(code="SH958", what=what, remedy=_AGAIN, subject=operation.id))
+    if not found:  # else it would be about a world that the plan isn't of
+        for operation_id, why in now.budgets(exact.operations).items():
+            found.append(Problem(code="SH949", what=f"it would go beyond a budget: {why}", remedy=_WAIT, subject=operation_id))
     return tuple(found)
 
 

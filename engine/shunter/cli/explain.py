@@ -1,9 +1,10 @@
-"""`shunter explain`: what a policy may say, in the manner of `kubectl explain`."""
+"""`shunter explain`: what a policy may say, in the manner of `kubectl explain`; of a worker, policy or node, what `shunter why` says."""
 
 import enum
 import shutil
 import sys
 import textwrap
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -23,14 +24,30 @@ class Format(enum.StrEnum):
 
 def explain(
     name: Annotated[
-        str | None, typer.Argument(metavar="[KIND[.key.key]]", help="Such as PreemptionPolicy or reassignmentpolicy.spec.limits.from.")
+        str | None,
+        typer.Argument(
+            metavar="[KIND[.key.key]|SUBJECT]",
+            help="Such as PreemptionPolicy or reassignmentpolicy.spec.limits.from; or worker/ID, policy/NAME or node/ID.",
+        ),
+    ] = None,
+    config: Annotated[Path, typer.Option("--config", "-c", help="With a subject, the engine's settings file (TOML).")] = Path(
+        "engine.toml"
+    ),
+    notice: Annotated[
+        list[str] | None,
+        typer.Option("--notice", metavar="NODE=KIND:LEAD", help="With a subject, ask what would be if this notice came. Repeatable."),
     ] = None,
     output: Annotated[Format, typer.Option("--format", "-f", help="Text for people, or JSON.")] = Format.TEXT,
 ) -> None:
     """Describe a kind of policy or one of its keys: type, default, bounds, meaning, and the variables that an expression sees.
 
-    Without a name: the kinds. For why a worker isn't moved, ask `shunter why WORKER`.
+    Without a name: the kinds. Of worker/ID, policy/NAME or node/ID it says what `shunter why` says: why each policy acts or doesn't.
     """
+    if name is not None and "/" in name:
+        from shunter.cli import why as reasons  # what it needs takes long to import
+
+        reasons.why(name, config, notice, reasons.Format(output.value))
+        return
     width = min(shutil.get_terminal_size().columns, 120) if sys.stdout.isatty() else 100
     if name is None:
         found = kinds()

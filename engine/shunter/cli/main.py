@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import typer
@@ -35,8 +36,6 @@ REFUSED: Final = 1
 """Exit status of a verb whose input was refused, or that needs a person."""
 COULD_NOT_RUN: Final = 2
 INTERRUPTED: Final = 130
-_TWO_SAYS: Final = ("diff", "review")
-"""Verbs of which 2 says that something differs: a pipeline that lets that pass must not let pass that they couldn't run."""
 
 
 class Verbs(TyperGroup):
@@ -105,13 +104,18 @@ def execute(arguments: list[str]) -> int:
         return status if isinstance(status, int) else 0
     except ShunterError as error:
         complain(error.problem)
-        return REFUSED if isinstance(error, Rejected | Stalled) else COULD_NOT_RUN
+        status = REFUSED if isinstance(error, Rejected | Stalled) else COULD_NOT_RUN
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
         status = _other(error, debug="--debug" in arguments)
-        verb = next((one for one in arguments if not one.startswith("-")), "")
-        return REFUSED if status == COULD_NOT_RUN and verb in _TWO_SAYS else status
+    return REFUSED if status == COULD_NOT_RUN and _two_says(arguments) else status
+
+
+def _two_says(arguments: Sequence[str]) -> bool:
+    """2 says that something differs, or would be done: a pipeline that lets that pass must not let pass that it couldn't run."""
+    verb = next((one for one in arguments if not one.startswith("-")), "")
+    return verb in ("diff", "review") or (verb == "plan" and "--exit-code" in arguments)
 
 
 def complain(problem: Problem) -> None:

@@ -6,7 +6,7 @@ import tempfile
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 import typer
@@ -20,10 +20,12 @@ from shunter.app.settings import PoliciesSettings, Settings, load
 from shunter.app.sources import read_directory
 from shunter.cli.moments import moment, stretch
 from shunter.report.comment import plan_markdown
-from shunter.report.json import plan_json
+from shunter.report.json import plan_json_parts
 from shunter.report.text import plan_text
 from shunter.report.words import count
 from shunter.report.words import moment as said_moment
+
+CHANGES: Final = 2
 
 
 class Format(StrEnum):
@@ -63,7 +65,7 @@ def plan(
     ] = None,
     expires: Annotated[str | None, typer.Option("--expires", metavar="TIME", help="How long that plan is good for; 10m.")] = None,
     link: Annotated[str, typer.Option("--link", metavar="URL", help="Where the whole plan is, for --format markdown.")] = "",
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit 3 when something would be done.")] = False,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit 2 when something would be done, 1 when that can't be said.")] = False,
 ) -> int:
     """Show what would be done now, and why, without doing it.
 
@@ -87,7 +89,7 @@ def plan(
             f"{out}: {count(len(exact.operations), 'operation')}, plan {exact.digest[7:19]}, good until {said_moment(exact.expires_at)}",
             err=True,
         )
-    return 3 if exit_code and seen.evaluation.plan.operations else 0
+    return CHANGES if exit_code and seen.evaluation.plan.operations else 0
 
 
 def _looked(config: Path | None, directory: Path | None, notices: list[Assumed], now: float, at: float | None) -> Preview:
@@ -120,7 +122,8 @@ def _show(seen: Preview, output: Format, link: str) -> None:
         typer.echo(page, nl=False)
         return
     if output is Format.JSON:
-        typer.echo(plan_json(seen.evaluation, seen.snapshot), nl=False)
+        for part in plan_json_parts(seen.evaluation, seen.snapshot):
+            typer.echo(part, nl=False)
     else:
         plan_text(seen.evaluation, seen.snapshot, Console(width=None if sys.stdout.isatty() else 140))
     for problem in problems:

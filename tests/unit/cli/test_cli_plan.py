@@ -45,7 +45,13 @@ def test_an_assumed_notice_on_a_recording(here: Path, capsys: pytest.CaptureFixt
     assert next((o["kind"], o["worker"], o["lane"]) for o in shown["operations"]) == ("move", "decode-0", "involuntary")
     assert execute(["plan", *FLEET, "--notice", "node-z=gone"]) == 1
     assert "SH912" in capsys.readouterr().err
-    assert execute(["plan", *FLEET, "--notice", "node-a=preemption:600s", "--exit-code"]) == 3
+    assert execute(["plan", *FLEET, "--notice", "node-a=preemption:600s", "--exit-code"]) == 2
+    assert execute(["plan", *FLEET, "--exit-code"]) == 0
+
+
+@pytest.mark.parametrize("wrong", [["--no-such-option"], ["--snapshot", "fleet.json", "--at", "10m"], ["--config", "nowhere.toml"]])
+def test_where_2_says_that_something_would_be_done_what_could_not_run_says_1(here: Path, wrong: list[str]) -> None:
+    assert execute(["plan", *wrong, "--exit-code"]) == 1
 
 
 def test_settings_name_the_policies_of_a_recording(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

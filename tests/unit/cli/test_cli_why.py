@@ -181,6 +181,16 @@ def test_what_only_pretends_says_so(look, capsys: pytest.CaptureFixture[str]):
     assert "  does      [pretend] move decode-0" in out
 
 
+@pytest.mark.parametrize("subject", ["worker/decode-0", "policy/save-sessions", "node/node-a"])
+def test_explain_answers_the_same_of_a_subject(look, capsys: pytest.CaptureFixture[str], subject: str):
+    look(seen())
+    answers = []
+    for word in ("why", "explain"):
+        assert execute([word, subject, "--format", "json"]) == 0
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1] != ""
+
+
 def test_no_such_worker(look, capsys: pytest.CaptureFixture[str]):
     look(seen())
     assert execute(["why", "decode-9"]) == 1

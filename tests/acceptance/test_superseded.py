@@ -1,0 +1,132 @@
+"""A newer commit against what an older one began: real engine, agents (which only pretend to move), Git and command line."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleet import ANY, Fleet, NodePlan, WorkerPlan
+from machine import wait_for
+from shunter.act.store import Store
+from shunter.model.operation import OperationRecord, Status, Step
+
+NODES = (
+    NodePlan("node-a", 11, (ANY, ANY), (WorkerPlan("decode-0", "decode", 0, 111), WorkerPlan("decode-1", "decode", 1, 112))),
+    NodePlan("node-b", 12, (ANY, ANY), ()),
+)
+TIDY = """\
+apiVersion: shunter.dev/v1alpha1
+kind: RebalancePolicy
+metadata: {name: tidy}
+spec:
+  workers: {graph: tiny}
+  when: node.id == "node-a"
+  for: 1s
+  step: 2
+---
+apiVersion: shunter.dev/v1alpha1
+kind: DisruptionBudget
+metadata: {name: both}
+spec: {workers: {graph: tiny}, maxConcurrent: 2}
+"""
+NOTHING = "# nothing is wanted any more\n"
+MENDED = TIDY.replace("name: tidy", "name: mended").replace('node.id == "node-a"', 'node.id == "node-a" && worker.id == "decode-1"')
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    (tmp_path / "source" / "policies").mkdir(parents=True)
+    (tmp_path / "source" / "policies" / "tidy.yaml").write_text(TIDY)
+    with Fleet(tmp_path / "fleet", pretend=True, weights_mb=1, nodes=NODES) as made:
+        made.start_nodes()
+        made.make_repository(tmp_path / "source")
+        yield made
+
+
+def operations(fleet: Fleet) -> list[OperationRecord]:
+    with closing(Store(fleet.state / "engine.db", read_only=True)) as store:
+        return [*store.active(), *store.recent(0.0)]
+
+
+def leads(fleet: Fleet) -> bool:
+    return "leads at epoch" in fleet.shunter("audit", "list", "--state", str(fleet.state), "--kind", "engine", check=False).stdout
+
+
+def audited(fleet: Fleet, kind: str) -> list[dict[str, Any]]:
+    listed = fleet.shunter("audit", "list", "--state", str(fleet.state), "--kind", kind, "--limit", "0", "--json").stdout
+    return [json.loads(line)["record"] for line in listed.splitlines()]
+
+
+def in_force(fleet: Fleet) -> str:
+    newest: str = audited(fleet, "policies")[-1]["subject"]
+    return newest
+
+
+def push(fleet: Fleet, text: str, message: str) -> str:
+    (fleet.folder / "policies-work" / "policies" / "tidy.yaml").write_text(text)
+    return fleet.commit(message)
+
+
+@pytest.fixture
+def begun(fleet: Fleet) -> Iterator[OperationRecord]:
+    """The first of two moves has begun, and waits for an agent that stands still; the second one is planned, and waits for the first."""
+    destination = fleet.nodes["node-b"].agent
+    assert destination is not None
+    fleet.start_engine()
+    wait_for("the engine to lead", lambda: leads(fleet), 30)
+    wait_for("the first move to begin", lambda: operations(fleet), 30, every=0.002)
+    os.kill(destination.pid, signal.SIGSTOP)
+    try:
+        (record,) = operations(fleet)
+        assert (record.status, record.planned.worker) == (Status.ACTIVE, "decode-0")
+        assert record.step in (Step.INTENDED, Step.PREPARED, Step.FENCED), "nothing has been committed yet"
+        yield record
+    finally:
+        os.kill(destination.pid, signal.SIGCONT)
+
+
+def test_ac34_a_fix_is_in_force_while_what_it_mends_is_under_way(fleet: Fleet, begun: OperationRecord) -> None:
+    """A commit that can't be read leaves everything as it was; the next one takes back what the first began, and is acted on itself."""
+    first = in_force(fleet)
+    bad = push(fleet, "kind: [\n", "Break it")
+    wait_for("the bad commit to be looked at", lambda: in_force(fleet) == bad, 30)
+    (record,) = operations(fleet)
+    assert record.cancelled is None, "a file that can't be read takes nothing back"
+    assert bad != first
+
+    fix = push(fleet, MENDED, "Mend it")
+    wait_for("the fix to be in force", lambda: in_force(fleet) == fix, 30)
+    wait_for("what it doesn't want to be given up", lambda: operations(fleet)[0].cancelled, 30)
+    (record,) = operations(fleet)
+    assert (record.id, record.status) == (begun.id, Status.ACTIVE), "the fix waited for nothing"
+    assert record.cancelled is not None
+    assert f"commit {fix[:12]} has no policy tidy" in record.cancelled.what
+
+    node = fleet.nodes["node-b"]
+    assert node.agent is not None
+    os.kill(node.agent.pid, signal.SIGCONT)
+    wait_for("both to end", lambda: [o.status for o in operations(fleet)].count(Status.ACTIVE) == 0 and len(operations(fleet)) > 1, 60)
+    ended = {(str(o.planned.policy), str(o.planned.worker)): o.status for o in operations(fleet)}
+    assert ended == {("tidy", "decode-0"): Status.ROLLED_BACK, ("mended", "decode-1"): Status.SUCCEEDED}
+    snapshot = json.loads(fleet.shunter("snapshot", "--config", str(fleet.engine_config), "-").stdout)
+    places = {w["id"]: (w["slot"], w["incarnation"], w["state"]) for w in snapshot["fleet"]["workers"]}
+    assert places == {"decode-0": ("node-a/0", 0, "running"), "decode-1": ("node-b/1", 1, "running")}, "the one given up runs where it was"
+    assert not [slot for node in snapshot["fleet"]["nodes"] for slot in node["slots"] if slot["reserved_by"]], "no slot is kept for it"
+
+
+def test_ac34_unstarted_work_is_never_begun_once_a_commit_has_taken_its_policy_away(fleet: Fleet, begun: OperationRecord) -> None:
+    """The second move was in every plan so far, and waits for the first."""
+    gone = push(fleet, NOTHING, "Take it back")
+    wait_for("the newer commit to be in force", lambda: in_force(fleet) == gone, 30)
+    node = fleet.nodes["node-b"]
+    assert node.agent is not None
+    os.kill(node.agent.pid, signal.SIGCONT)
+    wait_for("the first to end", lambda: operations(fleet)[0].status is not Status.ACTIVE, 60)
+    (record,) = operations(fleet)
+    assert (record.id, record.status) == (begun.id, Status.ROLLED_BACK)
+    assert {intent["subject"] for intent in audited(fleet, "intent")} == {"decode-0"}, "nobody ever meant to begin the second one"
+    assert "decode-1" in json.dumps(audited(fleet, "plan")), "though it had been planned"
