@@ -64,6 +64,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     evidence: tuple[Evidence, ...]
 
 
+_FREE: Final = Answer(refusal=None, evidence=())
+
+
 class _Refusal(NamedTuple):
     """Why a budget doesn't allow a disruption, None if it does; its state in words; and how many it leaves, less than nothing if more go on
     than may.
@@ -169,6 +172,8 @@ class Budgets:
         """
         self._count()
         shown, asked = policy.mode == "preview", self._asked(kind, worker)
+        if not asked:
+            return _FREE
         refusals: list[tuple[float, str]] = []
         evidence: list[Evidence] = []
         for budget, covered in asked:

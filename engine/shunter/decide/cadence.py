@@ -20,7 +20,7 @@ as the sum is flat around its least value.
 
 import math
 from statistics import median
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -45,6 +45,9 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
         return f"a pause of {_said(self.seconds)} ({self.basis})" if self.seconds is not None else "a pause that isn't known"
 
 
+_UNUSED: Final = Pause(seconds=None, basis="nothing depends on it")
+
+
 class Interval(NamedTuple):
     """How long after its newest image a worker's next one is due, in seconds, and what that was computed from."""
 
@@ -67,7 +70,7 @@ def daly(pause: float, hazard: float) -> float:
 def pause_of(d: Deciding, spec: CheckpointSpec, worker: Worker) -> Pause:
     """The median of what its images have cost the worker so far; without any, what one is planned to cost."""
     if spec.cadence is None and spec.overhead is None and spec.pause.at_most is None:
-        return Pause(seconds=None, basis="nothing depends on it")
+        return _UNUSED
     own = _measured(d, worker.id)
     if own:
         return Pause(seconds=median(own.values()), basis=f"measured in {len(own)} of its own images")

@@ -1,8 +1,9 @@
 """Periodic images of running workers: due by age, a few at a time, backing off where they fail."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Final, TypeAlias
 
 import msgspec
@@ -27,6 +28,8 @@ from shunter.model.units import Duration
 
 MOST_BACKOFF = 10.0
 """A checkpoint that keeps failing is tried at least every so many periods."""
+
+_ID: Final = attrgetter("id")
 
 Refusal: TypeAlias = tuple[Verdict, str, str]
 """A verdict other than `act`, its reason and its gate."""
@@ -57,8 +60,7 @@ class Round:
         """Why the worker must wait for its turn, or None. At most a share of its pool stands still at once, but one always may."""
         turns, pool = self._d.turns, worker.pool
         if pool not in self._allowed:
-            running = sum(w.state is WorkerState.RUNNING for w in self._d.world.pools[pool])
-            self._allowed[pool] = max(1, effective(self._share, running)[0])
+            self._allowed[pool] = max(1, effective(self._share, len(self._d.world.running(pool)))[0])
         if worker.node is not None and turns.nodes[worker.node]:
             return f"it waits for its turn: one checkpoint at a time on {worker.node}"
         if turns.pools[pool] >= self._allowed[pool]:
@@ -106,12 +108,13 @@ def _wanting(d: Deciding, policy: Policy) -> list[Worker]:
     return wanting
 
 
-def _old(d: Deciding, spec: CheckpointSpec, workers: Iterable[Worker]) -> list[Worker]:
+def _old(d: Deciding, spec: CheckpointSpec, workers: Sequence[Worker]) -> list[Worker]:
     """Those whose newest image is old enough, or who have none."""
     taken, now = d.taken, d.now
     if spec.every is not None and spec.overhead is None:
         every = float(spec.every)
-        return [w for w in workers if (at := taken.get(w.id)) is None or now - at >= every]
+        both = zip(workers, map(taken.get, map(_ID, workers)), strict=True)
+        return [w for w, at in both if at is None or now - at >= every]
     return [w for w in workers if _is_old(d, spec, w)]
 
 
@@ -151,7 +154,7 @@ def _against(d: Deciding, policy: Policy, worker: Worker) -> Said | None:
 def _begin(d: Deciding, policy: Policy, worker: Worker, gates: list[Part]) -> Due:
     spec = spec_of(policy)
     pause = pause_of(d, spec, worker)
-    interval = interval_of(spec, pause, hint(d.world, worker))
+    interval = interval_of(spec, pause, hint(d.world, worker) if spec.cadence is not None else None)
     gates.extend(interval.evidence)
     return Due(worker=worker, taken=d.taken.get(worker.id), pause=pause, interval=interval.seconds, gates=gates)
 

@@ -3,7 +3,8 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
-from functools import cached_property
+from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any, Final
 from weakref import ref
 
@@ -30,6 +31,7 @@ from shunter.model.snapshot import Image, Slot, Snapshot, Worker
 
 _RECENT = 30.0
 """Seconds for which a snapshot is good for voluntary work, whatever the step between snapshots is."""
+_ID: Final[Callable[[Worker], WorkerId]] = attrgetter("id")
 _ANYBODY: Final = WorkerSelector()
 
 
@@ -228,8 +230,10 @@ class Deciding:
         else:
             # both roles together, so that what is read of them is read once for all policies of the graph
             sheet = self._sheet(select.graph)
-        answers = zip(sheet.workers, self.rules.test_all(expression, sheet), strict=True)
-        return {w.id: answer for w, answer in answers if select.role is None or w.role == select.role}
+        answers = self.rules.test_all(expression, sheet)
+        if select.role is None:
+            return dict(zip(map(_ID, sheet.workers), answers, strict=True))
+        return {w.id: answer for w, answer in zip(sheet.workers, answers, strict=True) if w.role == select.role}
 
     def _sheet(self, graph: str | None) -> Workers:
         if graph not in self._sheets:
@@ -298,7 +302,7 @@ class Deciding:
         """The evidence of a condition on a covered worker, left for later; none without a condition."""
         if expression is None:
             return ()
-        return (lambda: ask(self.rules, gate, expression, self.scopes.worker(policy, worker))[1],)
+        return (partial(_asked, self, policy, worker, gate, expression),)
 
     def earlier(self, policy: Policy, graph: str, when: Expression) -> list[tuple[float, bool | None]]:
         """What a condition on a graph was in each earlier snapshot, with their times, oldest first; None: it had no answer. A snapshot is
@@ -393,6 +397,10 @@ class Deciding:
         """
         order = holding or self._not_holding
         return order.first(number, self.finder.fits(self.needs(worker)), worker.node)
+
+
+def _asked(d: Deciding, policy: Policy, worker: Worker, gate: str, expression: Expression) -> Evidence:
+    return ask(d.rules, gate, expression, d.scopes.worker(policy, worker))[1]
 
 
 def lane_of(policy: Policy) -> Lane:

@@ -29,6 +29,8 @@ def preempt(d: Deciding, policy: Policy) -> None:
 
 def _move(d: Deciding, policy: Policy, cases: Sequence[Case]) -> tuple[list[Case], dict[WorkerId, str]]:
     """Plan the moves that fit. Returns the cases that are left, and why each couldn't be moved."""
+    if not cases:
+        return [], {}
     able = [c for c in cases if c.movable]
     against = {c.worker.id: f"{said(c.failed(OperationKind.MOVE)[-1])}" for c in cases if not c.movable}
     values = values_of(d, policy, able)

@@ -1,24 +1,27 @@
 """Scopes: the variables of `model.vocabulary`, bound to what a snapshot says."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from math import isfinite
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 from shunter.decide.world import AWAY, STANDING, World, in_order
 from shunter.model.expression import Rules, Scope, Value
-from shunter.model.ids import pool_id
+from shunter.model.ids import WorkerId, pool_id
 from shunter.model.policy import MetricInput, Policy
 from shunter.model.sample import Known, Missing, Sample, Stale, say
-from shunter.model.snapshot import Node, Notice, Worker, WorkerState
+from shunter.model.snapshot import Node, Notice, Worker
 from shunter.model.table import SampleColumn, SampleMap, SampleTable
 from shunter.model.vocabulary import POOL_METRICS, WORKER_METRICS
 
 _MEANS: Final = frozenset({"kvUsage"})
 """Shares can't be added up; everything else can."""
+_UNITS: Final = {v.name: v.unit for v in WORKER_METRICS}
+_OWN_OF_POOLS: Final = frozenset(v.name for v in POOL_METRICS)
+_OF_POOLS: Final = ("workers", "parked", *_UNITS, *(v.name for v in POOL_METRICS))
 _NO_METRICS: Final[dict[str, Value]] = {}
 _NOTHING: Final[dict[str, Sample]] = {}
+_ID: Final[Callable[[Worker], WorkerId]] = attrgetter("id")
 _VALUE: Final[Callable[[Any], float]] = attrgetter("value")
 _AT: Final[Callable[[Any], float]] = attrgetter("at")
 _NAMED = 3
@@ -52,25 +55,58 @@ class Bound(Mapping[str, Value]):
         return Bound({**self._parts, root: part})
 
 
-class Computed(Mapping[str, Value]):
-    """A part of a scope whose values are worked out when they are first read."""
+class Pool(Mapping[str, Value]):
+    """The figures of a pool by their fields, each worked out when it is first read: few are."""
 
-    __slots__ = ("_known", "_make")
+    __slots__ = ("_known", "_members", "_own", "_running", "_world")
 
-    def __init__(self, make: dict[str, Callable[[], Value]]) -> None:
-        self._make = make
+    def __init__(self, world: World, graph: str, role: str) -> None:
+        pool = pool_id(graph, role)
+        self._world, self._members, self._running = world, world.pools.get(pool, ()), world.running(pool)
+        self._own = world.snapshot.samples.pools.get(pool, _NOTHING)
         self._known: dict[str, Value] = {}
 
-    def __getitem__(self, name: str) -> Value:
-        if name not in self._known:
-            self._known[name] = self._make[name]()
-        return self._known[name]
+    def __getitem__(self, field: str) -> Value:
+        found = self._known.get(field)
+        if found is None:
+            found = self._known[field] = self._work_out(field)
+        return found
+
+    def _work_out(self, field: str) -> Value:
+        match field:
+            case "workers":
+                return sum(w.state in STANDING for w in self._members)
+            case "parked":
+                return sum(w.state in AWAY and bool(self._world.images.get(w.id)) for w in self._members)
+        if field in _OWN_OF_POOLS:
+            return _or_missing(self._own, field)
+        return _figure(self._world, self._running, field, _UNITS[field])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._make)
+        return iter(_OF_POOLS)
 
     def __len__(self) -> int:
-        return len(self._make)
+        return len(_OF_POOLS)
+
+
+class Pools(Mapping[str, Value]):
+    """Figures of pools by whole names, `pool.waiting` or `pools.decode.waiting`."""
+
+    __slots__ = ("_pools",)
+
+    def __init__(self, pools: dict[str, Pool]) -> None:
+        """`pools` are by what their names begin with, without the last dot."""
+        self._pools = pools
+
+    def __getitem__(self, name: str) -> Value:
+        prefix, _, field = name.rpartition(".")
+        return self._pools[prefix][field]
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"{prefix}.{field}" for prefix in self._pools for field in _OF_POOLS)
+
+    def __len__(self) -> int:
+        return len(self._pools) * len(_OF_POOLS)
 
 
 class _Own(Mapping[str, Value]):
@@ -98,9 +134,9 @@ class Scopes:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._figures: dict[tuple[str, str], Computed] = {}
-        self._own: dict[tuple[str, str], Computed] = {}
-        self._pools: dict[str, Computed] = {}
+        self._figures: dict[tuple[str, str], Pool] = {}
+        self._own: dict[tuple[str, str], Pools] = {}
+        self._pools: dict[str, Pools] = {}
         self._nodes: dict[str, dict[str, Value]] = {}
         self.now: Final = world.at
         self.answers: dict[tuple[int, str, str], tuple[Policy, Rules, bool | None]] = {}
@@ -162,39 +198,26 @@ class Scopes:
             }
         return found
 
-    def of_pool(self, worker: Worker) -> Computed:
+    def of_pool(self, worker: Worker) -> Pools:
         """`pool`: the worker's own."""
         key = (worker.graph, worker.role)
-        if key not in self._own:
-            self._own[key] = Computed({f"pool.{name}": partial(self._pool(*key).__getitem__, name) for name in self._pool(*key)})
-        return self._own[key]
+        found = self._own.get(key)
+        if found is None:
+            found = self._own[key] = Pools({"pool": self._pool(*key)})
+        return found
 
-    def of_graph(self, graph: str) -> Computed:
+    def of_graph(self, graph: str) -> Pools:
         """`pools`."""
-        if graph not in self._pools:
-            both = {role: self._pool(graph, role) for role in ("prefill", "decode")}
-            self._pools[graph] = Computed(
-                {f"pools.{role}.{name}": partial(pool.__getitem__, name) for role, pool in both.items() for name in pool}
-            )
-        return self._pools[graph]
+        found = self._pools.get(graph)
+        if found is None:
+            found = self._pools[graph] = Pools({f"pools.{role}": self._pool(graph, role) for role in ("prefill", "decode")})
+        return found
 
-    def _pool(self, graph: str, role: str) -> Computed:
-        if (graph, role) not in self._figures:
-            self._figures[graph, role] = self._measure(graph, role)
-        return self._figures[graph, role]
-
-    def _measure(self, graph: str, role: str) -> Computed:
-        world, pool = self._world, pool_id(graph, role)
-        members, own = world.pools.get(pool, ()), world.snapshot.samples.pools.get(pool, {})
-        running = [w for w in members if w.state is WorkerState.RUNNING]
-        return Computed(
-            {
-                "workers": lambda: sum(w.state in STANDING for w in members),
-                "parked": lambda: sum(w.state in AWAY and bool(world.images.get(w.id)) for w in members),
-                **{v.name: partial(_figure, world, running, v.name, v.unit) for v in WORKER_METRICS},
-                **{v.name: partial(_or_missing, own, v.name) for v in POOL_METRICS},
-            }
-        )
+    def _pool(self, graph: str, role: str) -> Pool:
+        found = self._figures.get((graph, role))
+        if found is None:
+            found = self._figures[graph, role] = Pool(self._world, graph, role)
+        return found
 
     def metrics(self, policy: Policy, worker: Worker | None) -> dict[str, Value]:
         """`metrics`: the worker's own values, or, without a worker, those that are one for all."""
@@ -281,7 +304,7 @@ def _parted(scope: Scope) -> Bound:
 def _fields(taken: Mapping[str, Mapping[str, Sample]], workers: Sequence[Worker], field: str) -> list[Sample | None]:
     """Each worker's sample; None: not collected. Nearly always all are there, and then they needn't be asked whether they are."""
     try:
-        return [taken[w.id][field] for w in workers]
+        return list(map(itemgetter(field), map(taken.__getitem__, map(_ID, workers))))
     except KeyError:
         return [taken.get(w.id, _NOTHING).get(field) for w in workers]
 

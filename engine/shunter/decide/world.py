@@ -1,6 +1,6 @@
 """One snapshot, indexed: what is where, in an order that doesn't depend on how the snapshot was put together."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
@@ -12,6 +12,9 @@ STANDING = (WorkerState.RUNNING, WorkerState.FENCED)
 AWAY = (WorkerState.PARKED, WorkerState.LOST)
 
 _by_id = attrgetter("id")
+_WORKER = attrgetter("worker")
+_TAKEN = attrgetter("taken_at")
+_TAKING = attrgetter("worker", "taken_at")
 
 
 class Nodes:
@@ -45,6 +48,7 @@ class Workers:
         self.answers: dict[Hashable, Mapping[WorkerId, bool | None]] = {}
         """What conditions that read nothing but these workers came out as, by what was asked."""
         self._among: dict[tuple[str | None, Role | None], tuple[Worker, ...]] = {}
+        self._running: dict[PoolId, tuple[Worker, ...]] = {}
 
     @cached_property
     def by_id(self) -> dict[WorkerId, Worker]:
@@ -59,6 +63,13 @@ class Workers:
             for worker in members:
                 pools[graph, worker.role].append(worker)
         return {pool_id(graph, role): tuple(members) for (graph, role), members in pools.items()}
+
+    def running(self, pool: PoolId) -> tuple[Worker, ...]:
+        """Those of the pool that run, in the order of their ids."""
+        found = self._running.get(pool)
+        if found is None:
+            found = self._running[pool] = tuple([w for w in self.pools.get(pool, ()) if w.state is WorkerState.RUNNING])
+        return found
 
     @cached_property
     def graphs(self) -> dict[str, list[Worker]]:
@@ -110,12 +121,15 @@ class Images:
     @cached_property
     def taken(self) -> dict[WorkerId, float]:
         """When the newest of each worker was taken, seconds since the epoch."""
-        return {w: own[0].taken_at if len(own) == 1 else _taken(own) for w, own in self.by_worker.items()}
+        found = dict(map(_TAKING, self.all))
+        return found if len(found) == len(self.all) else dict(map(_TAKING, sorted(self.all, key=_TAKEN)))
 
     @cached_property
     def several(self) -> frozenset[WorkerId]:
         """Workers that have more than one."""
-        return frozenset([w for w, own in self.by_worker.items() if len(own) > 1])
+        if len(self.taken) == len(self.all):
+            return frozenset()
+        return frozenset([w for w, number in Counter(map(_WORKER, self.all)).items() if number > 1])
 
     @cached_property
     def held(self) -> dict[NodeId, int]:
@@ -141,7 +155,7 @@ class Images:
         for image in new:
             fresh[image.worker].append(image)
         workers = {i.worker for i in (*gone, *new)}
-        if "by_worker" in known:
+        if "by_worker" in known or "taken" in known:
             by_worker = before.by_worker.copy()
             for worker in workers:
                 kept = [i for i in by_worker.pop(worker, ()) if id(i) not in away]
@@ -187,6 +201,10 @@ class World:
     def pools(self) -> dict[PoolId, tuple[Worker, ...]]:
         """All workers of each pool, whatever their state."""
         return self._workers.pools
+
+    def running(self, pool: PoolId) -> tuple[Worker, ...]:
+        """Workers of the pool that run, in the order of their ids."""
+        return self._workers.running(pool)
 
     def among(self, graph: str | None, role: Role | None) -> tuple[Worker, ...]:
         """Workers of the graph and the role, in the order of their ids; None: of all."""

@@ -7,7 +7,7 @@ msgspec would silently write null.
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -36,6 +36,9 @@ def _enc_hook(value: object) -> object:
         return dict(value)
     raise NotImplementedError(f"{type(value).__name__} has no canonical form")
 
+
+_AT_ONCE: Final = 250
+"""Items of an array or object that are written at once where it is written in pieces."""
 
 _PACK: Final = msgspec.msgpack.Encoder(enc_hook=_enc_hook)
 _WRITE: Final = msgspec.json.Encoder(enc_hook=_enc_hook, order="sorted")
@@ -110,11 +113,48 @@ def decode(data: bytes | str, kind: type[T]) -> T:
         raise msgspec.DecodeError("JSON is nested too deeply") from error
 
 
+def pieces(value: object) -> Iterator[bytes]:
+    """The canonical bytes of a value, a little of its long arrays and objects at a time: no call is long, and no more memory is touched
+    than fits a cache. What isn't finite isn't looked for.
+    """
+    if isinstance(value, msgspec.Struct) and value.__struct_config__.tag is None:
+        yield from _members(value)
+    elif isinstance(value, tuple | list) and len(value) > _AT_ONCE:
+        yield from _joined(b"[", (value[n : n + _AT_ONCE] for n in range(0, len(value), _AT_ONCE)), b"]")
+    elif isinstance(value, dict) and len(value) > _AT_ONCE:
+        names = sorted(value)
+        parts = ({name: value[name] for name in names[n : n + _AT_ONCE]} for n in range(0, len(names), _AT_ONCE))
+        yield from _joined(b"{", parts, b"}")
+    else:
+        yield _WRITE.encode(value)
+
+
+def _members(value: msgspec.Struct) -> Iterator[bytes]:
+    names = sorted(zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True))
+    for n, (written, field) in enumerate(names):
+        yield (b"," if n else b"{") + _WRITE.encode(written) + b":"
+        yield from pieces(getattr(value, field))
+    yield b"}" if names else b"{}"
+
+
+def _joined(begin: bytes, parts: Iterable[object], end: bytes) -> Iterator[bytes]:
+    for n, part in enumerate(parts):
+        yield b"," if n else begin
+        yield _WRITE.encode(part)[1:-1]
+    yield end
+
+
+def check(value: object) -> None:
+    """Raises NotCanonical if there is a NaN or an infinity in it."""
+    _checked(value)
+
+
 def digest(value: object, *, doubtful: object = None) -> Digest:
     """`sha256:<hex>` of the canonical bytes. Raises NotCanonical for NaN and infinities; `doubtful` are the parts in which there can be
     any, where the others are finite by construction (None: all).
     """
-    if doubtful is None:
-        return Digest("sha256:" + hashlib.sha256(_written(value)).hexdigest())
-    _checked(doubtful)
-    return Digest("sha256:" + hashlib.sha256(_WRITE.encode(value)).hexdigest())
+    _checked(value if doubtful is None else doubtful)
+    hashed = hashlib.sha256()
+    for piece in pieces(value):
+        hashed.update(piece)
+    return Digest("sha256:" + hashed.hexdigest())

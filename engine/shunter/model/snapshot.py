@@ -210,7 +210,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.kind is NoticeKind.REBALANCE
 
 
-_DOUBLES_OF_IMAGE: Final = attrgetter("taken_at", "pause")
+_DOUBLES_OF_IMAGE: Final = attrgetter("taken_at", "pause", "tolerations")
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,7 +223,8 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def doubles(self) -> tuple[object, ...]:
         """Everything in it that is a double, and so may not be finite."""
-        return [(n.seen_at, n.canaries) for n in self.nodes], list(map(_DOUBLES_OF_IMAGE, self.images))
+        tolerations = [w.tolerations for w in self.workers if w.tolerations]
+        return [(n.seen_at, n.canaries) for n in self.nodes], list(map(_DOUBLES_OF_IMAGE, self.images)), tolerations
 
 
 class Samples(msgspec.Struct, frozen=True, kw_only=True):

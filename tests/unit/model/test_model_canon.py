@@ -3,17 +3,19 @@
 import hashlib
 import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shunter.model.canon import NotCanonical, decode, digest, encode
-from shunter.model.ids import NodeId, SlotId, WorkerId
+from shunter.app.digests import Digests
+from shunter.model.canon import NotCanonical, decode, digest, encode, pieces
+from shunter.model.ids import Incarnation, NodeId, SlotId, WorkerId
 from shunter.model.policy import FleetProfileSpec
 from shunter.model.sample import Known, Missing, Stale
-from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Samples, Slot, Snapshot, Worker
+from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Samples, Slot, Snapshot, Toleration, Worker, WorkerState
 from shunter.model.units import Bytes, Duration, Share
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from([Duration(1.5), Share(0.25), Bytes(7)])
@@ -128,3 +130,95 @@ def test_no_sample_can_be_made_of_what_is_not_finite(bad):
     floats = [f.name for kind in (Known, Missing, Stale) for f in msgspec.structs.fields(kind) if f.type is float]
     assert sorted(floats) == ["age", "at", "max_age", "value", "value"], "a new number of a sample must be looked at when one is made"
     assert not [f.name for f in msgspec.structs.fields(Worker) if "float" in str(f.type)], "and one of a worker when there is an id"
+
+
+def many() -> Snapshot:
+    """More of everything than is written at once, not in the order of names."""
+    names = [f"w-{n}" for n in range(700)]
+    workers = tuple(
+        Worker(
+            id=WorkerId(w),
+            role="decode",
+            graph="é",
+            engine="e",
+            state=WorkerState.RUNNING,
+            node=None,
+            slot=None,
+            incarnation=Incarnation(0),
+        )
+        for w in names
+    )
+    known = {w: {"waiting": Missing(reason="NaN"), "kvUsage": Known(value=0.5, unit="1", at=1.0, query="q")} for w in reversed(names)}
+    images = tuple(Image(**{**IMAGE, "id": f"i-{n}"}, taken_at=float(n)) for n in range(501))
+    return Snapshot(at=2.0, fleet=Fleet(nodes=(NODE,), workers=workers, images=images), samples=Samples(workers=known))
+
+
+@pytest.mark.parametrize("make", [snapshot, many, lambda: Snapshot(at=0.0, fleet=Fleet())])
+def test_in_pieces_the_bytes_are_the_same(make):
+    assert b"".join(pieces(make())) == encode(make())
+    assert Digests().take(make()) == make().id == "sha256:" + hashlib.sha256(encode(make())).hexdigest()
+
+
+@given(st.lists(VALUES, max_size=9), st.integers(240, 260))
+def test_in_pieces_long_arrays_and_objects_are_the_same(values, length):
+    value = [None] * length + values if walked(values) else [None] * length
+    held = {f"{n}": v for n, v in enumerate(value)}
+    assert b"".join(pieces(Part(zeta=value, alpha=held))) == encode(Part(zeta=value, alpha=held))
+
+
+def test_nothing_long_is_written_at_once():
+    assert max(map(len, pieces(many()))) < len(encode(many())) / 4
+
+
+SPARING = Toleration(seconds=30.0)
+FULL = Snapshot(
+    at=2.0,
+    fleet=Fleet(
+        nodes=(msgspec.structs.replace(NODE, canaries={"file": 5.0}),),
+        workers=(msgspec.structs.replace(many().fleet.workers[0], tolerations=(SPARING,)),),
+        images=(Image(**IMAGE, taken_at=1.0, pause=0.5, tolerations=(SPARING,)),),
+    ),
+    notices=(Notice(**NOTICE, seen_at=1.0, deadline=3.0),),
+)
+"""Every double that a snapshot can have, but for those of samples."""
+
+
+def spoilt(value: Any) -> Iterator[Any]:
+    """The value once for each of its doubles, with that one not finite."""
+    match value:
+        case float():
+            yield math.nan
+        case msgspec.Struct():
+            fields = value.__struct_fields__
+            yield from (msgspec.structs.replace(value, **{f: bad}) for f in fields for bad in spoilt(getattr(value, f)))
+        case tuple():
+            yield from ((*value[:n], bad, *value[n + 1 :]) for n, part in enumerate(value) for bad in spoilt(part))
+        case dict():
+            yield from ({**value, key: bad} for key, part in value.items() for bad in spoilt(part))
+
+
+def doubles_of(kind: msgspec.inspect.Type) -> int:
+    """How many doubles a value of the type has, where it has one of everything."""
+    match kind:
+        case msgspec.inspect.FloatType():
+            return 1
+        case msgspec.inspect.StructType():
+            return sum(doubles_of(field.type) for field in kind.fields)
+        case msgspec.inspect.UnionType():
+            return max(doubles_of(one) for one in kind.types)
+        case msgspec.inspect.VarTupleType():
+            return doubles_of(kind.item_type)
+        case msgspec.inspect.DictType():
+            return doubles_of(kind.value_type)
+    return 0
+
+
+def test_no_double_of_a_snapshot_is_overlooked():
+    """Samples can't be made of what isn't finite; all else is looked at. It is told apart from `null`, which it would be written as."""
+    bad = list(spoilt(FULL))
+    of_fleet, of_notices = (doubles_of(msgspec.inspect.type_info(kind)) for kind in (Fleet, Notice))
+    assert len(bad) == 1 + of_fleet + of_notices, "FULL has one of everything"
+    for one in bad:
+        for ask in (lambda one=one: one.id, lambda one=one: Digests().take(one)):
+            with pytest.raises(NotCanonical):
+                ask()

@@ -319,7 +319,7 @@ def _plain_labels(values: Sequence[Value | None]) -> list[Any]:
     """All at once where all of them are ASCII texts."""
     maps = [value for value in values if type(value) is dict]
     try:
-        ascii_only = "".join(chain.from_iterable(chain.from_iterable(m.items() for m in maps))).isascii()
+        ascii_only = "".join(chain.from_iterable(chain.from_iterable(map(dict.items, maps)))).isascii()
     except TypeError:
         ascii_only = False
     if ascii_only and len(maps) == len(values):
