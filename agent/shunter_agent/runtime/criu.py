@@ -7,7 +7,8 @@ Both directions are a two-phase commit (see docs/decisions/0005): a dump stops a
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,19 @@ GHOST_LIMIT: Final = 1 << 30
 """Bytes of an unlinked but open file that go into an image."""
 FREEZE_LIMIT_S: Final = 30
 """Seconds that CRIU may take to bring all tasks to a stop."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How CRIU gets to where a worker lives. Without anything else said: it is started in the worker's network namespace."""
+
+    place: int | swrk.Place | None
+    options: Mapping[str, object] = field(default_factory=dict)
+    """What it is told besides."""
+    descriptors: Sequence[int] = ()
+    """What it is given besides its socket."""
+    known: Callable[[int], int] = lambda pid: pid
+    """The agent's pid for one that CRIU names. Raises Rejected SH710 when it is gone."""
 
 
 class CriuRuntime:
@@ -159,9 +173,10 @@ class CriuRuntime:
                 on_frozen(frozen_at)  # the first thing that CRIU says once all tasks stand still
             return None if notify.script == "post-dump" else True
 
-        options = {"pid": process.pid, "ghost_limit": GHOST_LIMIT, "timeout": FREEZE_LIMIT_S}
         stopped = processes.stopped(process)
-        session = swrk.Session(self._criu, network.netns, swrk.patience_s(processes.memory(process) or 0))
+        way = self._way_out(process, network, folder)
+        options = {"pid": process.pid, "ghost_limit": GHOST_LIMIT, "timeout": FREEZE_LIMIT_S, **way.options}
+        session = swrk.Session(self._criu, way.place, swrk.patience_s(processes.memory(process) or 0), way.descriptors)
         with _undoing(session, lambda: holds.run_on(session, process, network, swrk.run_id(folder / holds.DUMP_LOG), stopped)):
             try:
                 response = _ask(session, rpc.DUMP, folder, holds.DUMP_LOG, options, answer)
@@ -171,6 +186,16 @@ class CriuRuntime:
                 raise Rejected(holds.refused(process, folder))
         dump = Dump(frozen_at=frozen_at, dump_s=time.monotonic() - began)
         return holds.CriuFrozen(session, process, network, folder, dump, stopped)
+
+    def _way_out(self, process: Process, network: Network, folder: Path) -> Way:
+        """To a worker that is to be dumped into `folder`, where it may leave a note."""
+        return Way(network.netns)
+
+    @contextlib.contextmanager
+    def _way_in(self, spec: WorkerSpec, network: Network, folder: Path) -> Iterator[Way]:
+        """To where the image in `folder` is to live; it lasts until the copy is complete."""
+        # a new namespace has no lock of the dump's, and to look for it takes 8 ms
+        yield Way(network.netns, {"network_lock": rpc.SKIP if network.own else rpc.NFTABLES})
 
     def restore(self, spec: WorkerSpec, network: Network, folder: Path, born: Callable[[Process], None] = lambda _process: None) -> Held:
         """See `port.Runtime`. Raises Rejected SH702, of GPUs SH741, SH743, SH747; Retry SH703; Unknown SH707 when part of a copy may be
@@ -193,30 +218,41 @@ class CriuRuntime:
         born: Callable[[Process], None],
         guard: Callable[[Process], None] = lambda _process: None,
     ) -> holds.CriuHeld:
+        with self._way_in(spec, network, folder) as way:
+            return self._made(spec, network, folder, way, born, guard)
+
+    def _made(
+        self,
+        spec: WorkerSpec,
+        network: Network,
+        folder: Path,
+        way: Way,
+        born: Callable[[Process], None],
+        guard: Callable[[Process], None],
+    ) -> holds.CriuHeld:
         made: list[Process] = []
 
         def answer(notify: rpc.Notify) -> bool | None:
             if notify.pid and not made:
                 with contextlib.suppress(Rejected):  # gone again
-                    made.append(processes.note(notify.pid))  # should CRIU be killed, nobody else ends what it has made
+                    made.append(processes.note(way.known(notify.pid)))  # should CRIU be killed, nobody else ends what it has made
                     born(made[0])
             return None if notify.script == "post-restore" else True
 
         size = sum(path.stat().st_size for path in folder.iterdir())
-        session = self._restorer(network, swrk.patience_s(size))
-        lock = rpc.SKIP if network.own else rpc.NFTABLES  # a new namespace has none of the dump's, and to look for it takes 8 ms
+        session = self._restorer(network, way, swrk.patience_s(size))
         with _undoing(session, lambda: _end_all(made)):
             try:
-                response = _ask(session, rpc.RESTORE, folder, holds.RESTORE_LOG, {"rst_sibling": True, "network_lock": lock}, answer)
+                response = _ask(session, rpc.RESTORE, folder, holds.RESTORE_LOG, {"rst_sibling": True, **way.options}, answer)
             except ConnectionError as error:
                 raise Rejected(holds.failed(spec, folder, str(error))) from error
             if response.type != rpc.NOTIFY:
                 raise Rejected(holds.failed(spec, folder))
-            copy = processes.note(response.notify.pid)
+            copy = processes.note(way.known(response.notify.pid))
             guard(copy)
             return holds.CriuHeld(session, copy, spec, folder)
 
-    def _restorer(self, network: Network, silent_s: float) -> swrk.Session:
+    def _restorer(self, network: Network, way: Way, silent_s: float) -> swrk.Session:
         """A CRIU in the worker's network: the one that was started with it, if it still waits there."""
         if isinstance(network, WorkerNetwork):
             waiting = network.waiting
@@ -225,7 +261,7 @@ class CriuRuntime:
                 waiting.be_patient(silent_s)
                 return waiting
             network.dismiss()
-        return swrk.Session(self._criu, network.netns, silent_s)
+        return swrk.Session(self._criu, way.place, silent_s, way.descriptors)
 
     def find(self, process: Process) -> bool:
         """See `port.Runtime`."""
@@ -261,7 +297,7 @@ def _undoing(session: swrk.Session, also: Callable[[], None]) -> Iterator[None]:
 
 
 def _ask(
-    session: swrk.Session, kind: rpc.RequestType, folder: Path, log: str, values: dict[str, bool | int], answer: swrk.Answer
+    session: swrk.Session, kind: rpc.RequestType, folder: Path, log: str, values: Mapping[str, object], answer: swrk.Answer
 ) -> rpc.Response:
     (folder / log).unlink(missing_ok=True)  # an earlier attempt's reasons are not this one's
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -13,7 +13,7 @@ import os
 import re
 import socket
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +42,8 @@ CLEAN_S: Final = 30.0
 DEATH_S: Final = 10.0
 """Seconds that a killed CRIU may take to be gone. One that waits in the kernel isn't; it is left to itself."""
 
+Place = Callable[[Callable[[], "subprocess.Popen[bytes]"]], "subprocess.Popen[bytes]"]
+"""Calls a function where the process that it starts is to live."""
 Answer = Callable[[rpc.Notify], bool | None]
 """Says yes or no to a notification; None: stop here, and answer later."""
 
@@ -54,15 +56,15 @@ def patience_s(size: int) -> float:
 class Session:
     """A running CRIU and its socket. Use `ask` once, then `answer` if it stopped; `close` always."""
 
-    def __init__(self, criu: Path, netns: int | None, silent_s: float) -> None:
-        """Start CRIU in the network namespace `netns` (None: the agent's own). It is killed, and counts as dead, once it has said nothing
-        for `silent_s` seconds where it must. Raises Retry SH703."""
+    def __init__(self, criu: Path, place: int | Place | None, silent_s: float, descriptors: Sequence[int] = ()) -> None:
+        """Start CRIU in the network namespace `place` (None: the agent's own), or where that function starts it. It is killed, and counts
+        as dead, once it has said nothing for `silent_s` seconds where it must. `descriptors` go along. Raises Retry SH703."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
         def spawn() -> subprocess.Popen[bytes]:
             return subprocess.Popen(
                 [str(criu), "swrk", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *descriptors],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -72,7 +74,7 @@ class Session:
             )
 
         try:
-            self._criu = inside(netns, spawn)
+            self._criu = place(spawn) if callable(place) else inside(place, spawn)
         except OSError as error:
             ours.close()
             raise Retry(
@@ -168,10 +170,9 @@ class Session:
             self._kill()
 
 
-def options(folder: int, log: str, values: Mapping[str, bool | int]) -> rpc.Options:
+def options(folder: int, log: str, values: Mapping[str, object]) -> rpc.Options:
     """The options of every dump and restore. `folder` is a descriptor of the image folder; `values` are those of this one."""
     return rpc.Options(
-        images_dir_fd=folder,
         log_file=log,
         log_level=3,  # the least at which the log names the run id
         notify_scripts=True,
@@ -179,7 +180,8 @@ def options(folder: int, log: str, values: Mapping[str, bool | int]) -> rpc.Opti
         ext_unix_sk=True,
         file_locks=True,
         shell_job=True,
-        **{"network_lock": rpc.NFTABLES, **values},  # type: ignore[arg-type]  # iptables needs a command that nodes may not have
+        # the other lock, iptables, needs a command that nodes may not have
+        **{"images_dir_fd": folder, "network_lock": rpc.NFTABLES, **values},  # type: ignore[arg-type]
     )
 
 
