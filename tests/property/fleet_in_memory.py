@@ -17,6 +17,7 @@ from shunter.model.errors import Problem, Rejected, Retry, Unknown
 from shunter.model.ids import Digest, Epoch, ImageId, Incarnation, NodeId, OperationId, PolicyName, SlotId, WorkerId, node_of
 from shunter.model.operation import OperationRecord, Outcome, Step
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
+from shunter.model.pod import Pod
 from shunter.model.record import Record
 from shunter.model.snapshot import Fleet, Image, Node, Slot, Worker, WorkerState
 from shunter.wire import agent_pb2 as pb
@@ -210,7 +211,7 @@ class MemoryAgent:
 
         return await self._order("preflight", order, effect)  # type: ignore[return-value]
 
-    async def prepare(self, order: pb.Order, slot: SlotId, spec: pb.WorkerSpec, timeout: float) -> pb.Done:
+    async def prepare(self, order: pb.Order, slot: SlotId, spec: pb.WorkerSpec, timeout: float, pod: Pod | None = None) -> pb.Done:
         def effect() -> pb.Done:
             self._need(self.copy is None, "the slot is occupied")
             self.prepared.add(order.operation)
@@ -264,7 +265,9 @@ class MemoryAgent:
 
         return await self._order("release", order, effect)  # type: ignore[return-value]
 
-    async def restore(self, order: pb.Order, slot: SlotId, image: ImageId, hold: float, timeout: float) -> pb.RestoreReply:
+    async def restore(
+        self, order: pb.Order, slot: SlotId, image: ImageId, hold: float, timeout: float, pod: Pod | None = None
+    ) -> pb.RestoreReply:
         def effect() -> pb.RestoreReply:
             self._need(order.operation in self.prepared and self.copy is None, "no slot is prepared")
             self._need(image in self.images, "the image isn't here")

@@ -12,6 +12,7 @@ from shunter.act.port import CopyView, copy_view
 from shunter.model.canon import decode
 from shunter.model.errors import Problem, Rejected, Retry, ShunterError, Stalled, Unknown
 from shunter.model.ids import Epoch, ImageId, NodeId, OperationId, SlotId
+from shunter.model.pod import Pod
 from shunter.model.standing import Stood
 from shunter.model.view import NodeView
 from shunter.wire import agent_pb2 as pb
@@ -67,6 +68,12 @@ def failure(error: grpc.RpcError, node: NodeId, call: str) -> ShunterError:
             subject=node,
         )
     )
+
+
+def _of_pod(pod: Pod | None) -> dict[str, str]:
+    if pod is None:
+        return {}
+    return {"pod_uid": pod.uid, "pod_namespace": pod.namespace, "pod_name": pod.name, "pod_container": pod.container}
 
 
 class AgentClient:
@@ -150,9 +157,10 @@ class AgentClient:
         message = pb.PreflightOrder(order=order, destination=destination, slot=slot or "", facts=facts, bytes=size)
         return await self._ask("Preflight", self._stub.Preflight, message, timeout, pb.PreflightReply)
 
-    async def prepare(self, order: pb.Order, slot: SlotId, spec: pb.WorkerSpec, timeout: float) -> pb.Done:
+    async def prepare(self, order: pb.Order, slot: SlotId, spec: pb.WorkerSpec, timeout: float, pod: Pod | None = None) -> pb.Done:
         """See `Agent`."""
-        return await self._ask("Prepare", self._stub.Prepare, pb.PrepareOrder(order=order, slot=slot, spec=spec), timeout, pb.Done)
+        message = pb.PrepareOrder(order=order, slot=slot, spec=spec, **_of_pod(pod))
+        return await self._ask("Prepare", self._stub.Prepare, message, timeout, pb.Done)
 
     async def fence(self, order: pb.Order, timeout: float) -> pb.Done:
         """See `Agent`."""
@@ -175,9 +183,11 @@ class AgentClient:
         """See `Agent`."""
         return await self._step("Release", self._stub.Release, order, timeout)
 
-    async def restore(self, order: pb.Order, slot: SlotId, image: ImageId, hold: float, timeout: float) -> pb.RestoreReply:
+    async def restore(
+        self, order: pb.Order, slot: SlotId, image: ImageId, hold: float, timeout: float, pod: Pod | None = None
+    ) -> pb.RestoreReply:
         """See `Agent`."""
-        message = pb.RestoreOrder(order=order, slot=slot, image=image, hold_s=hold)
+        message = pb.RestoreOrder(order=order, slot=slot, image=image, hold_s=hold, **_of_pod(pod))
         return await self._ask("Restore", self._stub.Restore, message, timeout, pb.RestoreReply)
 
     async def resume(self, order: pb.Order, timeout: float) -> pb.ResumeReply:

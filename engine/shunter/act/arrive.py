@@ -1,6 +1,7 @@
 """Arriving in a slot: what a move and a restore have in common once an image is there, up to the router's seeing the worker again."""
 
 from shunter.act.back import bring, end_copy, joined, lost_with, show
+from shunter.act.housing import arrived, arrived_soon, gone
 from shunter.act.run import Run, problem
 from shunter.model.errors import Problem, Rejected, Retry
 from shunter.model.ids import SlotId, node_of
@@ -18,7 +19,7 @@ def destination_of(run: Run) -> SlotId:
 async def restore(run: Run) -> None:
     """To HELD: the copy is there, and doesn't run."""
     slot = destination_of(run)
-    reply = await run.ask(run.at(slot).restore(run.order, slot, run.image, run.times.hold, run.bulk))
+    reply = await run.ask(run.at(slot).restore(run.order, slot, run.image, run.times.hold, run.bulk, run.record.pod))
     run.step(Step.HELD, measured=run.measure(restore=reply.restore_s))
 
 
@@ -61,10 +62,13 @@ async def unfence(run: Run) -> None:
     """RESUMED to UNFENCED, or to the end when the worker died there meanwhile or the router won't see it."""
     slot = destination_of(run)
     if lost := lost_with(run, slot):
+        await gone(run)
         run.finish(Status.FAILED, lost, run.image)
         return
+    await arrived_soon(run)
     alive, wrong = await show(run, slot)
     if wrong is not None:
+        await (arrived(run) if alive else gone(run))
         run.finish(Status.SUCCEEDED if alive else Status.FAILED, wrong, run.image)
         return
     run.step(Step.UNFENCED)
@@ -72,6 +76,7 @@ async def unfence(run: Run) -> None:
 
 async def done(run: Run) -> None:
     """UNFENCED to the end. The image stays, on every node that has it: one of them may not have it on its disk yet."""
+    await arrived(run)
     run.finish(Status.SUCCEEDED, image=run.image)
 
 

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from shunter.act.housing import arrived, arrived_soon, room_again, shown_soon
 from shunter.act.port import CopyView
 from shunter.act.run import Run, Unresolved, problem, spec_of
 from shunter.model.errors import Problem, Rejected, Retry, ShunterError, Stalled, Unknown
@@ -32,6 +33,7 @@ async def thaw_back(run: Run, source: SlotId, destination: SlotId | None) -> Non
         return
     if run.had(Step.FENCED) and view.copy != "running":
         raise Unresolved(problem("SH514", f"the source's copy is {view.copy}, not running", "It is asked again", run.planned.worker))
+    await shown_soon(run, shown=True)
     alive, wrong = await show(run, source) if run.had(Step.PREPARED) else (True, None)
     image = None if alive else await _image_left(run, view, destination)
     run.finish(Status.ROLLED_BACK if alive else Status.FAILED, joined(run.record.problem, wrong), image)
@@ -46,8 +48,9 @@ async def bring(run: Run, slot: SlotId) -> pb.ResumeReply:
     await nowhere_alive(run, but=node_of(slot))
     agent = run.at(slot)
     spec = spec_of(await agent.report(run.times.quick), run)
-    await run.ask(agent.prepare(run.order, slot, spec, run.times.quick))
-    await run.ask(agent.restore(run.order, slot, run.image, run.times.hold, run.bulk))
+    pod = await room_again(run, slot, spec)
+    await run.ask(agent.prepare(run.order, slot, spec, run.times.quick, pod))
+    await run.ask(agent.restore(run.order, slot, run.image, run.times.hold, run.bulk, pod))
     return await run.ask(agent.resume(run.order, run.times.quick))
 
 
@@ -145,7 +148,10 @@ async def image_back(run: Run, source: SlotId) -> None:
                 return
         except (Retry, Unknown) as missing:
             await wait(missing.problem)
+    await arrived_soon(run)
     alive, wrong = await show(run, source)
+    if alive:
+        await arrived(run)
     run.finish(Status.ROLLED_BACK if alive else Status.FAILED, joined(run.record.problem, wrong), None if alive else run.image)
 
 

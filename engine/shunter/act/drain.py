@@ -2,11 +2,20 @@
 
 from shunter.act.back import fenced, joined, must_view, show
 from shunter.act.drive import Machine
+from shunter.act.housing import gone, home_of, shown_soon
 from shunter.act.move import fence, source_of
 from shunter.act.port import CopyView
 from shunter.act.run import Run, late_problem, problem
 from shunter.model.errors import Problem, Rejected
 from shunter.model.operation import Status, Step
+
+
+async def _begin(run: Run) -> None:
+    if run.parts.places is not None:
+        left = home_of(run, await run.at(source_of(run)).report(run.times.quick))
+        if left is not None:
+            run.step(Step.INTENDED, left=left)
+    await fence(run)
 
 
 async def _drain(run: Run) -> None:
@@ -19,6 +28,7 @@ async def _drain(run: Run) -> None:
 
 
 async def _done(run: Run) -> None:
+    await gone(run)
     run.finish(Status.SUCCEEDED)
 
 
@@ -33,6 +43,8 @@ async def _roll_back(run: Run) -> None:
         died = problem("SH516", "the worker died before it was drained", "It is restored from its newest image", run.planned.worker)
         run.finish(Status.FAILED, joined(run.record.problem, died))
         return
+    if run.planned.lane == "voluntary":
+        await shown_soon(run, shown=True)
     alive, wrong = await show(run, slot) if run.planned.lane == "voluntary" else (True, _left_out(run, view))
     run.finish(Status.ROLLED_BACK if alive else Status.FAILED, joined(run.record.problem, wrong))
 
@@ -49,7 +61,7 @@ async def _refused(run: Run, why: Problem) -> None:
 
 
 DRAIN = Machine(
-    {Step.INTENDED: fence, Step.FENCED: _drain, Step.RELEASED: _done, Step.ROLLING_BACK: _roll_back},
+    {Step.INTENDED: _begin, Step.FENCED: _drain, Step.RELEASED: _done, Step.ROLLING_BACK: _roll_back},
     committed=frozenset({Step.RELEASED}),
     refused=_refused,
     source=source_of,

@@ -1,8 +1,11 @@
 """A move: both copies stand still before the source's is ended, and the destination's runs only after that is confirmed."""
 
+import asyncio
+
 from shunter.act.arrive import commit, destination_of, done, once_more, restore, resume, unfence
 from shunter.act.back import image_back, must_view, thaw_back
 from shunter.act.drive import Machine
+from shunter.act.housing import gone_soon, home_of, room, shown_soon, withdrawn
 from shunter.act.run import Run, problem, spec_of
 from shunter.model.errors import Problem, Rejected
 from shunter.model.ids import NodeId, SlotId, node_of
@@ -22,14 +25,17 @@ async def _prepare(run: Run) -> None:
     source, destination = source_of(run), destination_of(run)
     report = await run.at(source).report(run.times.quick)
     spec = spec_of(report, run)
+    left = home_of(run, report)
     checked = await run.preflight(source, destination=False, facts={}, size=0)
     await run.preflight(destination, destination=True, facts=dict(checked.facts or report.facts), size=checked.bytes)
-    await run.ask(run.at(destination).prepare(run.order, destination, spec, run.times.quick))
-    run.step(Step.PREPARED)
+    pod = await room(run, destination, left, spec) if left is not None else None
+    await run.ask(run.at(destination).prepare(run.order, destination, spec, run.times.quick, pod))
+    run.step(Step.PREPARED, pod=pod, left=left)
 
 
 async def fence(run: Run) -> None:
     """PREPARED to FENCED, at the source."""
+    await shown_soon(run, shown=False)
     await run.ask(run.at(source_of(run)).fence(run.order, run.times.quick))
     run.step(Step.FENCED)
 
@@ -52,11 +58,21 @@ async def release(run: Run) -> None:
     run.step(Step.RELEASED)
 
 
+async def _resume(run: Run) -> None:
+    """Beside it the pod that is left goes, before what was killed in it is started again."""
+    going = asyncio.ensure_future(gone_soon(run))
+    try:
+        await resume(run)
+    finally:
+        await going
+
+
 async def _roll_back(run: Run) -> None:
     if run.had(Step.RELEASED):
         await image_back(run, source_of(run))
     else:
         await thaw_back(run, source_of(run), destination_of(run))
+    await withdrawn(run)
 
 
 async def release_refused(run: Run, why: Problem) -> None:
@@ -84,7 +100,7 @@ MOVE = Machine(
         Step.FROZEN: restore,
         Step.HELD: commit,
         Step.COMMITTING: release,
-        Step.RELEASED: resume,
+        Step.RELEASED: _resume,
         Step.RESUMED: unfence,
         Step.UNFENCED: done,
         Step.ROLLING_BACK: _roll_back,

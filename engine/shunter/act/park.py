@@ -3,6 +3,7 @@
 from shunter.act.back import thaw_back
 from shunter.act.copies import send_copies
 from shunter.act.drive import Machine
+from shunter.act.housing import gone, home_of, remembered
 from shunter.act.move import fence, freeze, release, release_refused, source_of
 from shunter.act.run import Run
 from shunter.model.errors import Problem
@@ -18,8 +19,12 @@ def _first(run: Run) -> NodeId | None:
 
 
 async def _check(run: Run) -> None:
-    await run.preflight(source_of(run), destination=False, facts={}, size=0)
-    run.step(Step.PREPARED)
+    source = source_of(run)
+    left = home_of(run, await run.at(source).report(run.times.quick)) if run.parts.places is not None else None
+    await run.preflight(source, destination=False, facts={}, size=0)
+    if left is not None:
+        await remembered(run, left)
+    run.step(Step.PREPARED, left=left)
 
 
 async def _freeze(run: Run) -> None:
@@ -40,10 +45,12 @@ async def _commit(run: Run) -> None:
 async def _release(run: Run) -> None:
     short = run.record.problem if run.record.problem and run.record.problem.code == "SH518" else None
     await release(run)
+    await gone(run)
     run.finish(Status.SUCCEEDED, short, run.image)
 
 
 async def _done(run: Run) -> None:
+    await gone(run)
     run.finish(Status.SUCCEEDED, image=run.image)
 
 

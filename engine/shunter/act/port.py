@@ -6,6 +6,7 @@ from typing import Literal, Protocol, cast, get_args
 import msgspec
 
 from shunter.model.ids import ImageId, NodeId, OperationId, SlotId
+from shunter.model.pod import Pod
 from shunter.wire import agent_pb2 as pb
 
 Copy = Literal["running", "frozen", "held", "none"]
@@ -60,8 +61,8 @@ class Agent(Protocol):
         """Check without touching anything; `slot`, `facts` and `size` (bytes) matter at a destination only."""
         ...
 
-    async def prepare(self, order: pb.Order, slot: SlotId, spec: pb.WorkerSpec, timeout: float) -> pb.Done:
-        """Reserve the slot and make the worker's network identity."""
+    async def prepare(self, order: pb.Order, slot: SlotId, spec: pb.WorkerSpec, timeout: float, pod: Pod | None = None) -> pb.Done:
+        """Reserve the slot and make the worker's network identity. `pod` is what it comes to; None: it lives in none."""
         ...
 
     async def fence(self, order: pb.Order, timeout: float) -> pb.Done:
@@ -84,8 +85,10 @@ class Agent(Protocol):
         """End the frozen copy, and answer once it is dead."""
         ...
 
-    async def restore(self, order: pb.Order, slot: SlotId, image: ImageId, hold: float, timeout: float) -> pb.RestoreReply:
-        """Restore, held for at most `hold` seconds."""
+    async def restore(
+        self, order: pb.Order, slot: SlotId, image: ImageId, hold: float, timeout: float, pod: Pod | None = None
+    ) -> pb.RestoreReply:
+        """Restore, held for at most `hold` seconds. `pod` as in `prepare`."""
         ...
 
     async def resume(self, order: pb.Order, timeout: float) -> pb.ResumeReply:

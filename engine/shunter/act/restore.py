@@ -4,6 +4,7 @@ from shunter.act.arrive import commit, destination_of, done, once_more, restore,
 from shunter.act.back import nowhere_alive
 from shunter.act.copies import holder_of, send
 from shunter.act.drive import Machine
+from shunter.act.housing import room, withdrawn
 from shunter.act.run import Run, spec_of
 from shunter.model.errors import Problem, ShunterError, Stalled
 from shunter.model.ids import node_of
@@ -21,8 +22,10 @@ async def _prepare(run: Run) -> None:
     run.may_go_on()
     if holder != node:
         await send(run, holder, node)
-    await run.ask(run.at(slot).prepare(run.order, slot, spec_of(report, run), run.times.quick))
-    run.step(Step.PREPARED, measured=run.measure(bytes=info.bytes if holder != node else 0))
+    spec = spec_of(report, run)
+    pod = await room(run, slot, None, spec)
+    await run.ask(run.at(slot).prepare(run.order, slot, spec, run.times.quick, pod))
+    run.step(Step.PREPARED, measured=run.measure(bytes=info.bytes if holder != node else 0), pod=pod)
 
 
 async def _roll_back(run: Run) -> None:
@@ -35,6 +38,7 @@ async def _roll_back(run: Run) -> None:
     except ShunterError:
         pass
     run.finish(Status.FAILED, run.record.problem, run.image)
+    await withdrawn(run)
 
 
 async def _refused(run: Run, why: Problem) -> None:
@@ -42,6 +46,7 @@ async def _refused(run: Run, why: Problem) -> None:
     still = await once_more(run, why)
     if still is not None:
         run.finish(Status.FAILED, still, run.image)
+        await withdrawn(run)
 
 
 RESTORE = Machine(

@@ -11,6 +11,7 @@ import msgspec
 
 from shunter.act.beyond import Deposed
 from shunter.act.lease import Leadership
+from shunter.act.places import Places
 from shunter.act.port import Agent, CopyView
 from shunter.act.resolve import image_of
 from shunter.act.store import Store
@@ -18,6 +19,7 @@ from shunter.model.errors import Problem, Rejected, Retry, ShunterError, Stalled
 from shunter.model.ids import ImageId, NodeId, OperationId, SlotId, WorkerId, node_of
 from shunter.model.operation import Measured, OperationRecord, Outcome, Status, Step
 from shunter.model.plan import PlannedOperation
+from shunter.model.pod import Pod
 from shunter.model.record import Record, RecordKind
 from shunter.model.snapshot import Fleet
 from shunter.wire import agent_pb2 as pb
@@ -50,7 +52,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     `audit` returns once the record is durable, or raises Stalled. `gone` says that a node is known to be dead for good (a notice of kind
     `gone`), so that its copies needn't be asked for. `astray` says, when an operation is to begin, why where it would go won't last; empty:
     nothing speaks against it. `progress` is told each step, for people. `lead` is asked before each order whether we still lead; None: that
-    can't be lost while it runs.
+    can't be lost while it runs. `places` makes the pods that workers come to; None: they live in none.
     """
 
     store: Store
@@ -63,6 +65,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     astray: Callable[[PlannedOperation], str] = lambda _planned: ""
     progress: Callable[[OperationRecord], None] = lambda _record: None
     lead: Leadership | None = None
+    places: Places | None = None
     times: Times = Times()
 
     def still_leads(self) -> None:
@@ -134,10 +137,19 @@ class Run:
         """The operation has come to `step` at some time."""
         return any(s is step for s, _ in self.record.history)
 
-    def step(self, step: Step, why: Problem | None = None, *, measured: Measured | None = None, frozen_at: float | None = None) -> None:
+    def step(
+        self,
+        step: Step,
+        why: Problem | None = None,
+        *,
+        measured: Measured | None = None,
+        frozen_at: float | None = None,
+        pod: Pod | None = None,
+        left: Pod | None = None,
+    ) -> None:
         """Make `step` durable. `why` becomes the record's problem; None clears it unless the operation is being rolled back.
 
-        `measured` and `frozen_at` replace what the record knows, unless None.
+        The others replace what the record knows, unless None.
         """
         kept = self.record.problem if step is Step.ROLLING_BACK else None
         self.record = self.parts.store.advance(
@@ -147,6 +159,8 @@ class Run:
             problem=why or kept,
             measured=measured or self.record.measured,
             frozen_at=self.record.frozen_at if frozen_at is None else frozen_at,
+            pod=pod or self.record.pod,
+            left=left or self.record.left,
         )
         self.tell(RecordKind.STEP, f"{self.planned.kind.value}: {step.value}")
 
@@ -190,6 +204,7 @@ class Run:
             plan=self.record.plan,
             worker=self.planned.worker,
             incarnation=self.planned.expect.incarnation,
+            deadline=(self.planned.deadline or 0.0) if self.planned.lane == "involuntary" else 0.0,
         )
 
     @property

@@ -49,7 +49,7 @@ class Unfencing:
         going = {notice.node for notice in notices if notice.deadline is not None and notice.deadline > now}
         answering = {node.id for node in fleet.nodes if node.reachable} & self._parts.agents.keys() - going
         for worker in stray.values():
-            if worker.node is None or worker.node not in answering:
+            if worker.node is None or worker.node not in answering or worker.slot is None:  # without a slot no agent knows of it
                 continue
             if worker.id not in self._names:
                 self._number += 1  # an agent answers an order that it had before from its journal
