@@ -26,7 +26,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """What the agent knows when an order comes in. `steps` are the operation's own entries by step.
 
-    `holding` says that this agent has the operation's frozen or held copy in its hands right now.
+    `holding` says that this agent has the operation's frozen or held copy in its hands right now; `unsettled` that the worker was left
+    standing still by an agent that died, and isn't known to run yet.
     """
 
     epoch: int
@@ -34,6 +35,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     worker: WorkerRow | None = None
     reservation: Reservation | None = None
     holding: bool = False
+    unsettled: bool = False
 
 
 AT_SOURCE: Final = frozenset({"fence", "freeze", "thaw", "release", "checkpoint", "drain", "retire"})
@@ -71,10 +73,11 @@ def answered(step: str, seen: Seen) -> bytes | None:
 def check_step(step: str, asked: Asked, seen: Seen) -> None:
     """The worker is the one meant, nothing else has it, and the step is legal now.
 
-    Raises Rejected SH603 (not here), SH604 (another incarnation), SH606 (out of order); Retry SH605 (in another operation).
+    Raises Rejected SH603 (not here), SH604 (another incarnation), SH606 (out of order); Retry SH605 (in another operation), SH613 (left
+    standing still).
     """
     if step in AT_SOURCE or (step == "unfence" and "resume" not in seen.steps):
-        _check_source(asked, seen)
+        _check_source(step, asked, seen)
     if step == "unfence" and "resume" in seen.steps:
         _check_resumed(asked, seen)
     if step in ("restore", "resume") and (seen.reservation is None or seen.reservation.worker_id != asked.worker):
@@ -83,7 +86,7 @@ def check_step(step: str, asked: Asked, seen: Seen) -> None:
         _ORDER[step](seen)
 
 
-def _check_source(asked: Asked, seen: Seen) -> None:
+def _check_source(step: str, asked: Asked, seen: Seen) -> None:
     row = seen.worker
     if row is None:
         raise rejected("SH603", "the worker doesn't live here", "Look where it is now, and plan again", asked.worker)
@@ -94,8 +97,22 @@ def _check_source(asked: Asked, seen: Seen) -> None:
             "The worker was restored since; plan again",
             asked.worker,
         )
-    if refused := in_other_operation(asked, row.operation, row.epoch, seen.holding or row.state == "frozen"):
+    if seen.unsettled:
+        _check_unsettled(step, asked, row)
+    elif refused := in_other_operation(asked, row.operation, row.epoch, seen.holding or row.state == "frozen"):
         raise refused
+
+
+def _check_unsettled(step: str, asked: Asked, row: WorkerRow) -> None:
+    """A worker that may never run again can be ended by whoever may, and asked after by the operation that has it."""
+    if step == "retire" or (row.operation == asked.operation and step in ("thaw", "release")):
+        return
+    raise retry(
+        "SH613",
+        "the worker stood still when the agent before this one died, and isn't known to run yet",
+        "Wait: it is put right as soon as what holds it lets go. The agent's log says what that is",
+        asked.worker,
+    )
 
 
 def _check_resumed(asked: Asked, seen: Seen) -> None:

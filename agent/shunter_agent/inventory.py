@@ -106,6 +106,8 @@ def copy_of(node: Node, worker: str) -> str:
         return "held" if _left_over(node, worker) else "none"
     if row.state == "frozen" and worker in node.frozen:
         return "frozen"
+    if worker in node.unsettled:  # the agent that held it is dead, and it isn't known to run
+        return "frozen" if node.runtime.find(row.process) else "none"
     return "running" if node.runtime.find(row.process) else "none"
 
 

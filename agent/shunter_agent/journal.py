@@ -45,6 +45,8 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     state: Literal["running", "fenced", "frozen"] = "running"
     operation: str = ""
     epoch: int = 0
+    stopped: tuple[int, ...] = ()
+    """Pids of its tree that somebody else had stopped before it was last made to stand still: they stay so when it runs on."""
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):

@@ -98,6 +98,19 @@ class Hidden:
 
 
 @dataclass(frozen=True)
+class Unsettled:
+    """A worker that stood still when the agent before this one died, or may have, and isn't known to run yet.
+
+    `operation` had it; empty: none, but it may lack its GPU memory. `since` is when this agent began to put it right, `at` when that is
+    tried again (by `Node.elapsed`).
+    """
+
+    operation: str
+    since: float
+    at: float
+
+
+@dataclass(frozen=True)
 class Leaving:
     """A worker that an order has ended for certain, and which leaves the journal as soon as that can be written.
 
@@ -131,6 +144,7 @@ class Node:
     held: dict[str, HeldCopy] = field(default_factory=dict)
     hidden: dict[str, Hidden] = field(default_factory=dict)
     leaving: dict[str, Leaving] = field(default_factory=dict)
+    unsettled: dict[str, Unsettled] = field(default_factory=dict)
     notices: dict[str, Notice] = field(default_factory=dict)
     sources: tuple[NoticeSource, ...] = ()
     """Where notices come from, for their names and what is wrong with them."""
@@ -146,8 +160,10 @@ class Node:
 
     def __post_init__(self) -> None:
         self.exits = Exits(self.worker_ended)
+        self.promises = Promises(self.journal, self.elapsed)
         self._threads = ThreadPoolExecutor(THREADS, "blocking")
         self._background: set[asyncio.Task[None]] = set()
+        self._kept: set[asyncio.Task[None]] = set()
         self._removing: dict[str, asyncio.Task[None]] = {}
 
     async def in_thread(self, call: Callable[..., T], *arguments: object) -> T:
@@ -160,7 +176,6 @@ class Node:
         async def run() -> None:
             try:
                 await self.in_thread(call, *arguments)
-        self.promises = Promises(self.journal, self.elapsed)
             except Exception as error:
                 self.log.error("background work failed", error=f"{type(error).__name__}: {error}")
 
@@ -168,6 +183,16 @@ class Node:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
+
+    def keep(self, task: "asyncio.Task[None]") -> None:
+        """A task that nobody waits for: its failure is logged. It is cancelled when the agent ends."""
+        self._kept.add(task)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: "asyncio.Task[None]") -> None:
+        self._kept.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.log.error("background work failed", task=task.get_name(), error=f"{type(error).__name__}: {error}")
 
     def remove_network(self, worker: str) -> None:
         """Remove the network of a worker that was ended, while its next copy already comes to life elsewhere."""
@@ -182,7 +207,9 @@ class Node:
             await removing
 
     async def finish_background(self) -> None:
-        """Wait for all of it."""
+        """Wait for all of it, but for what is kept (see `keep`), which is cancelled."""
+        for task in self._kept:
+            task.cancel()
         while self._background:
             await asyncio.wait(tuple(self._background))
 
@@ -214,6 +241,7 @@ class Node:
             worker=self.journal.worker(asked.worker),
             reservation=self.journal.reservation(asked.operation),
             holding=copy is not None and copy.operation == asked.operation,
+            unsettled=asked.worker in self.unsettled,
         )
 
     def row(self, worker: str) -> WorkerRow:
@@ -304,6 +332,7 @@ class Node:
             self.exits.watch_again(worker, row.process)
             return
         self.frozen.pop(worker, None)
+        self.unsettled.pop(worker, None)
         network = self.networks.pop(worker, None)
         if network is not None:
             try:

@@ -1,35 +1,54 @@
-"""What an agent does at its start: find out what its predecessor left, put it right, and only then take orders."""
+"""What an agent does at its start: find out what its predecessor left, put it right, and only then take orders.
 
+Each worker is put right by itself, under its own lock: one that hangs keeps no other waiting, nor the agent from taking orders about the
+others. What isn't settled when the start's time is over goes on being tried (see `orders.settling`, `orders.holds`).
+"""
+
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Final
 
-from shunter.model.errors import ShunterError
+from shunter.model.errors import Rejected, Retry, ShunterError, Stalled, Unknown
 from shunter.wire import agent_pb2 as pb
 
 from shunter_agent.guard import LAST
-from shunter_agent.journal import Reservation, WorkerRow
+from shunter_agent.journal import Entry, Reservation, WorkerRow
 from shunter_agent.node import Node
+from shunter_agent.orders import settling
 from shunter_agent.orders.destination import Destination
 from shunter_agent.runtime.port import Process
 
 DYING_S: Final = 3.0
 """Seconds that a copy may still take to die whose release or resume had begun: its driver may be ending it this very moment."""
+AGAIN_S: Final = 0.2
+"""Seconds between looks at a copy that its driver is still about to let go."""
+START_S: Final = 10.0
+"""Seconds after which an agent takes orders, whatever worker isn't settled by then. Most are within milliseconds."""
+LOOK_S: Final = 0.05
+STOOD_STILL: Final = ("freeze", "checkpoint", "thaw", "release")
+"""Steps that are begun while a worker stands still, or is about to."""
 
 
-async def recover(node: Node, destination: Destination, wait: Callable[[float], None] = time.sleep) -> None:
-    """Settle every worker, reservation and step that the journal has open. Raises Stalled when the journal can't be written."""
-    for row in tuple(node.journal.workers().values()):
-        await _worker(node, row, wait)
-    for reservation in tuple(node.journal.reservations().values()):
-        await _reservation(node, destination, reservation, wait)
-    for entry in node.journal.open_steps():
-        with node.journal.batch():
-            node.journal.undo(
-                entry.operation, (entry.step,), node.clock(), "the agent died while it was done; what it had done was taken back"
-            )
-            if entry.step in LAST:
-                node.part(entry.operation, entry.worker)
+async def recover(node: Node, destination: Destination, wait: Callable[[float], None] = time.sleep, within_s: float = START_S) -> None:
+    """Settle every worker, reservation and step that the journal has open: all at once, each under its worker's lock, for `within_s`
+    seconds at most. What takes longer goes on by itself. Raises Stalled when the journal can't be written.
+    """
+    journal = node.journal
+    for row in journal.workers().values():
+        if stood_still(node, row):
+            settling.doubt(node, row.spec.worker, row.operation)
+    names = set(journal.workers())
+    names |= {kept.worker_id for kept in journal.reservations().values()} | {entry.worker for entry in journal.open_steps()}
+    tasks = {asyncio.create_task(_one(node, destination, name, wait), name=f"settle {name}") for name in sorted(names)}
+    if not tasks:
+        return
+    done, late = await asyncio.wait(tasks, timeout=within_s)
+    for task in late:
+        node.log.error("not settled yet, others don't wait for it", worker=task.get_name().removeprefix("settle "))
+        node.keep(task)
+    for task in done:
+        task.result()
 
 
 async def start_missing(node: Node) -> None:
@@ -53,24 +72,60 @@ async def start_missing(node: Node) -> None:
         node.log.info("worker started", worker=worker.worker, slot=slot, pid=process.pid)
 
 
+def stood_still(node: Node, row: WorkerRow) -> bool:
+    """Whether an order had stopped the worker when the agent died, or may have."""
+    if not row.operation:
+        return False
+    steps = {entry.step: entry.state for entry in node.journal.entries(row.operation)}
+    return row.state == "frozen" or any(steps.get(step) == "begun" for step in STOOD_STILL)
+
+
+async def _one(node: Node, destination: Destination, worker: str, wait: Callable[[float], None]) -> None:
+    """All that there is of a worker. Raises Stalled; what else goes wrong is logged, and tried again if that can help."""
+    async with destination.orders.lock(worker):
+        open_steps = [entry for entry in node.journal.open_steps() if entry.worker == worker]
+        try:
+            row = node.journal.worker(worker)
+            if row is not None:
+                await _worker(node, row, wait)
+            for kept in [kept for kept in node.journal.reservations().values() if kept.worker_id == worker]:
+                await _reservation(node, destination, kept, wait)
+        except Stalled:
+            raise
+        except ShunterError as error:
+            node.log.problem(error.problem, worker=worker)
+        for entry in open_steps if worker not in node.unsettled else ():  # else what they come to shows when it is settled
+            _undone(node, entry)
+
+
+def _undone(node: Node, begun: Entry) -> None:
+    """A step that nobody is at any more, unless it was found to be done."""
+    with node.journal.batch():
+        found = node.journal.entry(begun.operation, begun.step)
+        if found is not None and found.state == "begun":
+            why = "the agent died while it was done; what it had done was taken back"
+            node.journal.undo(begun.operation, (begun.step,), node.clock(), why)
+        if begun.step in LAST:
+            node.part(begun.operation, begun.worker)
+
+
 async def _worker(node: Node, row: WorkerRow, wait: Callable[[float], None]) -> None:
+    """A worker that lives here, by the journal. Raises ShunterError: it is tried again."""
     worker = row.spec.worker
     release = node.journal.entry(row.operation, "release") if row.operation else None
     releasing = release is not None and release.state == "begun"
     if not await node.in_thread(_alive, node, row.process, DYING_S if releasing else 0.0, wait):
-        _gone(node, row, released=releasing)
+        node.unsettled.pop(worker, None)
+        settling.gone(node, row)
         return
-    network = await node.in_thread(node.runtime.network, row.spec, row.process)
-    await node.in_thread(network.connect)
-    node.adopt(worker, row.process, network)
-    freeze = node.journal.entry(row.operation, "freeze") if row.operation else None
-    frozen = row.state == "frozen" or (freeze is not None and freeze.state == "begun")
-    if frozen:
-        await _thawed(node, row)
+    if worker in node.unsettled and row.state != "frozen":
+        node.change(worker, state="frozen")
+    if worker not in node.unsettled:
+        settling.doubt(node, worker, "")  # an agent before the last one may have left it without its GPU
+    await settling.settle(node, worker)
     resume = node.journal.entry(row.operation, "resume") if row.operation else None
     if resume is not None and resume.state == "begun":
-        await _resumed(node, row)
-    node.log.info("worker found again", worker=worker, pid=row.process.pid, slot=row.slot)
+        _resumed(node, row)
 
 
 def _alive(node: Node, process: Process, patience_s: float, wait: Callable[[float], None]) -> bool:
@@ -78,53 +133,35 @@ def _alive(node: Node, process: Process, patience_s: float, wait: Callable[[floa
     while node.runtime.find(process):
         if left <= 0:
             return True
-        wait(0.05)
-        left -= 0.05
+        wait(LOOK_S)
+        left -= LOOK_S
     return False
 
 
-def _gone(node: Node, row: WorkerRow, *, released: bool) -> None:
-    worker = row.spec.worker
-    with node.journal.batch():
-        node.journal.drop_worker(worker)
-        if released:
-            reply = pb.Done(at=node.clock(), detail="found ended when the agent came back")
-            node.journal.done(row.operation, "release", worker, node.clock(), reply.SerializeToString(), reply.detail)
-        elif row.operation:
-            node.journal.undo(
-                row.operation, ("fence", "freeze", "resume"), node.clock(), "the worker's process was gone when the agent came back"
-            )
-    try:
-        node.runtime.network(row.spec).destroy()
-    except ShunterError as error:
-        node.log.problem(error.problem, worker=worker)
-    if released:
-        node.log.info("release found finished", worker=worker, operation=row.operation)
-        return
-    node.log.error("worker lost while the agent was away", worker=worker)
-    node.events.publish(pb.Event(exit=pb.WorkerExit(worker=worker, status=-1)))
+async def _runs(node: Node, reservation: Reservation, process: Process, wait: Callable[[float], None]) -> bool:
+    """Whether a copy whose resume had begun does: nobody holds it any more, and it isn't one that nobody ever will let run.
 
-
-async def _thawed(node: Node, row: WorkerRow) -> None:
-    """The agent's death ended its hold: the worker runs in place. Put it back into traffic, where it was before the operation."""
-    worker, why = row.spec.worker, "the agent died, which let the worker run on"
-    reply = pb.Done(at=node.clock(), detail=why)
-    with node.journal.batch():
-        node.journal.undo(row.operation, ("freeze", "release"), node.clock(), why)
-        node.journal.done(row.operation, "thaw", worker, node.clock(), reply.SerializeToString(), why)
-        node.change(worker, state="fenced")
-    if row.spec.control:
+    A driver that is still at it is waited for, and ended when it takes too long.
+    """
+    if not await node.in_thread(_alive, node, process, DYING_S, wait):
+        return False
+    network, began = await node.in_thread(node.runtime.network, reservation.spec, process), node.elapsed()
+    while not await node.in_thread(node.runtime.stillborn, process):
         try:
-            await node.in_thread(node.serving.unfence, row.spec)
-        except ShunterError as error:
-            node.log.problem(error.problem, worker=worker, operation=row.operation)
-            return
-    with node.journal.batch():
-        node.journal.undo(row.operation, ("fence",), node.clock(), why)
-        node.change(worker, state="running", operation="")
+            await node.in_thread(node.runtime.settle, process, network, (), node.elapsed() - began)
+        except Rejected:
+            return False
+        except (Retry, Unknown) as error:
+            node.log.problem(error.problem, worker=reservation.worker_id)
+            await node.in_thread(wait, AGAIN_S)
+        else:
+            await node.in_thread(network.connect)
+            node.adopt(reservation.worker_id, process, network)
+            return True
+    return False
 
 
-async def _resumed(node: Node, row: WorkerRow) -> None:
+def _resumed(node: Node, row: WorkerRow) -> None:
     """It ran already when the agent died, and lives here; only its probe and the answer were missing."""
     reply = pb.ResumeReply(running_at=node.clock(), probe="process alive when the agent came back")
     node.journal.done(row.operation, "resume", row.spec.worker, node.clock(), reply.SerializeToString(), reply.probe)
@@ -136,12 +173,9 @@ async def _reservation(node: Node, destination: Destination, reservation: Reserv
     resume = node.journal.entry(reservation.operation, "resume")
     begun = resume is not None and resume.state == "begun"
     row = node.journal.worker(worker)
-    if row is None and process is not None and begun and await node.in_thread(_alive, node, process, DYING_S, wait):
-        network = await node.in_thread(node.runtime.network, reservation.spec, process)
-        await node.in_thread(network.connect)
+    if row is None and process is not None and begun and await _runs(node, reservation, process, wait):
         destination.settle_in(reservation, process)
-        node.adopt(worker, process, network)
-        await _resumed(node, node.row(worker))
+        _resumed(node, node.row(worker))
         node.log.info("resumed worker found running", worker=worker, operation=reservation.operation)
         return
     if row is None:  # else the network is that of the worker that lives here

@@ -385,8 +385,10 @@ def test_a_worker_gets_its_gpu_back_when_the_agent_is_killed_from_the_helper_or_
     until(lambda: process.stat(bench.worker.pid).state == "T", "CRIU lets it go, and nobody gives it its GPU back")
     assert bench.on_a.taken() == 0
 
-    network = bench.a.call(lambda: bench.runtime_on(bench.a, criu).network(bench.spec, bench.worker))
+    again = bench.runtime_on(bench.a, criu)
+    network = bench.a.call(lambda: again.network(bench.spec, bench.worker))
     assert network.own
+    bench.a.call(lambda: again.settle(bench.worker, network, None, 0))
     bench.thawed_and_whole()
     client.goes_on()
 

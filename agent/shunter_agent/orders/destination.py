@@ -1,10 +1,12 @@
 """Orders to a node about a worker on its way to it: prepare, restore, resume, abort."""
 
+import asyncio
 import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
-from shunter.model.errors import Rejected, Retry, ShunterError, Unknown
+from shunter.model.errors import Rejected, Retry, ShunterError, Stalled, Unknown
 from shunter.wire import agent_pb2 as pb
 
 from shunter_agent import convert
@@ -23,7 +25,8 @@ class Destination:
     """The destination's side. One per agent."""
 
     def __init__(self, orders: Orders) -> None:
-        self._orders = orders
+        self.orders = orders
+        """What carries them out, with the workers' locks."""
         self._node = orders.node
 
     # -- prepare
@@ -34,7 +37,7 @@ class Destination:
         Raises Rejected SH661 (no such slot), SH662 (role), SH663 (the worker lives here); Retry SH664 (slot occupied), SH605.
         """
         head = asked(message.order)
-        return await self._orders.carry_out("prepare", head, pb.Done, lambda: self._prepare(head, message))
+        return await self.orders.carry_out("prepare", head, pb.Done, lambda: self._prepare(head, message))
 
     async def _prepare(self, head: Asked, message: pb.PrepareOrder) -> Outcome[pb.Done]:
         node = self._node
@@ -94,7 +97,7 @@ class Destination:
                 f"a hold of {message.hold_s:g} s was asked for, allowed are up to {self._node.settings.hold:g} s",
                 "Change the engine's hold, or `hold` in the agent's settings",
             )
-        return await self._orders.carry_out("restore", head, pb.RestoreReply, lambda: self._restore(head, message))
+        return await self.orders.carry_out("restore", head, pb.RestoreReply, lambda: self._restore(head, message))
 
     async def _restore(self, head: Asked, message: pb.RestoreOrder) -> Outcome[pb.RestoreReply]:
         node, reservation = self._node, self._reservation(head)
@@ -111,7 +114,7 @@ class Destination:
         try:
             folder = await node.in_thread(node.depot.folder, message.image)
             try:
-                held = await node.in_thread(node.runtime.restore, reservation.spec, network, folder)
+                held = await node.in_thread(node.runtime.restore, reservation.spec, network, folder, self._born(reservation))
             finally:
                 node.in_background(node.depot.done, message.image)
         except Rejected as error:
@@ -128,6 +131,22 @@ class Destination:
 
         reply = pb.RestoreReply(restore_s=time.monotonic() - began, incarnation=reservation.incarnation)
         return Outcome(reply, write, f"held, from image {message.image}")
+
+    def _born(self, reservation: Reservation) -> Callable[[Process], None]:
+        """Notes a copy as soon as there is one: everybody may die before it is whole, and the next agent has to end what is left of it."""
+        node, loop = self._node, asyncio.get_running_loop()
+
+        def note(process: Process) -> None:
+            if node.journal.reservation(reservation.operation) == reservation:
+                try:
+                    node.journal.put_reservation(msgspec.structs.replace(reservation, process=process))
+                except Stalled as error:  # it can't be made the worker either, then, and is ended by whoever finds that out
+                    node.log.problem(error.problem, worker=reservation.worker_id)
+
+        def born(process: Process) -> None:
+            loop.call_soon_threadsafe(note, process)  # nobody waits for the disk: a worker stands still meanwhile
+
+        return born
 
     @staticmethod
     def _whole(ordered: WorkerSpec, imaged: WorkerSpec) -> WorkerSpec:
@@ -147,7 +166,7 @@ class Destination:
         Raises Undone (SH631, SH632, SH7xx) when no copy is left here; the slot stays reserved, so that Restore can be ordered again.
         """
         head = asked(message.order)
-        return await self._orders.carry_out("resume", head, pb.ResumeReply, lambda: self._resume(head))
+        return await self.orders.carry_out("resume", head, pb.ResumeReply, lambda: self._resume(head))
 
     async def _resume(self, head: Asked) -> Outcome[pb.ResumeReply]:
         node, worker = self._node, head.worker
@@ -222,7 +241,7 @@ class Destination:
     async def abort(self, message: pb.StepOrder) -> pb.Done:
         """End a held copy and free what Prepare reserved. Nothing to do is done."""
         head = asked(message.order)
-        return await self._orders.carry_out("abort", head, pb.Done, lambda: self._abort(head))
+        return await self.orders.carry_out("abort", head, pb.Done, lambda: self._abort(head))
 
     async def _abort(self, head: Asked) -> Outcome[pb.Done]:
         node = self._node

@@ -8,6 +8,7 @@ from shunter.model.errors import ShunterError
 from shunter_agent.journal import Reservation
 from shunter_agent.orders.carry import Orders
 from shunter_agent.orders.destination import Destination
+from shunter_agent.orders.settling import settle, show
 from shunter_agent.orders.source import Source
 
 EVERY_S: Final = 0.2
@@ -15,7 +16,8 @@ EVERY_S: Final = 0.2
 
 
 class Holds:
-    """Ends frozen copies (they run on), held copies (they die) and reservations (they lapse) whose time is up."""
+    """Ends frozen copies (they run on), held copies (they die) and reservations (they lapse) whose time is up, and puts right what an agent
+    that died left standing still."""
 
     def __init__(self, orders: Orders, source: Source, destination: Destination) -> None:
         self._orders = orders
@@ -46,7 +48,7 @@ class Holds:
 
     def _begin(self) -> None:
         """Begin to end what is due, all at once, and lapsed reservations after each other."""
-        for worker in [*self._due_frozen(), *self._due_held(), *self._due_hidden(), *self._node.leaving]:
+        for worker in [*self._due_frozen(), *self._due_held(), *self._due_unsettled(), *self._due_hidden(), *self._node.leaving]:
             if worker not in self._ending and not self._orders.lock(worker).locked():  # else an order is at work on it: due the next time
                 self._ending[worker] = asyncio.create_task(self._end_one(worker), name=f"end hold {worker}")
         if "" not in self._ending and any(self._lapsed(r) for r in self._node.journal.reservations().values()):
@@ -94,6 +96,10 @@ class Holds:
         node = self._node
         return [worker for worker, copy in node.held.items() if node.elapsed() >= copy.until]
 
+    def _due_unsettled(self) -> list[str]:
+        node = self._node
+        return [worker for worker, left in node.unsettled.items() if node.elapsed() >= left.at]
+
     def _due_hidden(self) -> list[str]:
         node = self._node
         return [worker for worker, hidden in node.hidden.items() if node.elapsed() >= hidden.at]
@@ -106,5 +112,7 @@ class Holds:
             await self._destination.end_hold(worker, "the hold ended without an order")
         elif worker in self._node.leaving:
             self._source.leave(worker)
+        elif worker in self._due_unsettled():
+            await settle(self._node, worker)
         elif worker in self._due_hidden():
-            await self._source.show(worker)
+            await show(self._node, worker)

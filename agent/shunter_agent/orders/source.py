@@ -10,20 +10,20 @@ from typing import Final
 from shunter.model.errors import Rejected, Retry, ShunterError, Stalled, Unknown
 from shunter.wire import agent_pb2 as pb
 
-from shunter_agent.convert import asked, image_message
+from shunter_agent.convert import asked, deadline_of, image_message
 from shunter_agent.depot import ImageFacts, Sending
 from shunter_agent.gpus import facts_for, gone
 from shunter_agent.guard import Asked
 from shunter_agent.journal import WorkerRow
 from shunter_agent.node import FrozenCopy, Hidden, Leaving
 from shunter_agent.orders.carry import Orders, Outcome
+from shunter_agent.orders.settling import settle, show
 from shunter_agent.refusals import Undone, rejected, retry, undone
+from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.port import Frozen
 
 COPY_S: Final = 60.0
 """The longest that memory is copied ahead."""
-SHOW_AGAIN_S: Final = 5.0
-"""Seconds after which a router that didn't take a worker back is asked again."""
 LOOK_S: Final = 0.25
 """Seconds between looks at a worker that drains."""
 
@@ -107,7 +107,7 @@ class Source:
                     progress,
                     expected,
                     head.worker,
-                    min((notice.deadline for notice in node.notices.values() if notice.deadline is not None), default=None),
+                    deadline_of(message.order) or self._earliest(row),
                 )
                 await self._ahead(row, sending, within_s)
             frozen = await self._stop(row, folder)
@@ -143,6 +143,11 @@ class Source:
 
         detail = f"image {image.id}, {sending.bytes} bytes sent" if sending else f"image {image.id}"
         return Outcome(reply, write, detail)
+
+    def _earliest(self, row: WorkerRow) -> float | None:
+        """By when the worker has to be gone, as far as this node has heard; seconds since the epoch, None: no such."""
+        heard = (notice for notice in self._node.notices.values() if notice.slot in ("", row.slot))
+        return min((notice.deadline for notice in heard if notice.deadline is not None), default=None)
 
     async def _ahead(self, row: WorkerRow, sending: Sending, within_s: float | None) -> None:
         """Copy the worker's memory to the destination while it runs: for half of the time that the caller waits, and for `COPY_S` at most.
@@ -232,6 +237,9 @@ class Source:
 
     async def _stop(self, row: WorkerRow, folder: Path) -> Frozen:
         node, worker = self._node, row.spec.worker
+        stopped = tuple(sorted(await node.in_thread(processes.stopped, row.process)))
+        if stopped != row.stopped:
+            node.change(worker, stopped=stopped)
         lost = gone(node.notices.values(), row.slot)
         if lost is not None:
             needs = await node.in_thread(node.runtime.needs, row.process, row.spec)
@@ -299,6 +307,7 @@ class Source:
         node = self._node
         copy = node.frozen.get(head.worker)
         if copy is None:
+            await settle(node, head.worker)
             return Outcome(pb.Done(at=node.clock(), detail="it runs already"), detail="it runs already")
         await self._go_on(head.worker, copy)
 
@@ -326,31 +335,9 @@ class Source:
         node.step_event(operation, "hold-ended")
         if copy.fenced:
             node.hidden[worker] = Hidden(operation, why, node.elapsed())
-            await self.show(worker)
+            await show(node, worker)
         else:
             node.change(worker, state="running", operation="")
-
-    async def show(self, worker: str) -> None:
-        """Put a worker that runs on without an order back into traffic. Call with its lock held; what fails is tried again later.
-
-        An order that had to do with it meanwhile has the last word.
-        """
-        node = self._node
-        hidden = node.hidden.get(worker)
-        row = node.journal.worker(worker)
-        if hidden is None or row is None or (row.state, row.operation) != ("fenced", hidden.operation):
-            node.hidden.pop(worker, None)
-            return
-        try:
-            await node.in_thread(node.serving.unfence, row.spec)
-        except ShunterError as error:
-            node.hidden[worker] = Hidden(hidden.operation, hidden.why, node.elapsed() + SHOW_AGAIN_S)
-            node.log.problem(error.problem, worker=worker, operation=hidden.operation)
-            return
-        with node.journal.batch():
-            node.change(worker, state="running", operation="")
-            node.journal.undo(hidden.operation, ("fence",), node.clock(), hidden.why)
-        node.hidden.pop(worker)
 
     # -- ending
 

@@ -1,15 +1,13 @@
 """The two points at which CRIU stands and waits: a worker that is dumped but not yet ended, a copy that is restored but doesn't run yet."""
 
 import contextlib
-import os
-import signal
 import time
 from pathlib import Path
 from typing import Final
 
 from shunter.model.errors import Problem, Rejected, Unknown
 
-from shunter_agent.runtime import locktables, preflight, swrk
+from shunter_agent.runtime import leftbehind, locktables, preflight, swrk
 from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.port import Dump, Network, Process, WorkerSpec
 
@@ -44,31 +42,28 @@ def _why(seen: str, log: Path) -> str:
     return "; ".join(part for part in (seen, swrk.reasons(log)) if part) or "CRIU gave no reason"
 
 
-def stopped(process: Process) -> frozenset[int]:
-    """The pids of its tree that are stopped by a signal."""
-    found = (processes.stat(pid) for pid in processes.tree(process.pid))
-    return frozenset(seen.pid for seen in found if seen is not None and seen.state == "T")
-
-
-def _continue(process: Process, but: frozenset[int]) -> None:
-    for pid in stopped(process) - but:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
-
-
 def run_on(session: swrk.Session, process: Process, network: Network, run_id: str | None, but: frozenset[int]) -> None:
     """After a dump that failed and whose `session` is closed: nothing of it may keep the worker. `but` were stopped before it began.
 
     Raises Unknown SH712 when CRIU can't be ended: the worker may stand still for as long as that lasts.
     """
     sweep_lock(network, run_id)
-    _continue(process, but)
+    processes.go_on(process, but)
     if session.alive:
+        raise Unknown(leftbehind.undying(session.pid, process))
+
+
+def confirm_running(process: Process) -> None:
+    """Wait until nobody traces a worker that was let go. Raises Unknown SH711 when it isn't free in time, or is dead."""
+    until = time.monotonic() + _THAW_S
+    while preflight.traced(process.pid) and time.monotonic() < until:
+        time.sleep(0.001)
+    if not processes.find(process) or preflight.traced(process.pid):
         raise Unknown(
             Problem(
-                code="SH712",
-                what=f"CRIU (process {session.pid}) hangs in the dump and can't be ended, and the worker may stand still until it is",
-                remedy="Look for what CRIU waits for in the kernel (state D in ps), such as a disk, and mend that; the worker then runs on",
+                code="SH711",
+                what=f"the worker was let go after its dump, but process {process.pid} doesn't run",
+                remedy="Look at it with ps; if it is dead, restore it from the image just taken",
                 subject=f"pid {process.pid}",
             )
         )
@@ -117,29 +112,13 @@ class CriuFrozen:
         self._session.close()
         if answer is not True:
             sweep_lock(self._network, self._run_id)
-            _continue(self._process, self._but)
+            processes.go_on(self._process, self._but)
 
     def thaw(self) -> None:
         """See `port.Frozen`. Does nothing after a thaw. Raises Unknown SH711."""
         if self._open:
             self._end(False)
-        self._confirm_running()
-
-    def _confirm_running(self) -> None:
-        until = time.monotonic() + _THAW_S
-        while preflight.traced(self._process.pid):
-            if time.monotonic() > until:
-                break
-            time.sleep(0.001)
-        if not processes.find(self._process) or preflight.traced(self._process.pid):
-            raise Unknown(
-                Problem(
-                    code="SH711",
-                    what=f"the worker was let go after its dump, but process {self._process.pid} doesn't run",
-                    remedy="Look at it with ps; if it is dead, restore it from the image just taken",
-                    subject=f"pid {self._process.pid}",
-                )
-            )
+        confirm_running(self._process)
 
     def release(self) -> None:
         """See `port.Frozen`. Raises Rejected SH708 when the hold is over, so that the worker runs; Unknown SH707."""
@@ -152,7 +131,7 @@ class CriuFrozen:
         self._end(True)
         if not processes.wait_reaped(self._process):
             sweep_lock(self._network, self._run_id)  # it lives, and must be neither cut off nor stopped
-            _continue(self._process, self._but)
+            processes.go_on(self._process, self._but)
             raise Unknown(processes.undead(self._process))
 
 

@@ -5,7 +5,7 @@ after one is
 in the `Process` (which the agent's journal stores) or in the image's folder.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -219,8 +219,23 @@ class Runtime(Protocol):
         Raises Rejected (SH7xx) when the dump is refused or fails: the worker then runs on as before."""
         ...
 
-    def restore(self, spec: WorkerSpec, network: Network, folder: Path) -> Held:
-        """Restore the image in `folder`, held. Raises Rejected (SH7xx): no copy is left."""
+    def restore(self, spec: WorkerSpec, network: Network, folder: Path, born: Callable[[Process], None] = ...) -> Held:
+        """Restore the image in `folder`, held. `born` is told the copy's process as soon as there is one, long before it is whole: should
+        everybody die who could end it, the next agent has to. It must return at once. Raises Rejected (SH7xx): no copy is left."""
+        ...
+
+    def settle(self, process: Process, network: Network, stopped: Collection[int] | None, waited_s: float) -> None:
+        """What agents before this one have left of a worker that lives here is put right: it runs, as it did before they touched it.
+
+        `stopped`: pids that somebody else had stopped, and which stay so; None: no dump of it is known to have been under way, and nothing
+        that is stopped is continued. `waited_s`: for how many seconds this has been tried in vain. Idempotent.
+
+        Raises Rejected SH710 when it is gone; Retry or Unknown (SH7xx) while it doesn't run, or may not: try again.
+        """
+        ...
+
+    def stillborn(self, process: Process) -> bool:
+        """It is a copy that was never let run, and that nobody is left to let run."""
         ...
 
     def find(self, process: Process) -> bool:

@@ -17,7 +17,7 @@ import signal
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -227,8 +227,21 @@ class PretendRuntime:
         (folder / NOTE).write_bytes(msgspec.json.encode(note))
         return PretendFrozen(note, self._shelf, self._node, Dump(frozen_at=frozen_at, dump_s=time.monotonic() - began))
 
-    def restore(self, spec: WorkerSpec, network: Network, folder: Path) -> PretendHeld:
-        """See `port.Runtime`. Raises Rejected SH709."""
+    def settle(self, process: Process, network: Network, stopped: Collection[int] | None, waited_s: float) -> None:
+        """See `port.Runtime`. `thaw_left_behind` has let it run already; a process that isn't this node's any more is gone from it.
+
+        Raises Rejected SH710."""
+        if not self.find(process):
+            raise Rejected(processes.gone(process.pid))
+
+    def stillborn(self, process: Process) -> bool:
+        """See `port.Runtime`: never, since nothing is ever made anew."""
+        return False
+
+    def restore(
+        self, spec: WorkerSpec, network: Network, folder: Path, born: Callable[[Process], None] = lambda _process: None
+    ) -> PretendHeld:
+        """See `port.Runtime`; nothing is born, as the process is there already. Raises Rejected SH709."""
         note = _read(folder)
         if not processes.find(note.process):
             raise Rejected(self._unrestorable(f"its process {note.pid} is not on this machine, or gone", folder))

@@ -6,7 +6,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -138,6 +138,19 @@ def tree(root: int) -> list[int]:
     for pid in found:  # grows while it is walked
         found.extend(children.get(pid, ()))
     return found
+
+
+def stopped(process: Process) -> frozenset[int]:
+    """The pids of its tree that are stopped by a signal."""
+    found = (stat(pid) for pid in tree(process.pid))
+    return frozenset(seen.pid for seen in found if seen is not None and seen.state == "T")
+
+
+def go_on(process: Process, but: Collection[int]) -> None:
+    """Let all of its tree run on that is stopped by a signal, but for these pids."""
+    for pid in stopped(process) - frozenset(but):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def memory(process: Process) -> int | None:

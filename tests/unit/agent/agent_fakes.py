@@ -6,7 +6,7 @@ They leave out: real processes, files and networks; time that passes by itself; 
 import io
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import msgspec
@@ -126,6 +126,9 @@ class FakeRuntime:
         self.networks: dict[str, FakeNetwork] = {}
         self.frozen: FakeFrozen | None = None
         self.lives: Sequence[FakeLive] = ()
+        self.settled: list[tuple[Collection[int] | None, float]] = []
+        """What was asked to be settled: what stays stopped, and for how long it was tried before."""
+        self.never_ran: set[Process] = set()
         self.has_gpus, self.needed, self.gpu_facts = Gpus(), dict[str, str](), dict[str, str]()
 
     def facts(self) -> dict[str, str]:
@@ -160,10 +163,25 @@ class FakeRuntime:
         self.frozen = FakeFrozen(self, process, self.clock())
         return self.frozen
 
-    def restore(self, spec: WorkerSpec, network: object, folder: Path) -> FakeHeld:
-        self.faults.point("restore")
+    def settle(self, process: Process, network: object, stopped: Collection[int] | None, waited_s: float) -> None:
+        self.settled.append((stopped, waited_s))
+        if process not in self.alive:
+            raise Rejected(problem("SH710"))
+        self.faults.point("settle")
+        self.running.add(process)
+
+    def stillborn(self, process: Process) -> bool:
+        return process in self.never_ran
+
+    def restore(self, spec: WorkerSpec, network: object, folder: Path, born: Callable[[Process], None] = lambda _process: None) -> FakeHeld:
         process = Process(pid=PROCESS.pid + 1, started=9)
         self.alive.add(process)
+        born(process)
+        try:
+            self.faults.point("restore")
+        except BaseException:
+            self.alive.discard(process)
+            raise
         return FakeHeld(self, process)
 
     def find(self, process: Process) -> bool:
@@ -275,8 +293,9 @@ class FakeDepot:
         self.expected = expected
         return FakeSending(self, node)
 
-    def send(self, image: str, node: str, address: str, progress: Callable[[int], None]) -> int:
+    def send(self, image: str, node: str, address: str, progress: Callable[[int], None], deadline: float | None = None) -> int:
         self.faults.point("send")
+        self.deadlines.append(deadline)
         self.peers.setdefault(node, []).append(image)
         return 100
 

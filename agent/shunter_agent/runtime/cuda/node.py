@@ -1,9 +1,8 @@
 """CUDA on this node, for the runtime: what is there, what speaks against a worker, and its GPU memory out of the way and back."""
 
 import os
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,8 +19,6 @@ from shunter_agent.runtime.port import Gpu, Gpus, Process, WorkerSpec
 LOCK_S: Final = 10.0
 """Seconds that all locks of a worker may take: so long its GPU work may need to end, while the worker still serves."""
 HOST_MARGIN: Final = 1.1
-SETTLE_S: Final = 5.0
-"""Seconds between tries to give a worker its GPU back that an agent before this one has left without."""
 
 
 class CudaNode:
@@ -189,33 +186,20 @@ class CudaNode:
             raise Rejected(problems.refused(failed, process.pid)) from failed
         return session
 
-    def settle(self, process: Process) -> None:
-        """A worker found again by an agent that has just started: what its predecessor left of a dump is undone.
-
-        What stands in the way may take minutes to go, such as a helper of that agent's in a call that hangs: then it is tried again, and
-        nobody waits for it. What the worker is like meanwhile is told by `check`, before anything is done with it.
-        """
-        if self.processes(process) and not self._settled(process):
-            threading.Thread(target=self._settle_later, args=(process,), name=f"gpu of {process.pid}", daemon=True).start()
-
-    def _settle_later(self, process: Process) -> None:
-        while True:
-            time.sleep(SETTLE_S)
-            if not processes.find(process) or self._settled(process):
-                return
-
-    def _settled(self, process: Process) -> bool:
+    def settle(self, process: Process, but: Collection[int]) -> None:
+        """Of a worker that an agent before this one left: what is missing of its GPU memory is given back, and it runs; but for `but`,
+        which were stopped before. Nobody may trace it. Raises Unknown SH742: it doesn't run, and may later."""
+        if not self.processes(process):
+            return
+        session = None
         try:
             session = self._session(True)
-        except Died:
-            return False
-        try:
-            session.about("thaw", process, but=[], size=processes.memory(process) or 0)  # where its GPU memory is now
-        except (Failed, Died):
-            return False
+            session.about("thaw", process, but=list(but), size=processes.memory(process) or 0)  # where its GPU memory is now
+        except (Failed, Died) as failed:
+            raise Unknown(problems.stuck(str(failed), process.pid, ended=False)) from failed
         finally:
-            session.close()
-        return True
+            if session is not None:
+                session.close()
 
     # -- at the destination
 

@@ -1,0 +1,129 @@
+"""Workers that an agent left standing still when it died: let run, given their network back, and shown to the router again, in this order.
+
+A worker that isn't known to run is `frozen` for everybody who asks. Who holds it may take a while to let go, or hang: it is tried again
+until it runs, and nothing else on the node waits for that. Each function wants the worker's lock held.
+"""
+
+from typing import Final
+
+from shunter.model.errors import Rejected, ShunterError
+from shunter.wire import agent_pb2 as pb
+
+from shunter_agent.journal import WorkerRow
+from shunter_agent.node import Hidden, Node, Unsettled
+from shunter_agent.runtime.port import Network
+
+AGAIN_S: Final = 1.0
+"""Seconds between tries to let a worker run that a dead agent left standing still."""
+SHOW_AGAIN_S: Final = 5.0
+"""Seconds after which a router that didn't take a worker back is asked again."""
+WHY: Final = "the agent died, which let the worker run on"
+
+
+def doubt(node: Node, worker: str, operation: str) -> None:
+    """From here on nobody takes the worker for running, or gives an order about it, until `settle` has made sure."""
+    node.unsettled[worker] = Unsettled(operation, node.elapsed(), node.elapsed())
+
+
+async def settle(node: Node, worker: str) -> None:
+    """Make sure that it runs. It is put back where it was before its operation.
+
+    Raises ShunterError while it doesn't run: it is to be tried again at `Unsettled.at`.
+    """
+    left, row = node.unsettled.get(worker), node.journal.worker(worker)
+    if left is None:
+        return
+    if row is None:
+        node.unsettled.pop(worker)
+        return
+    stopped = row.stopped if left.operation else None
+    try:
+        network = await _found(node, row)
+        if not left.operation:
+            await node.in_thread(network.connect)
+        await node.in_thread(node.runtime.settle, row.process, network, stopped, node.elapsed() - left.since)
+        await node.in_thread(network.connect)  # only now: were it being ended, nothing of that may reach its peers
+    except Rejected:
+        if await node.in_thread(node.runtime.find, row.process):
+            raise
+        node.unsettled.pop(worker)
+        gone(node, row)
+        return
+    finally:
+        if worker in node.unsettled:
+            node.unsettled[worker] = Unsettled(left.operation, left.since, node.elapsed() + AGAIN_S)
+    if left.operation:
+        _runs(node, row)
+    node.unsettled.pop(worker)
+    if left.operation:
+        node.log.info("a worker that was left standing still runs", worker=worker, operation=left.operation)
+        node.hidden[worker] = Hidden(left.operation, WHY, node.elapsed())
+        await show(node, worker)
+
+
+async def _found(node: Node, row: WorkerRow) -> Network:
+    """The network that it lives in. Raises Retry."""
+    worker = row.spec.worker
+    if worker not in node.networks:
+        node.adopt(worker, row.process, await node.in_thread(node.runtime.network, row.spec, row.process))
+        node.log.info("worker found again", worker=worker, pid=row.process.pid, slot=row.slot)
+    return node.network(worker)
+
+
+def _runs(node: Node, row: WorkerRow) -> None:
+    """It runs in place, out of the router's sight."""
+    worker, journal = row.spec.worker, node.journal
+    with journal.batch():
+        journal.undo(row.operation, ("freeze", "release", "checkpoint"), node.clock(), WHY)
+        if journal.entry(row.operation, "freeze") is not None:
+            journal.done(row.operation, "thaw", worker, node.clock(), pb.Done(at=node.clock(), detail=WHY).SerializeToString(), WHY)
+        node.change(worker, state="fenced")
+
+
+def gone(node: Node, row: WorkerRow) -> None:
+    """A worker whose process is dead leaves this node; one that was being released has been."""
+    worker, journal = row.spec.worker, node.journal
+    release = journal.entry(row.operation, "release") if row.operation else None
+    released = release is not None and release.state == "begun"
+    with journal.batch():
+        journal.drop_worker(worker)
+        if released:
+            reply = pb.Done(at=node.clock(), detail="found ended when the agent came back")
+            journal.done(row.operation, "release", worker, node.clock(), reply.SerializeToString(), reply.detail)
+        elif row.operation:
+            what = "the worker's process was gone when the agent came back"
+            journal.undo(row.operation, ("fence", "freeze", "resume"), node.clock(), what)
+    node.exits.forget(worker)
+    try:
+        (node.networks.pop(worker, None) or node.runtime.network(row.spec)).destroy()
+    except ShunterError as error:
+        node.log.problem(error.problem, worker=worker)
+    if released:
+        node.log.info("release found finished", worker=worker, operation=row.operation)
+        return
+    node.log.error("worker lost while the agent was away", worker=worker)
+    node.events.publish(pb.Event(exit=pb.WorkerExit(worker=worker, status=-1)))
+
+
+async def show(node: Node, worker: str) -> None:
+    """Put a worker that runs on without an order back into traffic; what fails is tried again later.
+
+    It is the worker itself that is asked to register again: one that doesn't answer isn't shown. An order that had to do with it meanwhile
+    has the last word.
+    """
+    hidden = node.hidden.get(worker)
+    row = node.journal.worker(worker)
+    if hidden is None or row is None or (row.state, row.operation) != ("fenced", hidden.operation):
+        node.hidden.pop(worker, None)
+        return
+    if row.spec.control:
+        try:
+            await node.in_thread(node.serving.unfence, row.spec)
+        except ShunterError as error:
+            node.hidden[worker] = Hidden(hidden.operation, hidden.why, node.elapsed() + SHOW_AGAIN_S)
+            node.log.problem(error.problem, worker=worker, operation=hidden.operation)
+            return
+    with node.journal.batch():
+        node.change(worker, state="running", operation="")
+        node.journal.undo(hidden.operation, ("fence",), node.clock(), hidden.why)
+    node.hidden.pop(worker)

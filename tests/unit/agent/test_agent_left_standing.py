@@ -1,0 +1,309 @@
+"""A worker that stood still when its agent died is found, let run, connected, and only then shown to the router. No other waits for it."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+from agent_fakes import PROCESS, SPEC, Bench, FakeNetwork, Gate, problem
+from shunter.model.errors import Rejected, Retry, Unknown
+from shunter.wire import agent_pb2 as pb
+from shunter_agent import inventory
+from shunter_agent.journal import WorkerRow
+from shunter_agent.orders.settling import AGAIN_S, SHOW_AGAIN_S
+from shunter_agent.recovery import recover
+from shunter_agent.runtime.port import Process
+
+COPY = Process(pid=PROCESS.pid + 1, started=9)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Bench:
+    bench = Bench(tmp_path, worker=False)
+    bench.runtime.alive.clear()
+    bench.runtime.running.clear()
+    bench.give_image()
+    return bench
+
+
+async def agent_dies(bench: Bench, within_s: float = 10.0) -> None:
+    """The agent is killed, and whoever held the worker isn't, or is as well: it stands still, and nobody lets it go by himself."""
+    bench.journal.close()
+    bench.boot()
+    await recover(bench.node, bench.destination, lambda _seconds: None, within_s)
+
+
+async def frozen(bench: Bench) -> None:
+    await bench.source.fence(bench.step())
+    await bench.source.freeze(bench.freeze(hold=60))
+
+
+async def releasing(bench: Bench) -> None:
+    """The agent dies between its taking the worker's network away and its end."""
+    await frozen(bench)
+    bench.journal.begin("op", "release", "w", 1.0)
+
+
+def step(bench: Bench, name: str) -> str:
+    entry = bench.journal.entry("op", name)
+    return entry.state if entry is not None else ""
+
+
+def is_back(bench: Bench) -> bool:
+    return (bench.state(), PROCESS in bench.runtime.running, bench.network.connected, bench.serving.registered) == (
+        "running",
+        True,
+        True,
+        True,
+    )
+
+
+class TestOneWorker:
+    async def test_it_runs_is_connected_and_then_shown_to_the_router(self, bench: Bench) -> None:
+        await frozen(bench)
+        bench.faults.order.clear()
+        await agent_dies(bench)
+        assert is_back(bench)
+        order = [call for call in bench.faults.order if call in ("settle", "connect", "unfence")]
+        assert order == ["settle", "connect", "unfence"]
+        assert {name: step(bench, name) for name in ("fence", "freeze", "thaw")} == {"fence": "undone", "freeze": "undone", "thaw": "done"}
+
+    @pytest.mark.parametrize("began", [frozen, releasing])
+    async def test_while_it_stands_still_it_is_neither_shown_nor_connected_nor_said_to_run(self, bench: Bench, began) -> None:  # type: ignore[no-untyped-def]
+        await began(bench)
+        bench.faults.at["settle"] = Retry(problem("SH713"))
+        bench.faults.order.clear()
+        await agent_dies(bench)
+        for _ in range(3):
+            bench.clock.now += AGAIN_S
+            await bench.holds.expire()
+        assert (bench.state(), inventory.copy_of(bench.node, "w")) == ("frozen", "frozen")
+        assert not {"connect", "unfence"} & set(bench.faults.order)
+        assert step(bench, "thaw") == ""
+        assert [waited for _, waited in bench.runtime.settled] == [0.0, 1.0, 2.0, 3.0], "whoever holds it is told how long that lasts"
+        del bench.faults.at["settle"]
+        bench.clock.now += AGAIN_S
+        await bench.holds.expire()
+        assert is_back(bench)
+        assert (step(bench, "thaw"), inventory.copy_of(bench.node, "w")) == ("done", "running")
+
+    async def test_a_release_that_its_driver_still_finishes_is_done(self, bench: Bench) -> None:
+        await releasing(bench)
+        bench.faults.at["settle"] = Retry(problem("SH713"))
+        await agent_dies(bench)
+        assert step(bench, "release") == "begun", "nobody knows yet"
+        bench.runtime.alive.clear()
+        bench.clock.now += AGAIN_S
+        await bench.holds.expire()
+        assert (bench.state(), step(bench, "release"), bench.node.unsettled) == ("none", "done", {})
+        assert bench.faults.done["connect"] == 0, "nothing of its death reaches its peers"
+
+    async def test_a_worker_that_does_not_register_is_asked_again(self, bench: Bench) -> None:
+        """Once more is not enough: it was forgotten then, and stayed hidden for good."""
+        await frozen(bench)
+        bench.faults.at["unfence"] = Retry(problem("SH622"))
+        await agent_dies(bench)
+        assert (bench.state(), inventory.copy_of(bench.node, "w"), bench.serving.registered) == ("fenced", "running", False)
+        bench.clock.now += SHOW_AGAIN_S
+        await bench.holds.expire()
+        assert bench.state() == "fenced"
+        del bench.faults.at["unfence"]
+        bench.clock.now += SHOW_AGAIN_S
+        await bench.holds.expire()
+        assert is_back(bench)
+
+    async def test_its_own_operation_lets_it_run_at_once(self, bench: Bench) -> None:
+        await frozen(bench)
+        bench.faults.at["settle"] = Retry(problem("SH713"))
+        await agent_dies(bench)
+        with pytest.raises(Retry, match="SH713"):
+            await bench.source.thaw(bench.step())
+        assert bench.state() == "frozen"
+        with pytest.raises(Rejected, match="SH606"):
+            await bench.source.release(bench.step())
+        del bench.faults.at["settle"]
+        await bench.source.thaw(bench.step())
+        assert is_back(bench)
+
+    async def test_others_have_to_wait_unless_they_end_it(self, bench: Bench) -> None:
+        await frozen(bench)
+        bench.faults.at["settle"] = Unknown(problem("SH742"))
+        await agent_dies(bench)
+        for order in (bench.source.fence, bench.source.thaw):
+            with pytest.raises(Retry, match="SH613"):
+                await order(bench.step("later", epoch=2))
+        await bench.source.retire(bench.step("later", epoch=2))
+        assert (bench.state(), bench.runtime.alive) == ("none", set())
+        bench.clock.now += AGAIN_S
+        await bench.holds.expire()
+        assert bench.node.unsettled == {}
+
+    async def test_one_that_dies_while_it_stands_still_leaves(self, bench: Bench) -> None:
+        await frozen(bench)
+        bench.faults.at["settle"] = Retry(problem("SH713"))
+        await agent_dies(bench)
+        bench.runtime.alive.clear()
+        bench.node.worker_ended("w", -9)
+        bench.clock.now += AGAIN_S
+        await bench.holds.expire()
+        assert (bench.state(), bench.node.unsettled) == ("none", {})
+
+    async def test_what_others_had_stopped_stays_so(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        from shunter_agent.runtime import process
+
+        monkeypatch.setattr(process, "stopped", lambda _process: frozenset({77, 5}))
+        await frozen(bench)
+        await agent_dies(bench)
+        assert bench.runtime.settled == [((5, 77), 0.0)]
+
+    async def test_one_that_no_order_had_is_only_asked_for_its_gpu(self, bench: Bench) -> None:
+        await agent_dies(bench)
+        assert bench.runtime.settled == [(None, 0.0)], "whoever stopped it may have had a reason"
+        assert is_back(bench)
+
+    async def test_one_without_its_gpu_is_tried_again(self, bench: Bench) -> None:
+        bench.faults.at["settle"] = Unknown(problem("SH742"))
+        await agent_dies(bench)
+        assert inventory.copy_of(bench.node, "w") == "frozen"
+        with pytest.raises(Retry, match="SH613"):
+            await bench.source.fence(bench.step())
+        del bench.faults.at["settle"]
+        bench.clock.now += AGAIN_S
+        await bench.holds.expire()
+        assert inventory.copy_of(bench.node, "w") == "running"
+        await bench.source.fence(bench.step())
+
+    @pytest.mark.parametrize("what", ["network", "connect"])
+    async def test_a_network_that_cannot_be_had_now_is_tried_again(self, bench: Bench, what: str) -> None:
+        bench.faults.at[what] = Retry(problem("SH706"))
+        await agent_dies(bench)
+        assert "SH706" in bench.said()
+        del bench.faults.at[what]
+        bench.clock.now += AGAIN_S
+        await bench.holds.expire()
+        assert is_back(bench)
+
+    async def test_a_checkpoint_is_no_exception(self, bench: Bench) -> None:
+        gate = Gate()
+        bench.faults.at["freeze"] = gate
+        going = asyncio.create_task(bench.source.checkpoint(pb.CheckpointOrder(order=bench.order(), image="image-op")))
+        await asyncio.to_thread(gate.reached.wait, 10)
+        bench.faults.at["settle"] = Retry(problem("SH713"))
+        await agent_dies(bench)
+        assert inventory.copy_of(bench.node, "w") == "frozen"
+        del bench.faults.at["settle"]
+        bench.clock.now += AGAIN_S
+        await bench.holds.expire()
+        assert is_back(bench)
+        assert step(bench, "checkpoint") == "undone"
+        gate.open()
+        await asyncio.gather(going, return_exceptions=True)
+
+
+class TestMany:
+    @staticmethod
+    def seven_more(bench: Bench) -> None:
+        for n in range(1, 8):
+            process = Process(pid=PROCESS.pid + 10 + n, started=n)
+            bench.runtime.alive.add(process)
+            spec = msgspec.structs.replace(SPEC, worker=f"w{n}")
+            bench.journal.put_worker(
+                WorkerRow(spec=spec, process=process, slot=f"n/{n}", incarnation=0, state="frozen", operation=f"op{n}", epoch=1)
+            )
+            bench.journal.begin(f"op{n}", "freeze", f"w{n}", 1.0)
+
+    async def test_one_that_hangs_keeps_no_other_waiting_and_no_orders(self, bench: Bench) -> None:
+        await frozen(bench)
+        self.seven_more(bench)
+        gate = Gate()
+
+        def hangs() -> None:
+            if bench.runtime.settled[-1:] and not gate.reached.is_set():
+                gate()
+
+        bench.faults.at["settle"] = hangs
+        bench.journal.close()
+        bench.boot()
+        await asyncio.wait_for(recover(bench.node, bench.destination, lambda _seconds: None, within_s=0.3), 5)
+        rows = bench.journal.workers()
+        (late,) = bench.node.unsettled
+        assert {name for name, row in rows.items() if row.state == "running"} == set(rows) - {late}
+        assert f'"worker": "{late}"' in bench.said()
+        other = next(name for name in rows if name != late)
+        await bench.source.fence(bench.step("later", worker=other))
+        waiting = asyncio.create_task(bench.source.fence(bench.step("later", worker=late)))
+        await bench.holds.expire()
+        assert not waiting.done()
+        gate.open()
+        await asyncio.wait_for(waiting, 5)
+        assert bench.node.unsettled == {}
+
+    async def test_all_are_tried_at_once(self, bench: Bench) -> None:
+        await frozen(bench)
+        self.seven_more(bench)
+        import threading
+
+        together = threading.Barrier(8, timeout=5)
+        bench.faults.at["settle"] = lambda: void(together.wait())
+        await agent_dies(bench)
+        assert {row.state for row in bench.journal.workers().values()} == {"running"}
+
+
+def void(_value: object) -> None:
+    pass
+
+
+class TestDestination:
+    @staticmethod
+    async def held(bench: Bench) -> None:
+        await bench.destination.prepare(bench.prepare())
+        await bench.destination.restore(bench.restore(hold=60))
+
+    async def test_a_copy_that_was_being_made_is_known_and_ended(self, empty: Bench) -> None:
+        """Its driver and the agent die while it is made: nobody has been told of it but the journal."""
+        await empty.destination.prepare(empty.prepare())
+        gate = Gate()
+        empty.faults.at["restore"] = gate
+        going = asyncio.create_task(empty.destination.restore(empty.restore()))
+        await asyncio.to_thread(gate.reached.wait, 10)
+        await asyncio.sleep(0)
+        assert COPY in empty.runtime.alive
+        del empty.faults.at["restore"]
+        await agent_dies(empty)
+        assert (empty.runtime.alive, empty.journal.reservations(), step(empty, "restore")) == (set(), {}, "undone")
+        gate.open()
+        await asyncio.gather(going, return_exceptions=True)
+
+    async def test_a_copy_that_nobody_will_ever_let_run_is_not_the_worker(self, empty: Bench) -> None:
+        await self.held(empty)
+        empty.journal.begin("op", "resume", "w", 1.0)
+        empty.runtime.never_ran.add(COPY)
+        await agent_dies(empty)
+        assert (empty.runtime.alive, empty.state(), step(empty, "resume"), step(empty, "restore")) == (set(), "none", "undone", "undone")
+        await self.held(empty)
+        empty.runtime.never_ran.clear()
+        await empty.destination.resume(empty.step())
+        assert empty.state() == "fenced"
+
+    async def test_a_copy_that_its_driver_still_lets_go_is_waited_for(self, empty: Bench) -> None:
+        await self.held(empty)
+        empty.journal.begin("op", "resume", "w", 1.0)
+        tries: list[bool] = []
+
+        def at_last() -> None:
+            tries.append("w" in empty.node.networks)
+            if len(tries) < 3:
+                raise Retry(problem("SH713"))
+
+        empty.faults.at["settle"] = at_last
+        await agent_dies(empty)
+        assert tries == [False] * 3, "it isn't the worker yet"
+        assert (empty.state(), step(empty, "resume")) == ("fenced", "done")
+        network = empty.node.networks["w"]
+        assert isinstance(network, FakeNetwork)
+        assert network.connected
