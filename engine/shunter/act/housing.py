@@ -11,8 +11,9 @@ from shunter.act.run import Run, Unresolved, problem
 from shunter.model.errors import Rejected, ShunterError
 from shunter.model.ids import NodeId, SlotId
 from shunter.model.operation import Step
-from shunter.model.pod import Pod
+from shunter.model.pod import Pod, Resident
 from shunter.wire import agent_pb2 as pb
+from shunter.wire import convert
 
 
 def home_of(run: Run, report: pb.NodeReport) -> Pod | None:
@@ -38,7 +39,8 @@ async def room(run: Run, slot: SlotId, left: Pod | None, spec: pb.WorkerSpec) ->
         if run.record.step is Step.INTENDED:
             run.may_go_on()
 
-    return await run.parts.places.prepare(run.record, slot, left, spec, may_go_on)
+    who = Resident(id=run.planned.worker, role=convert.role(spec.role), graph=spec.graph, engine=spec.engine)
+    return await run.parts.places.prepare(run.record, slot, left, who, may_go_on)
 
 
 async def remembered(run: Run, left: Pod) -> None:

@@ -9,8 +9,7 @@ from typing import Protocol
 
 from shunter.model.ids import NodeId, SlotId, WorkerId
 from shunter.model.operation import OperationRecord
-from shunter.model.pod import Pod
-from shunter.wire import agent_pb2 as pb
+from shunter.model.pod import Pod, Resident
 
 
 class Places(Protocol):
@@ -21,7 +20,7 @@ class Places(Protocol):
         ...
 
     async def prepare(
-        self, record: OperationRecord, slot: SlotId, left: Pod | None, spec: pb.WorkerSpec, may_go_on: Callable[[], None]
+        self, record: OperationRecord, slot: SlotId, left: Pod | None, who: Resident, may_go_on: Callable[[], None]
     ) -> Pod | None:
         """Have a pod run on the slot's node that idles until the worker comes, made as the one that it leaves is. None: it needs none.
 

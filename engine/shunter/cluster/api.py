@@ -18,6 +18,8 @@ Object: TypeAlias = dict[str, Any]
 Query: TypeAlias = Mapping[str, str | int]
 
 APPLY: Final = "application/apply-patch+yaml"
+MERGE: Final = "application/merge-patch+json"
+STRATEGIC: Final = "application/strategic-merge-patch+json"
 _LINE_BYTES: Final = 16 * 2**20
 """An event of a watch: far more than the server stores, and a bound for what isn't one."""
 _KEEPALIVE: Final = (
@@ -79,9 +81,15 @@ class Api:
         query: dict[str, str | int] = {"fieldManager": manager, "force": str(force).lower(), "fieldValidation": "Strict"}
         return await self._ask("PATCH", path, {**query, **({"dryRun": "All"} if dry_run else {})}, body, APPLY, None)
 
-    async def delete(self, path: str) -> Object:
-        """Raises as `apply` does."""
-        return await self._ask("DELETE", path, None, None, "application/json", None)
+    async def merge(self, path: str, body: Object, *, strategic: bool = False) -> Object:
+        """Change the fields that `body` names; a `metadata.uid` in it must be the resource's. With `strategic` entries of lists are told
+        apart as the built-in kinds have it. Raises as `apply` does, and Conflict for another uid.
+        """
+        return await self._ask("PATCH", path, None, body, STRATEGIC if strategic else MERGE, None)
+
+    async def delete(self, path: str, options: Object | None = None) -> Object:
+        """`options`: a DeleteOptions. Raises as `apply` does, and Conflict where its preconditions don't hold."""
+        return await self._ask("DELETE", path, None, options, "application/json", None)
 
     async def watch(
         self, path: str, query: Query, each: Callable[[Object], None], *, within_s: float, opened: Callable[[], None] = lambda: None

@@ -75,7 +75,7 @@ def resource(record: OperationRecord, batch: Batch, namespace: str) -> Object:
     spec = {**planned, "plan": record.plan, "epoch": record.epoch, "createdAt": stamp(record.created_at), "batch": _plain(batch)}
     if record.waits:
         spec["waits"] = True
-    labels = {"shunter.dev/worker": _label(record.planned.worker), "shunter.dev/policy": _label(record.planned.policy)}
+    labels = {"shunter.dev/worker": label(record.planned.worker), "shunter.dev/policy": label(record.planned.policy)}
     meta = {
         "name": record.id,
         "namespace": namespace,
@@ -219,6 +219,6 @@ def _cut(text: str) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
-def _label(text: str) -> str:
+def label(text: str) -> str:
     """As much of a name as fits into a label's value."""
     return re.sub(r"^[^A-Za-z0-9]+|[^A-Za-z0-9]+$", "", re.sub(r"[^A-Za-z0-9_.-]", "-", text)[:63])

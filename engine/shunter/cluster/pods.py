@@ -4,14 +4,14 @@ A pod that is only about to be, or has ended, holds no worker; one that is being
 """
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
 from shunter.cluster.api import Object
 from shunter.model.ids import NodeId
-from shunter.model.pod import CONTAINER, LEAVES, MAIN, OPERATION, SERVING, STATE, Pod, Resident, resident
+from shunter.model.pod import CONTAINER, MAIN, OPERATION, SERVING, STATE, Pod, Resident, resident
 from shunter.model.snapshot import Toleration
 
 GPUS: Final = "nvidia.com/gpu"
@@ -27,6 +27,8 @@ _POOL_LABELS: Final = (
 )
 """Pods with the same ones were made from one template."""
 HASH: Final = "pod-template-hash"
+JOINS: Final = "shunter.dev/joins"
+"""Annotation: labels, as JSON, that a pod gets once its worker serves: by them its controller knows it."""
 
 
 class Being(enum.StrEnum):
@@ -59,6 +61,10 @@ class WorkerPod(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Kind and name of what has it be there, such as `ReplicaSet/decode-5f9c`; empty: nothing does."""
     gated: bool
     """It isn't ready until the engine says so (`SERVING`)."""
+    hidden: bool = False
+    """The engine doesn't say so."""
+    joins: dict[str, str] = {}
+    """Labels that it is to get when its worker serves, by which its controller knows it."""
     address: str = ""
     """Its IP; empty before it has one."""
 
@@ -71,11 +77,6 @@ class WorkerPod(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def placeholder(self) -> bool:
         """It waits for a worker that is still to come."""
         return self.labels.get(STATE) == "placeholder"
-
-    @property
-    def leaves(self) -> str:
-        """The operation by which its worker leaves it; empty: none."""
-        return self.labels.get(LEAVES, "")
 
     @property
     def pool(self) -> tuple[str | None, ...]:
@@ -101,6 +102,7 @@ def worker_pod(found: Object) -> WorkerPod | None:
     who = resident(meta["name"], labels, annotations, (*(container.get("command") or ()), *(container.get("args") or ())))
     if who is None:
         return None
+    gated = any(gate.get("conditionType") == SERVING for gate in spec.get("readinessGates") or ())
     being, why = _being(meta, spec, status, str(container.get("name", "")))
     return WorkerPod(
         pod=Pod(namespace=meta.get("namespace", ""), name=meta["name"], uid=meta["uid"], container=str(container.get("name", ""))),
@@ -113,7 +115,9 @@ def worker_pod(found: Object) -> WorkerPod | None:
         tolerations=tuple(_toleration(one) for one in spec.get("tolerations") or ()),
         gpus=_gpus(container),
         controller=controller(meta),
-        gated=any(gate.get("conditionType") == SERVING for gate in spec.get("readinessGates") or ()),
+        gated=gated,
+        hidden=gated and truth(status, SERVING) != "True",
+        joins=json_of(annotations.get(JOINS, "")),
         address=str(status.get("podIP") or ""),
     )
 
@@ -123,6 +127,14 @@ def chosen(spec: Object, annotations: Mapping[str, str]) -> Object:
     containers: list[Object] = spec.get("containers") or []
     wanted = annotations.get(CONTAINER) or MAIN
     return next((one for one in containers if one.get("name") == wanted), containers[0] if containers else {})
+
+
+def json_of(text: str) -> dict[str, str]:
+    """Labels out of an annotation; none for what isn't that."""
+    try:
+        return msgspec.json.decode(text or "{}", type=dict[str, str])
+    except msgspec.MsgspecError:
+        return {}
 
 
 def truth(status: Object, condition: str) -> str:
@@ -189,8 +201,3 @@ def _gpus(container: Object) -> int:
         return int(asked)
     except (TypeError, ValueError):
         return 0
-
-
-def slots_taken(pods: Iterable[WorkerPod]) -> int:
-    """How many of them have GPUs of a node."""
-    return sum(one.gpus > 0 and one.being in (Being.COMING, Being.RUNNING, Being.ENDING) for one in pods)

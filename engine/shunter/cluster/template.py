@@ -13,12 +13,10 @@ from typing import Any, Final
 import msgspec
 
 from shunter.cluster.api import Object
-from shunter.cluster.pods import HASH, chosen
+from shunter.cluster.pods import HASH, JOINS, chosen, json_of
 from shunter.model.ids import NodeId, OperationId, WorkerId
-from shunter.model.pod import CONTAINER, ENGINE, LEAVES, OPERATION, SERVING, STATE, WORKER
+from shunter.model.pod import CONTAINER, ENGINE, OPERATION, SERVING, STATE, WORKER
 
-JOINS: Final = "shunter.dev/joins"
-"""Annotation: labels, as JSON, that it gets once its worker serves: by them its controller knows it."""
 COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 _HELD_BACK: Final = (HASH, "app.kubernetes.io/instance")
 """Labels by which a controller would take it at once, and end it as the one that isn't ready, or Argo CD prune it as one of its own."""
@@ -34,7 +32,6 @@ _NOT_COPIED: Final = (
     COST,
     OPERATION,
     STATE,
-    LEAVES,
     JOINS,
 )
 """What others wrote about the one pod, or that would have them act on the new one."""
@@ -90,14 +87,6 @@ def placeholder(source: Object, wanted: Wanted) -> Object:
         },
         "spec": _spec(spec, container, wanted),
     }
-
-
-def json_of(text: str) -> dict[str, str]:
-    """Labels out of an annotation; none for what isn't that."""
-    try:
-        return msgspec.json.decode(text or "{}", type=dict[str, str])
-    except msgspec.MsgspecError:
-        return {}
 
 
 def _copied(key: str) -> bool:

@@ -24,8 +24,6 @@ OPERATION: Final = "shunter.dev/operation"
 """Label: the operation that made this pod for a worker that is to come."""
 STATE: Final = "shunter.dev/pod-state"
 """Label of such a pod: `placeholder` until a worker runs in it, then `serving`."""
-LEAVES: Final = "shunter.dev/leaves"
-"""Label: the operation by which the worker leaves this pod. When that has succeeded the pod is deleted."""
 SERVING: Final = "shunter.dev/serving"
 """A readiness gate: the engine says True while the router may send requests to the pod's worker."""
 

@@ -1,0 +1,346 @@
+"""Pods for workers to come to, made and removed in the API server: see `act.places.Places`, which this is.
+
+A pod is found again by its name, which follows from the operation and the node; one is deleted by its uid, so that no other of its name is.
+A pod that was made for an operation and in which no worker runs is marked so, and goes when the operation is over (`tidy`).
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from shunter.cluster.api import Absent, Api, Conflict, Object
+from shunter.cluster.estate import Estate
+from shunter.cluster.operation import collection, label, stamp
+from shunter.cluster.pods import JOINS, Being, WorkerPod, unscheduled, waits_for, worker_pod
+from shunter.cluster.template import COST, IDLE, Wanted, placeholder, pod_name
+from shunter.model.errors import Problem, Rejected, Retry, Unknown
+from shunter.model.ids import NodeId, OperationId, SlotId, WorkerId, node_of
+from shunter.model.operation import OperationRecord
+from shunter.model.pod import OPERATION, SERVING, STATE, Pod, Resident
+
+FLEET: Final = "shunter.dev/fleet"
+"""Label: whose engines made the pod. Others' are left alone."""
+TEMPLATE: Final = "shunter.dev/pod-template"
+"""Annotation of a park's WorkerOperation: the pod that its worker left."""
+GRACE_S: Final = 1
+"""Of pods in which nothing is left that could end in peace: the least that isn't an end by force, behind the kubelet's back."""
+_LOOK_S: Final = 0.3
+_HOPELESS: Final = ("ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+_TEMPLATE_MOST: Final = 200_000
+"""Bytes. An object's annotations may take 256 KiB in all."""
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds: for a pod to run, for a scheduler that finds no room to find some, and for a deleted pod to be gone."""
+
+    running: float = 120.0
+    room: float = 10.0
+    gone: float = 60.0
+
+
+class Pods:
+    """Of the workers' namespace. Belongs into the event loop in which it is used; `api` with a short timeout."""
+
+    def __init__(
+        self,
+        api: Api,
+        estate: Callable[[], Estate],
+        fleet: str,
+        operations: str,
+        *,
+        idle: tuple[str, ...] = IDLE,
+        patience: Patience | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`fleet` is the label of what it makes, `operations` the namespace of the operations. `idle` is what a container runs until its
+        worker comes. `clock`: seconds that never go back; `now`: since the epoch.
+        """
+        self._api, self._estate, self._fleet, self._operations, self._idle = api, estate, fleet, operations, idle
+        self._patience, self._clock, self._sleep, self._now = patience or Patience(), clock, sleep, now
+
+    def pod_of(self, worker: WorkerId, node: NodeId) -> Pod | None:
+        """See `Places`."""
+        for one in self._estate().pods.values():
+            if one.resident.id == worker and one.node == node and one.being is Being.RUNNING and not one.placeholder:
+                return one.pod
+        return None
+
+    async def prepare(
+        self,
+        record: OperationRecord,
+        slot: SlotId,
+        left: Pod | None,
+        who: Resident,
+        may_go_on: Callable[[], None],
+    ) -> Pod | None:
+        """See `Places`."""
+        node, worker = node_of(slot), record.planned.worker
+        name, namespace = pod_name(record.id, worker, node), left.namespace if left is not None else self._estate().namespace
+        for _ in range(3):
+            found = await self._get(namespace, name)
+            if found is None:
+                source = await self._source(record, left, who)
+                if source is None:
+                    return None
+                may_go_on()
+                wanted = Wanted(operation=record.id, worker=worker, node=node, engine=who.engine, idle=self._idle)
+                found = await self._make(placeholder(source, wanted))
+            if found is not None:
+                self._is_ours(found, record.id)
+                if _over(found):
+                    may_go_on()
+                    await self._delete(namespace, name, found["metadata"]["uid"])
+                    await self._until_gone(namespace, name, found["metadata"]["uid"], may_go_on)
+                else:
+                    return await self._until_it_runs(found, node, may_go_on)
+        raise Retry(_not_running(name, node, "it ends as soon as it is made"))
+
+    async def keep(self, record: OperationRecord, pod: Pod) -> None:
+        """See `Places`."""
+        with contextlib.suppress(Absent, Conflict):  # it was deleted meanwhile, by somebody who may
+            await self._patch(pod, {"metadata": {"uid": pod.uid, "labels": {STATE: "serving"}}})
+            await self._say_ready(pod, shown=True)
+
+    async def show(self, pod: Pod, *, shown: bool) -> None:
+        """See `Places`."""
+        known = self._estate().pods.get(pod.uid)
+        if known is not None and known.gated:
+            with contextlib.suppress(Absent, Conflict):
+                await self._say_ready(pod, shown=shown)
+
+    async def remember(self, record: OperationRecord, pod: Pod) -> None:
+        """See `Places`."""
+        found = await self._get(pod.namespace, pod.name)
+        if found is None or found["metadata"].get("uid") != pod.uid:
+            raise Rejected(_no_template(record.planned.worker, f"its pod {pod} isn't there any more"))
+        kept = {"metadata": {k: found["metadata"].get(k) for k in ("name", "namespace", "labels", "annotations")}, "spec": found["spec"]}
+        text = msgspec.json.encode(kept, order="sorted").decode()
+        if len(text) > _TEMPLATE_MOST:
+            raise Rejected(_no_template(record.planned.worker, f"its pod's specification takes {len(text):,} bytes, too many to be kept"))
+        where = f"{collection(self._operations)}/{record.id}"
+        for _ in range(4):
+            one = await self._api.get(where)
+            meta = one["metadata"]
+            annotations = {**(meta.get("annotations") or {}), TEMPLATE: text}
+            with contextlib.suppress(Conflict):
+                await self._api.replace(where, {**one, "metadata": {**meta, "annotations": annotations}})
+                return
+        raise Retry(_restless(where))
+
+    async def retire(self, pod: Pod) -> None:
+        """See `Places`."""
+        await self._delete(pod.namespace, pod.name, pod.uid)
+
+    async def withdraw(self, record: OperationRecord) -> None:
+        """See `Places`."""
+        query = {"labelSelector": f"{OPERATION}={record.id},{STATE}=placeholder,{FLEET}={self._fleet}"}
+        for one in (await self._api.get(self._path(self._estate().namespace), query)).get("items") or ():
+            await self._delete_as_it_is(one)
+
+    # -- when operations are over
+
+    async def tidy(self, under_way: Callable[[OperationId], bool], lived_in: Mapping[str, bool]) -> list[str]:
+        """Remove what operations that are over have left, and bring what serves to its controller. What was done, in words.
+
+        `lived_in` are the uids of pods in which agents report a worker, and whether the router is to see it. Raises Retry and Unknown.
+        """
+        done = []
+        for pod in tuple(self._estate().pods.values()):
+            if not pod.operation or pod.labels.get(FLEET) != self._fleet or under_way(OperationId(pod.operation)):
+                continue
+            if pod.placeholder:
+                done += await self._remove(pod, lived_in)
+            elif pod.being is Being.RUNNING:
+                done += await self._settle(pod, shown=lived_in.get(pod.pod.uid, False))
+        return done
+
+    async def _remove(self, pod: WorkerPod, lived_in: Mapping[str, bool]) -> list[str]:
+        """By what the server says now: it may have been marked as serving right before its operation ended, which our copy needn't show."""
+        if pod.pod.uid in lived_in or pod.being is Being.ENDING:
+            return []
+        found = await self._get(pod.pod.namespace, pod.pod.name)
+        if (
+            found is None
+            or found["metadata"].get("uid") != pod.pod.uid
+            or (found["metadata"].get("labels") or {}).get(STATE) != "placeholder"
+        ):
+            return []
+        await self._delete_as_it_is(found)
+        return [f"deleted the pod {pod.pod}, to which no worker came by {pod.operation}"]
+
+    async def _settle(self, pod: WorkerPod, *, shown: bool) -> list[str]:
+        """Its controller counts it from now on, once it is ready: before that, it would be the first of them to go."""
+        if shown and pod.hidden:
+            with contextlib.suppress(Absent, Conflict):
+                await self._say_ready(pod.pod, shown=True)
+        if not pod.ready or not pod.joins:
+            return []
+        meta = {"uid": pod.pod.uid, "labels": dict(pod.joins), "annotations": {JOINS: None, COST: "1"}}
+        try:
+            await self._patch(pod.pod, {"metadata": meta})
+        except (Absent, Conflict):
+            return []
+        return [f"gave the pod {pod.pod} to its controller"]
+
+    # -- one pod
+
+    async def _source(self, record: OperationRecord, left: Pod | None, who: Resident) -> Object | None:
+        """What the new pod is to be like: the one that is left, one that this operation made before, what a park kept, or another of the
+        worker's pool. None: nothing says that it ever lived in one. Raises Rejected SH561.
+        """
+        if left is not None:
+            found = await self._get(left.namespace, left.name)
+            if found is not None and found["metadata"].get("uid") == left.uid:
+                return found
+        query = {"labelSelector": f"{OPERATION}={record.id},{FLEET}={self._fleet}"}
+        namespace = left.namespace if left is not None else self._estate().namespace
+        for made in (await self._api.get(self._path(namespace), query)).get("items") or ():
+            return dict(made)
+        kept = await self._kept(record.planned.worker)
+        if kept is not None:
+            return kept
+        for one in self._siblings(who):
+            found = await self._get(one.pod.namespace, one.pod.name)
+            if found is not None and worker_pod(found) is not None:
+                return found
+        if left is None:
+            return None
+        raise Rejected(_no_template(record.planned.worker, f"its pod {left} isn't there any more, and none of its pool is"))
+
+    def _siblings(self, who: Resident) -> list[WorkerPod]:
+        """Pods of its pool, the worker's own first."""
+        pool = [p for p in self._estate().pods.values() if (p.resident.role, p.resident.graph) == (who.role, who.graph) and not p.held_by]
+        return sorted(pool, key=lambda p: (p.resident.id != who.id, p.being is not Being.RUNNING, p.pod.name))[:3]
+
+    async def _kept(self, worker: WorkerId) -> Object | None:
+        """What the newest park of the worker kept."""
+        found: list[tuple[str, Object]] = []
+        listed = await self._api.get(collection(self._operations), {"labelSelector": f"shunter.dev/worker={label(worker)}"})
+        for one in listed.get("items") or ():
+            text = (one["metadata"].get("annotations") or {}).get(TEMPLATE)
+            if text and one["spec"].get("worker") == worker:
+                with contextlib.suppress(msgspec.MsgspecError):
+                    found.append((str(one["spec"].get("createdAt", "")), msgspec.json.decode(text, type=dict[str, Any])))
+        return max(found, key=lambda pair: pair[0])[1] if found else None
+
+    async def _make(self, body: Object) -> Object | None:
+        """None: something of its name is there, or may be: look."""
+        body["metadata"]["labels"][FLEET] = self._fleet
+        try:
+            return await self._api.create(self._path(body["metadata"]["namespace"]), body)
+        except (Conflict, Unknown):
+            return None
+
+    async def _until_it_runs(self, found: Object | None, node: NodeId, may_go_on: Callable[[], None]) -> Pod:
+        assert found is not None
+        began, without_room = self._clock(), None
+        meta = found["metadata"]
+        uid, namespace, name = meta["uid"], meta["namespace"], meta["name"]
+        while True:
+            pod = worker_pod(found) if found is not None and found["metadata"].get("uid") == uid else None
+            if found is None or pod is None or pod.being in (Being.ENDING, Being.ENDED):
+                raise Rejected(_not_running(name, node, pod.why if pod is not None else "somebody has deleted it"))
+            if pod.being is Being.RUNNING:
+                if pod.node != node:
+                    raise Rejected(_not_running(name, node, f"it runs on {pod.node}"))
+                return pod.pod
+            now = self._clock()
+            status = found.get("status") or {}
+            full = unscheduled(status)
+            without_room = (without_room if without_room is not None else now) if full else None
+            reason, _ = waits_for(status, pod.pod.container)
+            impatient = without_room is not None and now - without_room >= self._patience.room
+            if impatient or reason in _HOPELESS or now - began >= self._patience.running:
+                raise Rejected(_not_running(name, node, pod.why))
+            may_go_on()
+            await self._sleep(_LOOK_S)
+            with contextlib.suppress(Retry):  # an answer that didn't come says nothing of the pod
+                found = await self._get(namespace, name)
+
+    async def _until_gone(self, namespace: str, name: str, uid: str, may_go_on: Callable[[], None]) -> None:
+        until = self._clock() + self._patience.gone
+        while (found := await self._get(namespace, name)) is not None and found["metadata"].get("uid") == uid:
+            if self._clock() >= until:
+                raise Retry(_not_running(name, NodeId(""), "the one before it, which was deleted, isn't gone"))
+            may_go_on()
+            await self._sleep(_LOOK_S)
+
+    def _is_ours(self, found: Object, operation: OperationId) -> None:
+        labels = found["metadata"].get("labels") or {}
+        if labels.get(OPERATION) != operation or labels.get(FLEET) != self._fleet:
+            name = found["metadata"]["name"]
+            raise Rejected(
+                Problem(
+                    code="SH563",
+                    what=f"there is a pod {name} already, which this engine didn't make for {operation}",
+                    remedy="Find out whose it is, and delete it",
+                    subject=name,
+                )
+            )
+
+    async def _get(self, namespace: str, name: str) -> Object | None:
+        try:
+            return await self._api.get(f"{self._path(namespace)}/{name}")
+        except Absent:
+            return None
+
+    async def _delete(self, namespace: str, name: str, uid: str) -> None:
+        """Nothing, where it is gone, going, or another has its name."""
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": GRACE_S, "preconditions": {"uid": uid}}
+        with contextlib.suppress(Absent, Conflict):
+            await self._api.delete(f"{self._path(namespace)}/{name}", options)
+
+    async def _delete_as_it_is(self, found: Object) -> None:
+        """Nothing, where it has changed since: a worker may have come."""
+        meta = found["metadata"]
+        preconditions = {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": GRACE_S, "preconditions": preconditions}
+        with contextlib.suppress(Absent, Conflict):
+            await self._api.delete(f"{self._path(meta['namespace'])}/{meta['name']}", options)
+
+    async def _patch(self, pod: Pod, body: Object) -> None:
+        """Of this very pod: another uid is a Conflict."""
+        await self._api.merge(f"{self._path(pod.namespace)}/{pod.name}", body)
+
+    async def _say_ready(self, pod: Pod, *, shown: bool) -> None:
+        condition = {
+            "type": SERVING,
+            "status": "True" if shown else "False",
+            "reason": "Serving" if shown else "Fenced",
+            "lastTransitionTime": stamp(self._now())[:19] + "Z",
+        }
+        body = {"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}}
+        await self._api.merge(f"{self._path(pod.namespace)}/{pod.name}/status", body, strategic=True)
+
+    @staticmethod
+    def _path(namespace: str) -> str:
+        return f"/api/v1/namespaces/{namespace}/pods"
+
+
+def _over(found: Object) -> bool:
+    return bool(found["metadata"].get("deletionTimestamp")) or (found.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def _not_running(name: str, node: NodeId, why: str) -> Problem:
+    return Problem(
+        code="SH560",
+        what=f"the pod that the worker was to come to doesn't run on {node}: {why}" if node else f"the pod {name} can't be made: {why}",
+        remedy="Look at the pod's events and at what its node has left; it is planned again if there is still a need",
+        subject=name,
+    )
+
+
+def _no_template(worker: WorkerId, why: str) -> Problem:
+    remedy = "Keep a pod of its pool running, or start the worker anew"
+    return Problem(code="SH561", what=f"it isn't known what a pod for the worker has to be like: {why}", remedy=remedy, subject=worker)
+
+
+def _restless(where: str) -> Problem:
+    what = "an operation's resource changes each time that something is to be noted on it"
+    return Problem(code="SH552", what=what, remedy="Find out who writes it: operations are the engine's", subject=where)
