@@ -17,6 +17,11 @@ def asked(order: pb.Order) -> Asked:
     return Asked(operation=order.operation, epoch=order.epoch, plan=order.plan, worker=order.worker, incarnation=order.incarnation)
 
 
+def deadline_of(order: pb.Order) -> float | None:
+    """When it has to be over, seconds since the epoch; None: no such."""
+    return order.deadline or None
+
+
 def spec_message(spec: WorkerSpec) -> pb.WorkerSpec:
     """A worker's spec as it travels; how it is started and its environment stay on the node."""
     return pb.WorkerSpec(

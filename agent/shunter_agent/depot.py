@@ -127,8 +127,8 @@ class Depot(Protocol):
         Blocks. Raises Rejected or Retry: nothing of it is left here."""
         ...
 
-    def send(self, image: str, node: str, address: str, progress: Callable[[int], None]) -> int:
-        """Send a whole image, to the archive where `address` is `ARCHIVE`; bytes sent.
+    def send(self, image: str, node: str, address: str, progress: Callable[[int], None], deadline: float | None = None) -> int:
+        """Send a whole image, to the archive where `address` is `ARCHIVE`; bytes sent. `deadline` as in `sending`.
 
         Raises Retry or Rejected: the other side then has nothing of it."""
         ...

@@ -158,6 +158,7 @@ class Standing:
         if row.operation and not self._orders.lock(stand.worker).locked():
             node.part(row.operation, stand.worker)  # nobody is left who would go on with it, unless an engine comes back
         head = pb.Order(operation=operation, epoch=order.epoch, plan=order.id, worker=stand.worker, incarnation=stand.incarnation)
+        head.deadline = stood.deadline
         try:
             stood = await work(head, stand, stood)
         except EngineBack:

@@ -134,17 +134,17 @@ class StoredDepot:
     ) -> "GrowingImage":
         """See `depot.Depot`. Raises Rejected SH805 for an address that is none, and what `send_growing` does before the first byte."""
         bases = cache(lambda: bases_of(self.store, worker) if worker else {})
-        turn = self._pacing.sending(Urgency(deadline=float("inf") if deadline is None else deadline, copy=False))
+        turn = self._pacing.sending(Urgency.by(deadline, copy=False))
         return GrowingImage(folder, image, Peer.at(node, address), self._tls, progress, self._remember, expected, bases, self.store, turn)
 
-    def send(self, image: str, node: str, address: str, progress: Callable[[int], None]) -> int:
+    def send(self, image: str, node: str, address: str, progress: Callable[[int], None], deadline: float | None = None) -> int:
         """See `depot.Depot`. Raises Rejected SH825 without an archive; Stalled SH667."""
         if address == ARCHIVE:
             try:
                 return self._archive(image).put(self.store, image, progress)
             except OSError as error:
                 raise _disk(image, error) from error
-        with self._pacing.sending(Urgency()) as pace:
+        with self._pacing.sending(Urgency.by(deadline, copy=True)) as pace:
             return send_whole(self.store, image, Peer.at(node, address), self._tls, progress=progress, pace=pace).bytes
 
     def _archive(self, image: str) -> Archive:

@@ -21,6 +21,7 @@ from shunter_agent.images.manifest import ImageManifest
 from shunter_agent.images.pacing import Pacing, Urgency
 from shunter_agent.images.server import Allowance
 from shunter_agent.images.transfer import Limits, send_growing, send_whole
+from shunter_agent.stored import StoredDepot
 from test_chunks_sent import memory, put
 from test_transfer import Pair, info, until
 
@@ -354,6 +355,29 @@ def test_an_urgent_image_goes_first(pair: Pair) -> None:
     assert between <= 2 * CHUNK, "meanwhile, at most what was under way of the copy"
     assert ended == ["move", "copy"]
     assert pair.there.verify("copy") == pair.there.verify("move") == ()
+
+
+def test_what_has_to_be_gone_sooner_is_sent_first_whoever_ordered_it(pair: Pair) -> None:
+    """Two operations' images, each for its own worker: what begins later has less time."""
+    for image in ("later", "sooner"):
+        pair.image(image, size=12 * CHUNK)
+    depot, sent, ended = StoredDepot(pair.here, pair.tls, Pacing(rate=40 * CHUNK)), {"later": 0, "sooner": 0}, []
+
+    def send(image: str, deadline: float) -> None:
+        address = f"{pair.peer.host}:{pair.peer.port}"
+        depot.send(image, pair.peer.node, address, lambda count: sent.__setitem__(image, count), deadline)
+        ended.append(image)
+
+    threads = [threading.Thread(target=send, args=("later", 2000.0)), threading.Thread(target=send, args=("sooner", 1000.0))]
+    threads[0].start()
+    until(lambda: sent["later"] >= 3 * CHUNK, "the first is under way")
+    threads[1].start()
+    until(lambda: "sooner" in ended, "the second is over", 20)
+    assert ended == ["sooner"], "the first was made to wait"
+    for thread in threads:
+        thread.join(20)
+    assert ended == ["sooner", "later"]
+    assert pair.there.verify("later") == pair.there.verify("sooner") == ()
 
 
 def test_who_waits_for_another_keeps_its_own_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,11 @@ class Urgency:
     deadline: float = float("inf")
     copy: bool = True
 
+    @classmethod
+    def by(cls, deadline: float | None, *, copy: bool) -> "Urgency":
+        """`deadline` None: there is none."""
+        return cls(float("inf") if deadline is None else deadline, copy)
+
 
 @dataclass(eq=False)
 class _Turn:

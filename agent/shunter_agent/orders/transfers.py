@@ -5,7 +5,7 @@ import time
 from shunter.model.errors import Rejected, Retry, Unknown
 from shunter.wire import agent_pb2 as pb
 
-from shunter_agent.convert import asked
+from shunter_agent.convert import asked, deadline_of
 from shunter_agent.guard import Asked
 from shunter_agent.node import FrozenCopy, HeldCopy, Node
 from shunter_agent.orders.carry import Orders, Outcome
@@ -34,7 +34,8 @@ class Transfers:
         self._hold_on(head, node.settings.hold)
         try:
             progress = node.progress(head.operation, step, image.bytes)
-            sent = await node.in_thread(node.depot.send, message.image, message.to.node, message.to.address, progress)
+            deadline = deadline_of(message.order)
+            sent = await node.in_thread(node.depot.send, message.image, message.to.node, message.to.address, progress, deadline)
         except (Rejected, Retry) as error:
             raise undone(error.problem) from error
         except Unknown as error:  # it may be whole there: then sending it again finds that out, and sends nothing

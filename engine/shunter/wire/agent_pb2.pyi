@@ -7,18 +7,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Order(_message.Message):
-    __slots__ = ("operation", "epoch", "plan", "worker", "incarnation")
+    __slots__ = ("operation", "epoch", "plan", "worker", "incarnation", "deadline")
     OPERATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_FIELD_NUMBER: _ClassVar[int]
     operation: str
     epoch: int
     plan: str
     worker: str
     incarnation: int
-    def __init__(self, operation: _Optional[str] = ..., epoch: _Optional[int] = ..., plan: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    deadline: float
+    def __init__(self, operation: _Optional[str] = ..., epoch: _Optional[int] = ..., plan: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., deadline: _Optional[float] = ...) -> None: ...
 
 class StepOrder(_message.Message):
     __slots__ = ("order",)

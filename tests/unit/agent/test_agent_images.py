@@ -113,6 +113,33 @@ async def test_an_image_goes_by_the_earliest_deadline_of_its_node(
     assert bench.depot.deadlines == [first]
 
 
+@pytest.mark.parametrize(("ordered", "of_slot", "first"), [(0.0, 1100.0, 1100.0), (0.0, None, 1200.0), (1300.0, 1100.0, 1300.0)])
+async def test_an_orders_own_deadline_counts_more_and_another_slots_not_at_all(
+    tmp_path: Path, ordered: float, of_slot: float | None, first: float
+) -> None:
+    bench = Bench(tmp_path)
+    slot = bench.node.row(SPEC.worker).slot
+    bench.node.notices = {
+        "node": Notice(id="node", kind="preemption", seen_at=1.0, deadline=1200.0),
+        "other": Notice(id="other", kind="gpu-failing", seen_at=1.0, deadline=1000.0, slot="another"),
+        "own": Notice(id="own", kind="gpu-failing", seen_at=1.0, deadline=of_slot, slot=slot),
+    }
+    order = bench.freeze()
+    order.order.deadline = ordered
+    await bench.source.freeze(order)
+    assert bench.depot.deadlines == [first]
+
+
+@pytest.mark.parametrize(("ordered", "said"), [(1200.0, 1200.0), (0.0, None)])
+async def test_a_copy_goes_by_its_orders_deadline(tmp_path: Path, ordered: float, said: float | None) -> None:
+    bench = Bench(tmp_path)
+    bench.give_image()
+    order = bench.order()
+    order.deadline = ordered
+    await bench.transfers.send(pb.SendOrder(order=order, image="image", to=pb.Peer(node="m", address="m:1")))
+    assert bench.depot.deadlines == [said]
+
+
 def test_moves_are_sent_before_copies_and_by_their_deadlines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Urgency] = []
     sending = Pacing.sending
@@ -120,13 +147,14 @@ def test_moves_are_sent_before_copies_and_by_their_deadlines(tmp_path: Path, mon
     kept = opened(tmp_path, unsigned="accept")
     depot = StoredDepot(kept, TlsFiles(ca=tmp_path / "ca", cert=tmp_path / "cert", key=tmp_path / "key"))
     unsigned(kept.root)
-    with pytest.raises(Stalled, match="SH810"):
-        depot.send("i1", "m", "127.0.0.1:1", lambda _bytes: None)
+    for deadline in (None, 1200.0, 1300.0):
+        with pytest.raises(Stalled, match="SH810"):
+            depot.send("i1", "m", "127.0.0.1:1", lambda _bytes: None, deadline)
     for deadline in (None, 1200.0):
         with pytest.raises(Stalled, match="SH810"):
             depot.sending(tmp_path, "i2", "m", "127.0.0.1:1", lambda _bytes: None, deadline=deadline)
-    copy, move, urgent = seen
-    assert urgent < move < copy
+    copy, soon, later, move, urgent = seen
+    assert urgent < soon < later < move < copy
 
 
 async def test_what_was_opened_for_a_restore_is_closed(tmp_path: Path) -> None:

@@ -1,0 +1,38 @@
+"""What every order says of its operation."""
+
+from pathlib import Path
+
+import pytest
+from shunter.act.run import Parts, Run
+from shunter.act.store import Store
+from shunter.model.ids import Digest, Epoch, Incarnation, OperationId, PolicyName, SlotId, WorkerId
+from shunter.model.operation import OperationRecord
+from shunter.model.plan import Lane, OperationKind, PlannedOperation, Preconditions
+from shunter.model.snapshot import Fleet
+
+
+async def _no_sleep(_seconds: float) -> None:
+    raise AssertionError("nothing waits here")
+
+
+@pytest.mark.parametrize(
+    ("lane", "deadline", "said"), [("involuntary", 1200.0, 1200.0), ("involuntary", None, 0.0), ("voluntary", 1200.0, 0.0)]
+)
+def test_an_order_says_by_when_what_has_to_leave_must_be_gone(tmp_path: Path, lane: Lane, deadline: float | None, said: float) -> None:
+    planned = PlannedOperation(
+        id=OperationId("o"),
+        kind=OperationKind.MOVE,
+        worker=WorkerId("w"),
+        lane=lane,
+        policy=PolicyName("p"),
+        reason="a test",
+        expect=Preconditions(incarnation=Incarnation(3), at=SlotId("n/0")),
+        deadline=deadline,
+    )
+    record = OperationRecord(planned=planned, plan=Digest("sha256:0"), epoch=Epoch(7), created_at=1000.0)
+    store = Store(tmp_path / "engine.db")
+    parts = Parts(store=store, agents={}, fleet=Fleet, audit=lambda _record: None, clock=lambda: 1000.0, sleep=_no_sleep)
+    order = Run(parts, record).order
+    store.close()
+    assert (order.operation, order.epoch, order.worker, order.incarnation) == ("o", 7, "w", 3)
+    assert order.deadline == said
