@@ -1,0 +1,42 @@
+"""What Dynamo's resources, labels and annotations are called."""
+
+from typing import Final
+
+GROUP: Final = "nvidia.com"
+VERSIONS: Final = ("v1beta1", "v1alpha1")
+"""Of graphs and what is made of them, the one that we would rather speak first."""
+GRAPHS: Final = "dynamographdeployments"
+ADAPTERS: Final = "dynamographdeploymentscalingadapters"
+DEPLOYMENTS: Final = "dynamocomponentdeployments"
+REGISTRATIONS: Final = "dynamoworkermetadatas"
+SNAPSHOTS: Final = "podsnapshots"
+KINDS: Final = {
+    GRAPHS: "DynamoGraphDeployment",
+    ADAPTERS: "DynamoGraphDeploymentScalingAdapter",
+    DEPLOYMENTS: "DynamoComponentDeployment",
+    REGISTRATIONS: "DynamoWorkerMetadata",
+    SNAPSHOTS: "PodSnapshot",
+}
+"""By the plural."""
+
+GRAPH_LABEL: Final = "nvidia.com/dynamo-graph-deployment-name"
+COMPONENT_LABEL: Final = "nvidia.com/dynamo-component"
+COST: Final = "controller.kubernetes.io/pod-deletion-cost"
+LOWEST: Final = -(2**31)
+"""The least that a deletion cost can be: a pod with it goes first among those that are as ready as it is."""
+COST_BEFORE: Final = "shunter.dev/pod-deletion-cost-before"
+"""What the cost was before we changed it; empty: there was none."""
+SHIFTS: Final = "shunter.dev/shifts"
+"""What we changed of the replicas in a resource of record, written together with them."""
+RESTORE_FROM: Final = "nvidia.com/restore-from"
+
+
+def collection(version: str, plural: str, namespace: str) -> str:
+    """The path of all resources of a kind in a namespace; of all namespaces where it is empty."""
+    inside = f"/namespaces/{namespace}" if namespace else ""
+    return f"/apis/{GROUP}/{version}{inside}/{plural}"
+
+
+def pods(namespace: str) -> str:
+    """The path of all pods of a namespace."""
+    return f"/api/v1/namespaces/{namespace}/pods"

@@ -1,0 +1,360 @@
+"""Hardware changes sides in a Dynamo graph, in a real API server: by its resources of record, with the chosen pod as the one that goes, and
+once, whenever the engine dies.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from conftest import admin
+from dynamo_operator import ADAPTERS, COST, DEPLOYMENTS, GRAPHS, Site, dynamo_plane, engine, site, waiting
+from shunter.cluster.api import Api, Object
+from shunter.cluster.dynamo.shift import Shift, Shifts
+from shunter.model.errors import Problem, Rejected, Retry, Unknown
+
+__all__ = ["dynamo_plane", "engine", "site"]
+WAYS = [(), ("decode",), ("prefill",), ("prefill", "decode")]
+"""Which components have a scaling adapter."""
+
+
+class Crash(BaseException):
+    """The engine dies here: nothing after it is done, no `finally` of ours repairs anything."""
+
+
+class Dying(Api):
+    """The engine's way to the server, which ends at the `at`-th write (from 1), before the server hears of it or right after."""
+
+    def __init__(self, site: Site, at: int, *, after: bool) -> None:
+        super().__init__(admin(site.plane))
+        self.at, self.after, self.writes = at, after, 0
+
+    async def apply(self, path: str, body: Object, manager: str, *, force: bool = True, dry_run: bool = False) -> Object:
+        if dry_run:
+            return await super().apply(path, body, manager, force=force, dry_run=True)
+        self.writes += 1
+        if self.writes == self.at and not self.after:
+            raise Crash
+        found = await super().apply(path, body, manager, force=force)
+        if self.writes == self.at:
+            raise Crash
+        return found
+
+
+async def standing(site: Site, **counts: int) -> None:
+    """Wait until the operator calls the graph successful, with so many pods of each."""
+    wanted = {"prefill": 2, "decode": 3, **counts}
+
+    def done() -> bool:
+        graph = site.get(GRAPHS, "llama")
+        settled = (graph.get("status") or {}).get("observedGeneration") == graph["metadata"]["generation"]
+        return settled and graph["status"]["state"] == "successful" and all(len(site.pods(c)) == n for c, n in wanted.items())
+
+    await waiting(done)
+
+
+async def made(site: Site, *, adapters: tuple[str, ...] = (), **replicas: int) -> Shift:
+    """A graph that stands, and a shift from decode to prefill with a pod that its controller would never choose by itself: the oldest."""
+    site.graph(adapters=adapters, **replicas)
+    await standing(site, **replicas)
+    pods = site.pods("decode")
+    oldest = min(pods, key=lambda name: int(name.rpartition("-")[2]))
+    return Shift(
+        operation="park-1", namespace=site.namespace, graph="llama", gives="decode", pod=oldest, uid=pods[oldest]["metadata"]["uid"],
+        takes="prefill",
+    )  # fmt: skip
+
+
+def clear(site: Site, adapters: tuple[str, ...]) -> None:
+    """Without the graph of the round before."""
+    site.plane.ask("DELETE", site.path(GRAPHS, "llama"))
+    for name in adapters:
+        site.plane.ask("DELETE", site.path(ADAPTERS, f"llama-{name}"))
+
+
+@pytest.mark.parametrize("adapters", WAYS)
+async def test_the_chosen_pod_goes_and_the_other_component_gets_one(site: Site, engine: Api, adapters: tuple[str, ...]) -> None:
+    shift = await made(site, adapters=adapters)
+    others = set(site.pods("decode")) - {shift.pod}
+    await Shifts(engine).carry(shift)
+    await standing(site, decode=2, prefill=3)
+    assert set(site.pods("decode")) == others, "nobody but the chosen one"
+    assert (site.of_record("decode"), site.of_record("prefill")) == (2, 3)
+    assert all(sum(counts) >= 5 for counts in site.history[1:]), f"never a worker too few: {site.history}"
+
+
+@pytest.mark.parametrize("site", ["v1alpha1"], indirect=True)
+@pytest.mark.parametrize("adapters", [(), ("decode",)])
+async def test_graphs_of_the_older_version_too(site: Site, engine: Api, adapters: tuple[str, ...]) -> None:
+    shift = await made(site, adapters=adapters)
+    await Shifts(engine, "v1alpha1").carry(shift)
+    await standing(site, decode=2, prefill=3)
+    assert shift.pod not in site.pods("decode")
+
+
+async def test_the_newest_version_that_is_served_is_spoken(site: Site, engine: Api) -> None:
+    assert await Shifts(engine).version() == "v1beta1"
+
+
+@pytest.mark.parametrize(("adapters", "after"), [((), True), (("prefill", "decode"), False), (("prefill", "decode"), True)])
+async def test_killed_at_each_write_the_next_engine_finishes_it_once(
+    site: Site, engine: Api, adapters: tuple[str, ...], after: bool
+) -> None:
+    at = 0
+    while True:
+        at += 1
+        clear(site, adapters)
+        shift = await made(site, adapters=adapters)
+        others = set(site.pods("decode")) - {shift.pod}
+        dying = Dying(site, at, after=after)
+        try:
+            await Shifts(dying).carry(shift)
+        except Crash:
+            pass
+        else:
+            break
+        finally:
+            await dying.aclose()
+        await Shifts(engine).carry(shift)
+        await Shifts(engine).carry(shift)
+        await standing(site, decode=2, prefill=3)
+        assert set(site.pods("decode")) == others, f"killed at write {at}"
+        assert (site.of_record("decode"), site.of_record("prefill")) == (2, 3), f"killed at write {at}"
+    assert at > (2 if not adapters else 3), "the pod, and each resource of record"
+
+
+async def test_killed_at_each_write_the_next_engine_can_take_it_back_too(site: Site, engine: Api) -> None:
+    """Also where the pod may be gone by then: as many are there as before, and it isn't made again."""
+    adapters = ("prefill", "decode")
+    for at in (1, 2, 3):
+        clear(site, adapters)
+        shift = msgspec.structs.replace(await made(site, adapters=adapters), operation=f"park-{at}")
+        dying = Dying(site, at, after=True)
+        with contextlib.suppress(Crash):
+            await Shifts(dying).carry(shift)
+        await dying.aclose()
+        for _ in range(2):
+            await Shifts(engine).undo(shift)
+        await standing(site)
+        assert (site.of_record("decode"), site.of_record("prefill")) == (3, 2)
+        assert not [one for one in site.pods("decode").values() if COST in (one["metadata"].get("annotations") or {})]
+        if at > 1:
+            with pytest.raises(Rejected, match="it was taken back before"):
+                await Shifts(engine).carry(shift)
+
+
+def forbid(site: Site, where: str, rule: str, *, plural: str = ADAPTERS) -> Callable[[], None]:
+    """A webhook of somebody's that refuses something of the engine's, and is found in force by trying. Gives what takes it away."""
+    name = f"no-{site.namespace}"
+    spec = {
+        "failurePolicy": "Fail",
+        "matchConstraints": {
+            "resourceRules": [{"apiGroups": ["nvidia.com"], "apiVersions": ["*"], "operations": ["UPDATE"], "resources": [plural]}],
+        },
+        "matchConditions": [
+            {"name": "here", "expression": f"request.namespace == '{site.namespace}' && request.userInfo.username != 'admin'"},
+            {"name": "which", "expression": where},
+        ],
+        "validations": [{"expression": rule, "message": "the quota of team blue is 3 workers"}],
+    }
+    root = "/apis/admissionregistration.k8s.io/v1"
+    binding = {"metadata": {"name": name}, "spec": {"policyName": name, "validationActions": ["Deny"]}}
+    site.plane.must("POST", f"{root}/validatingadmissionpolicies", {"metadata": {"name": name}, "spec": spec})
+    site.plane.must("POST", f"{root}/validatingadmissionpolicybindings", binding)
+
+    def take_away() -> None:
+        site.plane.must("DELETE", f"{root}/validatingadmissionpolicybindings/{name}")
+        site.plane.must("DELETE", f"{root}/validatingadmissionpolicies/{name}")
+
+    return take_away
+
+
+async def refused(work: Callable[[], Any], code: str) -> Rejected | Retry:
+    """What it is refused with, once the server goes by its newest policies, which takes a moment."""
+    async with asyncio.timeout(15):
+        while True:
+            found = await said(work)
+            if found is not None:
+                assert found.problem.code == code
+                return found
+            await asyncio.sleep(0.1)
+
+
+async def said(work: Callable[[], Any]) -> Rejected | Retry | None:
+    try:
+        await work()
+    except (Rejected, Retry) as error:
+        return error
+    return None
+
+
+async def test_a_webhook_that_refuses_one_half_refuses_both_in_its_own_words_before_anything_is_done(site: Site, engine: Api) -> None:
+    shift = await made(site, adapters=("prefill", "decode"))
+    take_away = forbid(site, "object.metadata.name == 'llama-decode'", "object.spec.replicas >= 3")
+    try:
+        error = await refused(lambda: Shifts(engine).check(shift), "SH275")
+        assert "the quota of team blue is 3 workers" in error.problem.what
+        with pytest.raises(Rejected, match="the quota of team blue"):
+            await Shifts(engine).carry(shift)
+        assert (site.of_record("decode"), site.of_record("prefill")) == (3, 2)
+        assert COST not in (site.pods("decode")[shift.pod]["metadata"].get("annotations") or {})
+        assert "shunter.dev/shifts" not in str(site.get(ADAPTERS, "llama-prefill"))
+    finally:
+        take_away()
+
+
+class Blind(Shifts):
+    """As if a webhook had changed its mind since the dry run."""
+
+    async def check(self, shift: Shift) -> None:
+        return
+
+
+async def test_a_second_half_that_is_refused_takes_the_first_back(site: Site, engine: Api) -> None:
+    shift = await made(site, adapters=("prefill", "decode"))
+    before = set(site.pods("prefill")), set(site.pods("decode"))
+    take_away = forbid(site, "object.metadata.name == 'llama-decode'", "object.spec.replicas >= 3")
+    try:
+        await refused(lambda: Shifts(engine).check(shift), "SH275")
+        with pytest.raises(Rejected, match="the quota of team blue") as raised:
+            await Blind(engine).carry(shift)
+        assert raised.value.problem.code == "SH275"
+        await standing(site)
+        assert (set(site.pods("prefill")), set(site.pods("decode"))) == before, "whoever came goes again, and nobody else"
+        assert COST not in (site.pods("decode")[shift.pod]["metadata"].get("annotations") or {})
+    finally:
+        take_away()
+
+
+async def test_with_an_adapter_the_graph_itself_is_never_edited(site: Site, engine: Api) -> None:
+    """Dynamo's own webhook is in force in these tests: whoever edits the graph is refused, and the engine never tries."""
+    shift = await made(site, adapters=("prefill", "decode"))
+    patch = {
+        "apiVersion": "nvidia.com/v1beta1",
+        "kind": "DynamoGraphDeployment",
+        "spec": {"components": [{"name": "decode", "replicas": 9}]},
+    }
+    error = await refused(lambda: engine.apply(site.path(GRAPHS, "llama"), patch, "somebody"), "SH255")
+    assert "scaling adapter is enabled" in error.problem.what
+    await Shifts(engine).carry(shift)
+    managers = {one["manager"] for one in site.get(GRAPHS, "llama")["metadata"]["managedFields"]}
+    assert "shunter-replicas" not in managers
+    await standing(site, decode=2, prefill=3)
+
+
+async def test_replicas_that_git_has_are_left_to_git(site: Site, engine: Api) -> None:
+    shift = await made(site)
+    site.graph(manager="argocd-controller")
+    with pytest.raises(Rejected) as raised:
+        await Shifts(engine).carry(shift)
+    assert raised.value.problem.code == "SH273"
+    assert "argocd-controller" in raised.value.problem.what
+    assert site.of_record("decode") == 3
+
+
+async def test_whose_the_replicas_are_can_be_seen_and_others_keep_theirs(site: Site, engine: Api) -> None:
+    """One shift after another, each of its own component: what server-side apply doesn't find again, it would remove."""
+    site.gpus = 6
+    shift = await made(site, prefill=1, decode=4)
+    await Shifts(engine).carry(Shift(operation="a", namespace=site.namespace, graph="llama", takes="prefill"))
+    await standing(site, prefill=2, decode=4)
+    await Shifts(engine).carry(msgspec.structs.replace(shift, operation="b", takes=""))
+    await standing(site, prefill=2, decode=3)
+    fields = [one for one in site.get(GRAPHS, "llama")["metadata"]["managedFields"] if one["manager"] == "shunter-replicas"]
+    assert [one["operation"] for one in fields] == ["Apply"]
+    components = fields[0]["fieldsV1"]["f:spec"]["f:components"]
+    assert set(components) == {'k:{"name":"decode"}', 'k:{"name":"prefill"}'}
+    assert all(set(own) - {".", "f:name"} == {"f:replicas"} for own in components.values())
+
+
+async def test_a_pod_that_would_go_before_the_chosen_one_keeps_it_from_being_done(site: Site, engine: Api) -> None:
+    shift = await made(site)
+    other = next(name for name in site.pods("decode") if name != shift.pod)
+    site.stands = True
+    site.edit("pods", other, {"status": {"conditions": [{"type": "Ready", "status": "False"}]}}, "/status")
+    with pytest.raises(Rejected) as raised:
+        await Shifts(engine).carry(shift)
+    assert raised.value.problem.code == "SH274"
+    assert other in raised.value.problem.what
+    assert site.of_record("decode") == 3
+    site.edit("pods", other, {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}, "/status")
+    site.plane.must("DELETE", site.path("pods", other))
+    with pytest.raises(Rejected, match="there are 2 pods where 3 are asked for"):
+        await Shifts(engine).carry(shift)
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ({"rollingUpdate": {"phase": "InProgress"}}, "rolling update"),
+        ({"state": "failed"}, "failed"),
+        ({"restart": {"phase": "Restarting"}}, "restarted"),
+    ],
+)
+async def test_a_graph_that_is_being_changed_or_has_failed_is_left_alone(site: Site, engine: Api, status: Any, said: str) -> None:
+    shift = await made(site)
+    site.edit(GRAPHS, "llama", {"status": status}, "/status")
+    with pytest.raises(Rejected, match=said) as raised:
+        await Shifts(engine).carry(shift)
+    assert raised.value.problem.code == "SH278"
+    assert site.of_record("decode") == 3
+
+
+async def test_a_pod_that_isnt_removed_in_time_has_its_replica_put_back(site: Site, engine: Api) -> None:
+    shift = await made(site)
+    site.stands = True
+    now = iter(range(10_000))
+    with pytest.raises(Retry) as raised:
+        await Shifts(engine, clock=lambda: float(next(now)), sleep=lambda _s: asyncio.sleep(0)).carry(shift)
+    assert raised.value.problem.code == "SH277"
+    assert (site.of_record("decode"), site.of_record("prefill")) == (3, 2)
+    site.stands = False
+    await standing(site)
+    assert shift.pod in site.pods("decode")
+
+
+async def test_another_pod_that_went_is_said_and_the_replicas_are_put_back(site: Site, engine: Api) -> None:
+    """Somebody removes a pod by hand in that very moment."""
+    shift = await made(site)
+    site.stands = True
+    other = next(name for name in site.pods("decode") if name != shift.pod)
+
+    async def sleep(_seconds: float) -> None:
+        site.plane.ask("DELETE", site.path("pods", other))
+
+    with pytest.raises(Rejected) as raised:
+        await Shifts(engine, sleep=sleep).carry(shift)
+    assert raised.value.problem.code == "SH276"
+    site.stands = False
+    await standing(site)
+    assert shift.pod in site.pods("decode"), "who was chosen stays"
+
+
+async def test_a_write_without_an_answer_is_found_out_by_the_next(site: Site, engine: Api) -> None:
+    shift = await made(site, adapters=("prefill", "decode"))
+
+    class Deaf(Api):
+        async def apply(self, path: str, body: Object, manager: str, *, force: bool = True, dry_run: bool = False) -> Object:
+            found = await super().apply(path, body, manager, force=force, dry_run=dry_run)
+            if path.endswith("llama-prefill") and not dry_run:
+                raise Unknown(Problem(code="SH251", what="no answer", remedy=""))
+            return found
+
+    deaf = Deaf(admin(site.plane))
+    with pytest.raises(Unknown):
+        await Shifts(deaf).carry(shift)
+    await deaf.aclose()
+    assert (site.of_record("decode"), site.of_record("prefill")) == (3, 3)
+    await Shifts(engine).carry(shift)
+    await standing(site, decode=2, prefill=3)
+
+
+async def test_nothing_below_the_graph_is_ever_written(site: Site, engine: Api) -> None:
+    shift = await made(site)
+    await Shifts(engine).carry(shift)
+    managers = {one["manager"] for one in site.get(DEPLOYMENTS, "llama-decode")["metadata"]["managedFields"]}
+    assert managers == {"manager"}, "the operator's alone"
+    body = {"apiVersion": "nvidia.com/v1beta1", "kind": "DynamoComponentDeployment", "spec": {"replicas": 7}}
+    await refused(lambda: engine.apply(site.path(DEPLOYMENTS, "llama-decode"), body, "x"), "SH255")
