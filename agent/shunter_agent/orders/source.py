@@ -371,6 +371,7 @@ class Source:
         """The worker is dead. Should the journal not take that now, `leave` writes it later."""
         node, worker = self._node, head.worker
         row = node.row(worker)
+        node.unsettled.pop(worker, None)
         node.leaving[worker] = Leaving(row.process, row.incarnation, head.operation, step, detail)
 
         def write() -> None:

@@ -138,10 +138,7 @@ class TestOneWorker:
             with pytest.raises(Retry, match="SH613"):
                 await order(bench.step("later", epoch=2))
         await bench.source.retire(bench.step("later", epoch=2))
-        assert (bench.state(), bench.runtime.alive) == ("none", set())
-        bench.clock.now += AGAIN_S
-        await bench.holds.expire()
-        assert bench.node.unsettled == {}
+        assert (bench.state(), bench.runtime.alive, bench.node.unsettled) == ("none", set(), {})
 
     async def test_one_that_dies_while_it_stands_still_leaves(self, bench: Bench) -> None:
         await frozen(bench)
