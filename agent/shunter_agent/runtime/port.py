@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 import msgspec
 from shunter.model.errors import Problem
+from shunter.model.pod import Pod
 from shunter.model.snapshot import Toleration
 
 GPU_FACTS: Final = frozenset({"driver", "cuda", "gpu", "gpus", "gpus_all", "gpu_memory"})
@@ -41,6 +42,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """PCI addresses (see `notices.xid.address`) of its slot's GPUs on the node that it is on, in order. Empty: all of the node's."""
     linked: bool | None = None
     """Its GPUs, more than one, are in one NVLink domain, and have to be wherever it goes. None: it has one or none, or nobody knows."""
+    pod: Pod | None = None
+    """The pod that it lives in, and its container there. None: in none."""
     tolerations: tuple[Toleration, ...] | None = None
     """Taints of nodes that it doesn't mind. None: nobody said."""
 
@@ -174,6 +177,11 @@ class Network(Protocol):
 
     def disconnect(self) -> None:
         """Leave the node's network; the worker's own side stays as it is. Idempotent."""
+        ...
+
+    def elsewhere(self) -> bool:
+        """While it isn't connected here: another copy of the worker is, to the same network. False when it can't be told. Takes half a
+        second."""
         ...
 
     def destroy(self) -> None:
