@@ -27,6 +27,36 @@ STATE: Final = "shunter.dev/pod-state"
 SERVING: Final = "shunter.dev/serving"
 """A readiness gate: the engine says True while the router may send requests to the pod's worker."""
 
+_WAIT: Final = """
+worker() {
+  found=
+  for at in /proc/[0-9]*/status; do
+    parent= depth=
+    while read -r key first second _; do
+      case $key in PPid:) parent=$first ;; NSpid:) depth=$second ;; esac
+    done <"$at" || continue
+    [ "$parent" = 0 ] && [ "$depth" = 1 ] || continue
+    at=${at#/proc/} found="$found ${at%/status}"
+  done
+} 2>/dev/null
+trap 'worker; code=0; [ -n "$found" ] || exit 0; kill -TERM $found' TERM
+trap 'exit 0' USR2
+trap 'exit 1' USR1
+while :; do
+  worker
+  if [ -n "$found" ]; then lived=1; elif [ -n "$lived" ]; then exit "${code:-1}"; fi
+  sleep 1 &
+  wait $!
+done
+"""
+PLACEHOLDER: Final = ("/bin/sh", "-c", _WAIT)
+"""Command of a container that waits for its worker, instead of the command of the worker's own; it needs a `sh` and a `sleep`.
+
+An agent restores the worker into a PID namespace within the container's. SIGTERM goes on to the worker, as it would if that were process 1
+of the container; the container ends when the worker does: with 0 when it was asked to end or its agent says that it ended well (SIGUSR2), else
+with 1. Only without an agent that says so it takes a second.
+"""
+
 _GRAPH: Final = "nvidia.com/dynamo-graph-deployment-name"
 _NAMESPACE: Final = "nvidia.com/dynamo-namespace"
 _SUBTYPE: Final = "nvidia.com/dynamo-sub-component-type"
