@@ -30,6 +30,7 @@ from typing import IO, Any, NoReturn
 import large
 import msgspec
 import past
+import way
 from shunter.act.agents import AgentClient, TlsFiles
 from shunter.act.port import CopyView
 from shunter.app import engine as engines
@@ -102,6 +103,8 @@ def at(values: list[float], share: float) -> float:
 
 def _notices(told: "Queue[dict[str, Any]]", agent: "subprocess.Popen[str]", number: int) -> dict[str, Any]:
     moments, first, freeze, ticks = random.Random(7), [], [], 0
+    ways: list[list[way.Span]] = []
+    began: list[float] = []
     assert agent.stdin is not None
     for n in range(number):
         time.sleep(moments.uniform(0.1, 1.5))
@@ -110,10 +113,12 @@ def _notices(told: "Queue[dict[str, Any]]", agent: "subprocess.Popen[str]", numb
         print(f"n-{n}", file=agent.stdin, flush=True)
         seen = _await(told, "seen")["at"]
         first.append(1000 * (_await(told, "order")["at"] - seen))
+        ways.append(_await(told, "way")["spans"])
         freeze.append(1000 * (_await(told, "freeze")["at"] - seen))
+        began.append(seen)
         print("", file=agent.stdin, flush=True)
         ticks += _quiet(told)
-    return {"first": sorted(first), "freeze": sorted(freeze), "ticks": ticks}
+    return {"first": sorted(first), "freeze": sorted(freeze), "ticks": ticks, "way": way.table(ways, began)}
 
 
 def _quiet(told: "Queue[dict[str, Any]]") -> int:
@@ -373,6 +378,7 @@ async def _engine(folder: Path, port: int, url: str) -> None:
         if record.outcome is not None:
             _say("outcome", operation=record.id, code=record.outcome.code, reason=record.outcome.reason)
 
+    way.Way(lambda spans: _say("way", spans=spans)).install()
     feed = PolicyFeed(source_of(settings.policies, settings.state), _bench_time)
     engine = Engine(settings, feed, clock=_bench_time, on_tick=lambda _told: _say("tick"), on_step=step, on_problem=_tell)
     stop = asyncio.Event()
@@ -412,4 +418,5 @@ if __name__ == "__main__":
         found = measure(int(sys.argv[2]))
         for name in ("first", "freeze"):
             print(name, *(f"p{p} {at(found[name], p / 100):.1f}" for p in (50, 90, 99, 100)))
+        print(*found["way"], sep="\n")
         print(found["ticks"], "ticks; a page is written in", round(found["fsync"], 2), "ms")

@@ -5,6 +5,7 @@ while something can't wait.
 """
 
 import asyncio
+import selectors
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,6 +17,8 @@ T = TypeVar("T")
 SWITCH_S: Final = 0.0005
 """After so many seconds the interpreter lets another thread have its turn. Its own 5 ms are, in each of the dozen hops from a notice to an
 order, too long."""
+HASTE_S: Final = 0.00005
+"""The same while something can't wait: each write to a disk, and each answer of an agent, gives the interpreter away and takes it back."""
 LONGEST_S: Final = 1.0
 """The longest pause: whatever becomes of an order, ticks go on."""
 _FAREWELL_S: Final = 5.0
@@ -33,7 +36,7 @@ class Aside:
 
     def start(self) -> None:
         """Begin to run work in the thread."""
-        self._loop = asyncio.new_event_loop()
+        self._loop = asyncio.SelectorEventLoop(_Resting(self.breathe))
         self._thread = threading.Thread(target=self._loop.run_forever, name="aside", daemon=True)
         self._thread.start()
         self._switch = sys.getswitchinterval()
@@ -67,10 +70,14 @@ class Aside:
     def hold(self) -> None:
         """Have the thread stand still until `release`, but no longer than `LONGEST_S`."""
         self._free.clear()
+        if self._switch is not None:
+            sys.setswitchinterval(min(self._switch, HASTE_S))
 
     def release(self) -> None:
         """Let it go on."""
         self._free.set()
+        if self._switch is not None:
+            sys.setswitchinterval(min(self._switch, SWITCH_S))
 
     def breathe(self) -> None:
         """A point at which the thread can stand still. Nothing anywhere else."""
@@ -90,6 +97,20 @@ class Aside:
             loop.close()
         if self._switch is not None:
             sys.setswitchinterval(self._switch)
+            self._switch = None
+
+
+class _Resting(selectors.DefaultSelector):
+    """Asks `breathe` before the loop does what has become due: no step of a tick begins while something can't wait."""
+
+    def __init__(self, breathe: Callable[[], None]) -> None:
+        super().__init__()
+        self._breathe = breathe
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        found = super().select(timeout)
+        self._breathe()
+        return found
 
 
 class Breathing:

@@ -5,18 +5,24 @@ that other policies say changes what they plan. So a tick on the same fleet plan
 knows them.
 
 A tick that had looked before the notice came decides without it. What it plans then isn't offered, and the next tick begins at once.
+
+What can be worked out before a notice comes is: each tick, once it has looked, indexes the fleet that it saw and digests it (`Ready`). A
+notice that comes before that is done is decided on the look before.
 """
 
 import asyncio
 import threading
-from typing import Final
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias
 
 import msgspec
 
-from shunter.app.aside import Aside
+from shunter.app.aside import Aside, Breathing
 from shunter.app.collector import paused
 from shunter.app.digests import Digests
 from shunter.app.duty import Duty
+from shunter.app.settled import settled
 from shunter.audit.decisions import Tracker
 from shunter.decide.evaluate import evaluate
 from shunter.decide.memory import Memory
@@ -24,12 +30,12 @@ from shunter.decide.world import AWAY
 from shunter.lang.bulk import BulkCelRules
 from shunter.model.canon import digest
 from shunter.model.finding import Verdict, chapters
-from shunter.model.ids import Commit, Digest, Epoch, NoticeId
-from shunter.model.operation import EngineState
+from shunter.model.ids import Commit, Digest, Epoch, NodeId, NoticeId
+from shunter.model.operation import EngineState, OperationRecord
 from shunter.model.plan import Evaluation
 from shunter.model.policy import FleetProfile, Policy, PolicySet, PreemptionPolicy, WorkerSelector
 from shunter.model.record import Record, RecordKind
-from shunter.model.snapshot import Notice, Samples, Snapshot
+from shunter.model.snapshot import Fleet, Notice, Role, Samples, Snapshot
 
 IN_A_ROW: Final = 3
 """So many ticks in a row are overtaken by notices at most: then one is carried out as it is. Whoever offers what, no worker is ordered
@@ -37,8 +43,10 @@ about twice and no slot given away twice: the scheduler sees to it, and what doe
 """
 
 
+Pool: TypeAlias = tuple[str, Role]
 _FAR_S: Final = 600.0
-HASTE_S: Final = 0.15
+_NOWHERE: Final = NodeId("")
+HASTE_S: Final = 0.4
 """For so many seconds after a notice, what can wait stands still; or until its first worker is out of the router's sight."""
 
 
@@ -83,23 +91,74 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(record for record in records if record.kind is RecordKind.FINDING)
 
 
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    """What a notice is decided on: the fleet as it was last seen, what was last measured of it, and what both were made into."""
+
+    fleet: Fleet
+    samples: Samples
+    digests: Digests
+    memory: Memory
+    pools: Mapping[NodeId, frozenset[Pool]] | None = None
+    """Which pools have workers on each node of the fleet. None: to be looked up."""
+
+
 class Heeding:
     """Decides at once. It shares no caches with the ticks, which may be deciding in another thread, and none of its decisions with another:
     why one was made is worked out aside.
     """
 
-    def __init__(self, duty: Duty, epoch: Epoch) -> None:
-        self._duty, self._epoch = duty, epoch
+    def __init__(self, duty: Duty, epoch: Epoch, breathe: Callable[[], None] = lambda: None) -> None:
+        """`breathe` is asked where getting ready can stand still: see `app.aside`."""
+        self._duty, self._epoch, self._breathe = duty, epoch, breathe
         self._policies: tuple[PolicySet, PolicySet] | None = None
+        self._rehearsed: PolicySet | None = None
         self._overtaken = 0
         self.number = 0
         """Notices that were heeded: a tick that sees another number at its end than at its beginning was overtaken."""
-        self.samples = Samples()
-        """As they were last measured: what is involuntary doesn't wait for newer ones."""
-        self.digests = Digests()
-        """Of the last tick's snapshot."""
-        self.memory = Memory()
-        """Of the last tick's decision, and of those since."""
+        self.ready: Ready | None = None
+        """None before the first look."""
+        self._ended: list[OperationRecord] = []
+        """Operations that ended since getting ready began."""
+
+    # -- before one comes
+
+    def begin(self) -> None:
+        """What ends from now on is not in the fleet that is made ready next."""
+        self._ended.clear()
+
+    def get_ready(self, fleet: Fleet, policies: PolicySet, state: EngineState, now: float) -> Ready:
+        """For a look at `now`. What takes long of a decision is worked out by deciding as if a node went, and forgetting it: with all
+        policies the first time, as their conditions are compiled then. For any thread, `take` it in the loop's.
+        """
+        before = self.ready
+        samples = before.samples if before is not None else Samples()
+        digests = before.digests.copy() if before is not None else Digests()
+        memory = before.memory.beside() if before is not None else Memory()
+        snapshot = Snapshot(at=now, fleet=fleet, samples=samples, notices=_rehearsal(fleet, policies, now))
+        digests.take(snapshot)
+        urgent = self._urgent(policies)
+        chosen = concerned(urgent, snapshot) if self._rehearsed is policies else urgent
+        with paused():
+            evaluate(chosen, [snapshot], state, now, Breathing(BulkCelRules(), self._breathe), self._duty.profile, memory)
+        self._rehearsed = policies
+        return Ready(fleet=fleet, samples=samples, digests=digests, memory=memory, pools=_by_node(fleet))
+
+    def take(self, ready: Ready) -> None:
+        """Decide on this from now on, and on what has ended meanwhile."""
+        self.ready = _settled(ready, self._ended)
+
+    def measured(self, snapshot: Snapshot, digests: Digests, memory: Memory) -> None:
+        """A tick has decided on the fleet that is ready, with newer samples: so does a notice."""
+        if self.ready is not None and self.ready.fleet is snapshot.fleet:
+            self.ready = msgspec.structs.replace(self.ready, samples=snapshot.samples, digests=digests, memory=memory)
+
+    def ended(self, record: OperationRecord) -> None:
+        """What an operation did is seen at once."""
+        self._ended.append(record)
+        if self.ready is not None:
+            self.ready = _settled(self.ready, [record])
+
+    # -- once it has come
 
     def overtook(self, began: int) -> bool:
         """Whether the tick that began at this `number` is to be dropped."""
@@ -122,60 +181,88 @@ class Heeding:
         self.number += 1
         return True
 
-    def decide(self, state: EngineState, now: float) -> Heard | None:
-        """What is to be done at `now` for the nodes that are going; None where policies aren't known yet, or have nothing to say."""
+    def decide(self, state: EngineState, now: float, seen: Fleet | None = None) -> Heard | None:
+        """What is to be done at `now` for the nodes that are going; None where policies aren't known yet, or have nothing to say.
+
+        `seen` is the fleet to decide on; None: the one that is ready.
+        """
         duty = self._duty
-        policies = self._urgent()
-        if policies is None or not duty.looks_ahead:
+        whole = duty.feed.current
+        if whole is None or not duty.looks_ahead:
             return None
-        snapshot = Snapshot(at=now, fleet=duty.scene.fleet, samples=self.samples, notices=duty.scene.notices)
-        policies = concerned(policies, snapshot)
+        ready = self.ready
+        fleet = seen if seen is not None else ready.fleet if ready is not None else duty.scene.fleet
+        samples = ready.samples if ready is not None else Samples()
+        snapshot = Snapshot(at=now, fleet=fleet, samples=samples, notices=duty.scene.notices)
+        policies = concerned(self._urgent(whole), snapshot, ready.pools if ready is not None and ready.fleet is fleet else None)
         evaluation = self._evaluate(policies, snapshot, state, now)
         if not any(not o.preview for o in evaluation.plan.operations):
             return None
-        _, records = Tracker().observe(msgspec.structs.replace(evaluation, findings=()), now, self._epoch, snapshot.fleet)
+        planned = msgspec.structs.replace(evaluation, findings=())
+        _, records = Tracker().observe(planned, now, self._epoch, _about(evaluation, fleet))
         return Heard(evaluation=evaluation, policies=policies, snapshot=snapshot, state=state, records=records)
 
     def _evaluate(self, policies: PolicySet, snapshot: Snapshot, state: EngineState, now: float) -> Evaluation:
         """The snapshot's digest is made beside it: what takes long of that leaves the interpreter to others."""
+        ready = self.ready
+        digests, memory = (ready.digests, ready.memory) if ready is not None else (Digests(), Memory())
         vars(snapshot)["id"] = unknown = Digest("")
-        digesting = threading.Thread(target=self.digests.take, args=(snapshot,), name="digest")
+        digesting = threading.Thread(target=digests.take, args=(snapshot,), name="digest")
         digesting.start()
         try:
             with paused():
-                found = evaluate(policies, [snapshot], state, now, BulkCelRules(), self._duty.profile, self.memory)
+                found = evaluate(policies, [snapshot], state, now, BulkCelRules(), self._duty.profile, memory)
         finally:
             digesting.join()
         if snapshot.id == unknown:
-            self.digests.take(snapshot)  # raises what the thread has met
+            digests.take(snapshot)  # raises what the thread has met
         return Evaluation(findings=found.findings, plan=msgspec.structs.replace(found.plan, snapshot=snapshot.id))
 
-    def rehearse(self, now: float) -> None:
-        """Once for each set of policies, decide as if a node went, and forget it: the first time takes longest, for compiling."""
-        whole, scene = self._duty.feed.current, self._duty.scene
-        node = next((w.node for w in scene.fleet.workers if w.node is not None), None)
-        if whole is None or node is None or (self._policies is not None and self._policies[0] is whole):
-            return
-        policies = self._urgent()
-        assert policies is not None, "there are some"
-        kinds = {kind for p in policies.policies if isinstance(p.document, PreemptionPolicy) for kind in p.document.spec.notices}
-        notices = tuple(Notice(id=NoticeId(f"rehearsal-{k}"), kind=k, node=node, seen_at=now, deadline=now + _FAR_S) for k in sorted(kinds))
-        snapshot = Snapshot(at=now, fleet=scene.fleet, samples=self.samples, notices=notices)
-        self._evaluate(policies, snapshot, EngineState(), now)
-
-    def _urgent(self) -> PolicySet | None:
-        whole = self._duty.feed.current
-        if whole is None:
-            return None
-        if self._policies is None or self._policies[0] is not whole:
-            self._policies = whole, involuntary(whole)
-        return self._policies[1]
+    def _urgent(self, whole: PolicySet) -> PolicySet:
+        known = self._policies
+        if known is None or known[0] is not whole:
+            self._policies = known = whole, involuntary(whole)
+        return known[1]
 
 
-def concerned(policies: PolicySet, snapshot: Snapshot) -> PolicySet:
-    """Those of them that may have something to do: for a worker on a node that is going, or without a process. The others plan nothing."""
-    going = {notice.node for notice in snapshot.notices}
-    pools = {(w.graph, w.role) for w in snapshot.fleet.workers if w.node in going or w.state in AWAY}
+def _rehearsal(fleet: Fleet, policies: PolicySet, now: float) -> tuple[Notice, ...]:
+    """All notices that policies answer to, for one node that has workers. None of it happens."""
+    node = next((w.node for w in fleet.workers if w.node is not None), None)
+    if node is None:
+        return ()
+    kinds = {kind for p in policies.policies if isinstance(p.document, PreemptionPolicy) for kind in p.document.spec.notices}
+    return tuple(Notice(id=NoticeId(f"rehearsal-{k}"), kind=k, node=node, seen_at=now, deadline=now + _FAR_S) for k in sorted(kinds))
+
+
+def _settled(ready: Ready, records: Sequence[OperationRecord]) -> Ready:
+    fleet = settled(ready.fleet, records)
+    return ready if fleet is ready.fleet else msgspec.structs.replace(ready, fleet=fleet, pools=None)
+
+
+def _about(evaluation: Evaluation, fleet: Fleet) -> Fleet:
+    """The fleet with no other workers than those that are planned for."""
+    planned = {operation.worker for operation in evaluation.plan.operations}
+    return Fleet(nodes=fleet.nodes, workers=tuple(w for w in fleet.workers if w.id in planned))
+
+
+def _by_node(fleet: Fleet) -> Mapping[NodeId, frozenset[Pool]]:
+    """Which pools have workers on each node; those that have workers without a process are on the node `""`, too."""
+    found: dict[NodeId, set[Pool]] = defaultdict(set)
+    for worker in fleet.workers:
+        if worker.node is not None:
+            found[worker.node].add((worker.graph, worker.role))
+        if worker.state in AWAY:
+            found[_NOWHERE].add((worker.graph, worker.role))
+    return {node: frozenset(pools) for node, pools in found.items()}
+
+
+def concerned(policies: PolicySet, snapshot: Snapshot, by_node: Mapping[NodeId, frozenset[Pool]] | None = None) -> PolicySet:
+    """Those of them that may have something to do: for a worker on a node that is going, or without a process. The others plan nothing.
+
+    `by_node` are the fleet's pools by node; None: they are looked up.
+    """
+    by_node = _by_node(snapshot.fleet) if by_node is None else by_node
+    pools = frozenset[Pool]().union(*(by_node.get(n, frozenset()) for n in (_NOWHERE, *(notice.node for notice in snapshot.notices))))
     kept = tuple(p for p in policies.policies if p.selector is None or any(_covers(p.selector, graph, role) for graph, role in pools))
     return _made(policies.commit, kept)
 

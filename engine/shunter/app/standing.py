@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 from shunter.act.store import Store
+from shunter.app.aside import Breathing
 from shunter.app.duty import Duty
 from shunter.app.settings import TlsSettings
 from shunter.audit.key import Key
@@ -109,11 +110,14 @@ class Standing:
         call: Callable[[Callable[[], Found]], Awaitable[Found]],
         tell: Callable[[str, Problem | None], None],
         add: Callable[[Sequence[Record]], object],
+        breathe: Callable[[], None] = lambda: None,
     ) -> None:
-        """`call` does something aside; `tell` is told, by key, what is wrong (SH541), and None once it isn't; `add` takes records."""
+        """`call` does something aside, where `breathe` is asked whether it may go on; `tell` is told, by key, what is wrong (SH541), and
+        None once it isn't; `add` takes records.
+        """
         self._duty, self._agents, self._epoch, self._store = duty, agents, epoch, store
         self._call, self._tell, self._add = call, tell, add
-        self._rules = BulkCelRules()
+        self._rules = Breathing(BulkCelRules(), breathe)
         self._signer: Signer | None = None
         self._given: dict[NodeId, Given] = {}
         self._addresses: dict[NodeId, str] = {}
