@@ -15,7 +15,7 @@ from shunter_agent.runtime.cuda.node import Restoring
 from shunter_agent.runtime.holds import CriuFrozen, CriuHeld
 from shunter_agent.runtime.port import Process
 from stub_gpus import build, private_dev
-from test_criu import Bench, _in_a_child, _tracer, until
+from test_criu import HOST, Bench, _in_a_child, _tracer, until
 from test_cuda import Stubbed, _traced_or_stopped
 
 pytestmark = [pytest.mark.lab, pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")]
@@ -241,6 +241,26 @@ def test_a_copy_with_a_gpu_that_nobody_guards_is_known_from_its_birth(gpus: Stub
     gpus.b.call(there.connect)
     assert held.resume()
     assert gpus.whole()
+
+
+def test_a_copy_that_runs_elsewhere_is_heard_of_and_who_only_has_its_address_is_not_taken_for_it(bench: Bench) -> None:
+    client = bench.client()
+    client.goes_on()
+    folder = bench.folder()
+    frozen, there = bench.freeze(folder), bench.network_on(bench.b)
+    bench.a.call(bench.network.disconnect)
+    held = bench.restore(folder, bench.b, there)
+    assert not bench.a.call(bench.network.elsewhere), "it stands still there, and isn't connected"
+    frozen.release()
+    bench.b.call(there.connect)
+    held.resume()
+    client.goes_on()
+    assert bench.a.call(bench.network.elsewhere)
+
+    bench.b.call(there.disconnect)
+    assert not bench.a.call(bench.network.elsewhere)
+    bench.b.address(f"{HOST}/32")
+    assert not bench.a.call(bench.network.elsewhere), "that is another machine with its address, or a router that answers for it"
 
 
 def void(_value: object) -> None:

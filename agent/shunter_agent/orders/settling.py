@@ -41,6 +41,8 @@ async def settle(node: Node, worker: str) -> None:
         network = await _found(node, row)
         if not left.operation:
             await node.in_thread(network.connect)
+        elif await _lives_elsewhere(node, row, network):
+            return
         await node.in_thread(node.runtime.settle, row.process, network, stopped, node.elapsed() - left.since)
         await node.in_thread(network.connect)  # only now: were it being ended, nothing of that may reach its peers
     except Rejected:
@@ -68,6 +70,27 @@ async def _found(node: Node, row: WorkerRow) -> Network:
         node.adopt(worker, row.process, await node.in_thread(node.runtime.network, row.spec, row.process))
         node.log.info("worker found again", worker=worker, pid=row.process.pid, slot=row.slot)
     return node.network(worker)
+
+
+async def _lives_elsewhere(node: Node, row: WorkerRow, network: Network) -> bool:
+    """Of a worker whose release had begun: its engine had written down that the destination's copy counts, and may have had this node
+    declared gone since. If that copy runs, the one here is ended, as was ordered. It has been out of touch with everybody since then.
+
+    Raises Unknown SH707.
+    """
+    release = node.journal.entry(row.operation, "release")
+    if release is None or release.state != "begun":
+        return False
+    await node.in_thread(network.disconnect)  # the agent may have died before it came to that
+    if not await node.in_thread(network.elsewhere):
+        return False
+    worker = row.spec.worker
+    node.log.error("the worker answers on another node: the copy here is ended, as was ordered", worker=worker, operation=row.operation)
+    node.exits.forget(worker)
+    await node.in_thread(node.runtime.end, row.process)
+    node.unsettled.pop(worker, None)
+    gone(node, row)
+    return True
 
 
 def _runs(node: Node, row: WorkerRow) -> None:

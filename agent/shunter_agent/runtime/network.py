@@ -16,6 +16,7 @@ from typing import Final, Protocol
 import msgspec
 from shunter.model.errors import Problem, Rejected, Retry
 
+from shunter_agent.runtime import elsewhere
 from shunter_agent.runtime.links import set_master
 from shunter_agent.runtime.namespaces import inside, make_network, network_of
 from shunter_agent.runtime.port import Process, WorkerSpec
@@ -42,6 +43,10 @@ class NoNetwork:
 
     def disconnect(self) -> None:
         """See `port.Network`."""
+
+    def elsewhere(self) -> bool:
+        """See `port.Network`: its node's address tells nothing of it."""
+        return False
 
     def destroy(self) -> None:
         """See `port.Network`."""
@@ -187,6 +192,13 @@ class WorkerNetwork:
         waiting, self.waiting = self.waiting, None
         if waiting is not None:
             waiting.close()
+
+    def elsewhere(self) -> bool:
+        """See `port.Network`."""
+        try:
+            return elsewhere.answers(self._uplink.bridge, self._mac, self._host)
+        except OSError:  # the bridge is gone or down
+            return False
 
     def destroy(self) -> None:
         """See `port.Network`. Raises Retry SH706 when the kernel refuses."""

@@ -64,6 +64,8 @@ class FakeClock:
 class FakeNetwork:
     own = True
     netns = None
+    answered = False
+    """Another copy is connected elsewhere."""
 
     def __init__(self, faults: Faults, *, connected: bool) -> None:
         self.faults, self.connected, self.exists = faults, connected, True
@@ -75,6 +77,11 @@ class FakeNetwork:
     def disconnect(self) -> None:
         self.faults.point("disconnect")
         self.connected = False
+
+    def elsewhere(self) -> bool:
+        self.faults.point("elsewhere")
+        assert not self.connected, "it would hear itself"
+        return self.answered
 
     def destroy(self) -> None:
         self.faults.point("destroy")

@@ -103,6 +103,33 @@ class TestOneWorker:
         assert (bench.state(), step(bench, "release"), bench.node.unsettled) == ("none", "done", {})
         assert bench.faults.done["connect"] == 0, "nothing of its death reaches its peers"
 
+    async def test_a_copy_whose_end_was_ordered_is_ended_when_the_other_one_is_heard_of(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its node was declared gone, but only its agent was dead: run on, and there are two."""
+        await releasing(bench)
+        monkeypatch.setattr(FakeNetwork, "answered", True)
+        bench.faults.order.clear()
+        await agent_dies(bench)
+        assert (bench.state(), bench.runtime.alive, bench.node.unsettled, step(bench, "release")) == ("none", set(), {}, "done")
+        assert bench.faults.order[:5] == ["network", "disconnect", "elsewhere", "end", "destroy"], "it was never connected again"
+        assert (await bench.source.release(bench.step())).detail == "found ended when the agent came back"
+
+    async def test_nobody_is_asked_where_nothing_was_committed(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It has been connected all the time, and would hear itself."""
+        await frozen(bench)
+        monkeypatch.setattr(FakeNetwork, "answered", True)
+        await agent_dies(bench)
+        assert is_back(bench)
+        assert not {"elsewhere", "disconnect"} & set(bench.faults.order)
+
+    async def test_a_copy_whose_end_was_ordered_and_of_which_nobody_hears_runs_on(self, bench: Bench) -> None:
+        await releasing(bench)
+        await agent_dies(bench)
+        assert is_back(bench)
+        assert bench.faults.done["elsewhere"] == 1
+        assert step(bench, "release") == "undone"
+
     async def test_a_worker_that_does_not_register_is_asked_again(self, bench: Bench) -> None:
         """Once more is not enough: it was forgotten then, and stayed hidden for good."""
         await frozen(bench)
