@@ -7,21 +7,21 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeAlias
 
-from shunter.act.agents import AgentClient, TlsFiles
 from shunter.act.lease import Leadership, Lease
 from shunter.act.store import Store
 from shunter.app.audits import audit_path, shipping, write
 from shunter.app.degraded import Watch
 from shunter.app.duty import Duty
 from shunter.app.health import serve
+from shunter.app.housed import housing
 from shunter.app.keeping import Keeper, Keeping
 from shunter.app.leading import Leading
 from shunter.app.room import Room, suiting
-from shunter.app.settings import Settings
+from shunter.app.roster import named
 from shunter.audit.inputs import inputs_path
 from shunter.audit.trail import Trail
 from shunter.model.errors import Problem, Stalled
-from shunter.model.ids import NodeId, node_of
+from shunter.model.ids import node_of
 from shunter.model.plan import PlannedOperation
 from shunter.observe.prometheus import Prometheus
 
@@ -66,12 +66,14 @@ class Engine(Duty):
             room.hold()
             watch = Watch(store, trail, room, state, self.clock)
             stack.enter_context(self.serving())
-            agents = {NodeId(a.node): AgentClient(NodeId(a.node), a.address, _tls(self.settings)) for a in self.settings.agents}
+            housed = await housing(self.settings)
+            agents = named(self.settings)
             prometheus = Prometheus(self.settings.prometheus.url, deadline_s=float(self.settings.prometheus.deadline))
+            keeping = Keeping(audit, journal, keeper, shipper)
             try:
-                await Leading(self, store, lease, trail, watch, agents, prometheus, Keeping(audit, journal, keeper, shipper)).run(stop)
+                await Leading(self, store, lease, trail, watch, agents, prometheus, keeping, housed).run(stop)
             finally:
-                await asyncio.gather(*(agent.close() for agent in agents.values()), prometheus.aclose())
+                await asyncio.gather(agents.close(), prometheus.aclose(), *([housed.close()] if housed is not None else []))
 
     def pretends(self, operation: PlannedOperation) -> bool:
         """A node that the operation is about doesn't really move anything."""
@@ -103,7 +105,3 @@ class Engine(Duty):
                 code="SH911", what=f"can't listen: {error}", remedy="Change `listen` in the settings", subject=self.settings.listen
             )
             raise Stalled(problem) from error
-
-
-def _tls(settings: Settings) -> TlsFiles:
-    return TlsFiles(ca=settings.tls.ca, cert=settings.tls.cert, key=settings.tls.key)

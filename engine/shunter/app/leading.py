@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from shunter.act.agents import AgentClient
+from shunter.act.beside import Beside
 from shunter.act.execute import Executor
 from shunter.act.freeing import Freeing
 from shunter.act.lease import Leadership
@@ -29,9 +29,11 @@ from shunter.app.digests import Digests
 from shunter.app.duty import Duty, Told
 from shunter.app.following import Following
 from shunter.app.heeding import Haste, Heard, Heeding
+from shunter.app.housed import Housed
 from shunter.app.keeping import Keeping
 from shunter.app.overtaken import overtaken
 from shunter.app.recheck import Now
+from shunter.app.roster import Roster
 from shunter.app.sight import Sight
 from shunter.app.sightings import Sightings
 from shunter.app.standing import Standing
@@ -78,12 +80,13 @@ class Leading:
         lease: Leadership,
         trail: Trail,
         watch: Watch,
-        agents: Mapping[NodeId, AgentClient],
+        agents: Roster,
         prometheus: Prometheus,
         keeping: Keeping | None = None,
+        housed: Housed | None = None,
     ) -> None:
         self.duty, self.store, self.lease, self.trail, self.watch, self.agents = duty, store, lease, trail, watch, agents
-        self.keeping = keeping
+        self.keeping, self.housed = keeping, housed
         self.epoch: Epoch = lease.epoch
         self.voice = Voice.of(duty, trail, self.epoch)
         self.prometheus = prometheus
@@ -91,8 +94,9 @@ class Leading:
         self.heeding = Heeding(duty, self.epoch, self.aside.breathe)
         self.haste = Haste(self.aside)
         self.standing = Standing(duty, agents, self.epoch, store, call=self.aside.call, tell=self.voice.tell_or_clear, add=trail.add)
-        world = World(agents, prometheus, duty.settings.prometheus.catalog(), self.aside, self.standing.learn)
-        self.sight = Sight(duty, store, watch, world, tuple(agents), self.voice, self.aside, self.standing.knows)
+        joins = (housed.joined, housed.reported) if housed is not None else ()
+        world = World(agents, prometheus, duty.settings.prometheus.catalog(), self.aside, self.standing.learn, *joins)
+        self.sight = Sight(duty, store, watch, world, agents, self.voice, self.aside, self.standing.knows)
         self.following = Following(duty, self.voice, lambda policies: keeping.keeper.learn(policies) if keeping else None)
         self.sightings = Sightings(duty.settings.state, float(duty.settings.tick))
         self.snapshots: deque[Snapshot] = deque()
@@ -115,6 +119,7 @@ class Leading:
             astray=lambda planned: astray(planned, self.duty.scene.notices, self.duty.clock()),
             progress=self._progress,
             lead=lease,
+            places=housed.places if housed is not None else None,
             times=Times(hold=float(duty.settings.hold)),
         )
         self.executor = Executor(parts, self.epoch)
@@ -124,6 +129,8 @@ class Leading:
             on_error=self._unsettled,
             note=lambda records: self.aside.later(lambda: self._write(records)),
         )
+        self.tidying = Beside(duty.clock, lambda about, problem: self.voice.tell_or_clear(f"tidying {about}", problem))
+        self.watching: dict[NodeId, asyncio.Task[None]] = {}
         self.turns = Turns(duty.settings.state, self.epoch)
         self.unfencing = Unfencing(
             parts,
@@ -157,6 +164,7 @@ class Leading:
         self.check_disk()
         self.voice.record(RecordKind.ENGINE, "engine", f"leads at epoch {self.epoch}")
         await self.following.once()
+        self._find()
         await self.sight.look(duty.clock())
         # taken up by the first tick's pump, beside looking and deciding: a drain may take until its deadline
         for record in self.store.adopt(self.epoch):
@@ -164,13 +172,14 @@ class Leading:
                 RecordKind.ENGINE, record.id, f"takes over {record.planned.kind.value} of {record.planned.worker} at {record.step.value}"
             )
         helpers = [asyncio.create_task(self.following.run(), name="policies")]
-        helpers += [asyncio.create_task(self._watch(node), name=f"watch {node}") for node in self.agents]
         try:
             await self._loop(stop, helpers)
         finally:
+            helpers += self.watching.values()
             for task in helpers:
                 task.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
+            await self.tidying.stop()
             await self.scheduler.stop()
             await self.unfencing.stop()
             await self.freeing.stop()
@@ -197,7 +206,7 @@ class Leading:
                     # The store can't even be read, or something voluntary met a disk that takes no writes: it must be visible.
                     self.voice.tell(error.problem)
                 duty.metrics.tick_seconds.observe(time.monotonic() - began)
-                for task in helpers:
+                for task in (*helpers, *self.watching.values()):
                     if task.done() and task.exception():
                         task.result()
                 left = max(0.0, float(duty.settings.tick) - (time.monotonic() - began))
@@ -216,6 +225,7 @@ class Leading:
         for about, trouble in self.lease.troubles.items():
             self.voice.tell_or_clear(about, trouble)
         policies = duty.feed.current
+        self._find()
         news = await self.sight.look(now)
         self._make_way(now)
         if news:  # of which no stream has told
@@ -363,9 +373,23 @@ class Leading:
 
     # -- what runs beside the ticks
 
+    def _find(self) -> None:
+        """Agents that are there now, each with its stream, and what operations have left in the cluster."""
+        if self.housed is not None:
+            self.voice.tell_or_clear("cluster's pods", self.housed.follow(self.agents, self.duty.scene.fleet))
+            self.tidying.check()
+            self.housed.tidy(self.tidying, self.store, self.duty.scene.fleet, self._tidied)
+        self.watching = {node: task for node, task in self.watching.items() if not task.done() or task.exception()}
+        for node in self.agents:
+            if node not in self.watching:
+                self.watching[node] = asyncio.create_task(self._watch(node), name=f"watch {node}")
+
+    def _tidied(self, what: str) -> None:
+        self.voice.record(RecordKind.ENGINE, "pods", what)
+
     async def _watch(self, node: NodeId) -> None:
         """Heed each notice. The stream only makes it faster: every tick asks for the whole inventory anyway."""
-        while True:
+        while node in self.agents:
             with contextlib.suppress(ShunterError):
                 async for event in self.agents[node].watch(self.epoch):
                     if event.HasField("notice"):

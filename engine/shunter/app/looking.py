@@ -9,21 +9,23 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from shunter.act.agents import AgentClient, TlsFiles
 from shunter.act.store import Store
 from shunter.app.assumed import Assumed, with_assumed
 from shunter.app.gone import SOURCE, declared
+from shunter.app.housed import housing
 from shunter.app.inputs import Asked, asked, fitted
 from shunter.app.recording import Past, Recording
+from shunter.app.roster import named
 from shunter.app.settings import Settings
 from shunter.app.sightings import Series, series
 from shunter.app.world import HOLD_MARGIN_S, VIEW_TIMEOUT_S, Memory, World
 from shunter.decide.hold import horizon
 from shunter.model.errors import Problem
-from shunter.model.ids import NodeId, WorkerId
+from shunter.model.ids import WorkerId
 from shunter.model.operation import EngineState, OperationRecord
 from shunter.model.policy import PolicySet
 from shunter.model.snapshot import Fleet, Notice, Samples, Snapshot
+from shunter.model.view import NodeView
 from shunter.observe.prometheus import Prometheus
 
 STEPS = 60
@@ -133,16 +135,24 @@ def history_of(
     return tuple(found)
 
 
+def _unheard(_views: Sequence[NodeView]) -> None:
+    """Nobody has to know what agents answered."""
+
+
 @contextlib.asynccontextmanager
 async def _connected(settings: Settings) -> AsyncIterator[World]:
-    tls = TlsFiles(ca=settings.tls.ca, cert=settings.tls.cert, key=settings.tls.key)
-    agents = {NodeId(a.node): AgentClient(NodeId(a.node), a.address, tls, looks_on=True) for a in settings.agents}
+    housed = await housing(settings)
+    agents = named(settings, looks_on=True)
     try:
+        if housed is not None:
+            housed.follow(agents, Fleet())
+        joins = (housed.joined, housed.reported) if housed is not None else ()
         async with Prometheus(settings.prometheus.url, deadline_s=float(settings.prometheus.deadline)) as prometheus:
-            yield World(agents, prometheus, settings.prometheus.catalog())
+            yield World(agents, prometheus, settings.prometheus.catalog(), None, _unheard, *joins)
     finally:
-        for agent in agents.values():
-            await agent.close()
+        await agents.close()
+        if housed is not None:
+            await housed.close()
 
 
 async def sampled(world: World, fleets: Sequence[Fleet], ask: Asked, times: Sequence[float], within_s: float) -> list[list[Samples]]:

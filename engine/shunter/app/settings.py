@@ -20,6 +20,8 @@ silence = "10s"
 policies = "10m"
 [cluster]                            # optional: one of several engines in Kubernetes leads (docs/how-to/run-in-kubernetes.md)
 lasts = "15s"
+[cluster.pods]                       # optional: workers in pods, and agents that are found
+namespace = "dynamo"
 [prometheus]
 url = "http://prometheus:9090"
 [tls]
@@ -92,6 +94,21 @@ class ClusterSettings(_Section, frozen=True, kw_only=True):
     """While resources state different commits, what was read before stays for this long at most: a sync isn't taken by halves."""
 
 
+class PodsSettings(_Section, frozen=True, kw_only=True):
+    """Workers in pods, and agents that are found by theirs. A section without keys finds Dynamo's workers in the engine's own namespace."""
+
+    namespace: str = ""
+    """Where the workers' pods are. Empty: the namespace of `[cluster]`."""
+    selector: str = "nvidia.com/dynamo-graph-deployment-name"
+    """Which pods there may be workers', as Kubernetes selects by labels. Empty: all. What of those has a role and a graph is one."""
+    agents_namespace: str = "shunter-agents"
+    agents_selector: str = "app.kubernetes.io/name=shunter-agent"
+    port: int = 7443
+    """Where agents take orders whose pods name no port `agent`."""
+    idle: tuple[str, ...] = ("sleep", "infinity")
+    """What the container of a new pod runs until its worker comes: something that its image has and that doesn't end."""
+
+
 class LeaseSettings(_Section, frozen=True, kw_only=True):
     """The engine as one of several in a Kubernetes cluster: a Lease says which of them leads, operations are custom resources, and another
     goes on with what one began. A section without keys is enough in a pod.
@@ -108,6 +125,8 @@ class LeaseSettings(_Section, frozen=True, kw_only=True):
     lasts: Duration = Duration(15)
     """After so long without a sign of the leader another takes over. A leader that can't renew the Lease stops after two thirds of it: the
     longer it is, the longer an outage of the API server may last until what is under way has to wait for its end."""
+    pods: PodsSettings | None = None
+    """None: workers live in no pods, and `[[agents]]` names all agents."""
 
 
 class PoliciesSettings(_Section, frozen=True, kw_only=True):
@@ -232,7 +251,8 @@ class Settings(_Section, frozen=True, kw_only=True):
     policies: PoliciesSettings
     prometheus: PrometheusSettings
     tls: TlsSettings
-    agents: tuple[AgentSettings, ...]
+    agents: tuple[AgentSettings, ...] = ()
+    """With `[cluster.pods]` agents are found besides."""
     tick: Duration = Duration(1)
     hold: Duration = Duration(60)
     """How long a frozen or held copy waits for the engine before it goes back by itself."""
@@ -314,8 +334,11 @@ def _wrong(settings: Settings) -> Iterator[str]:
     if settings.limits.voluntary < 1:
         yield "limits.voluntary must be at least 1"
     nodes = [agent.node for agent in settings.agents]
-    if not nodes or len(set(nodes)) != len(nodes):
+    finds = settings.cluster is not None and settings.cluster.pods is not None
+    if len(set(nodes)) != len(nodes) or not (nodes or finds):
         yield "agents must name each node once, and at least one"
+    if settings.cluster is not None and settings.cluster.pods is not None and not settings.cluster.pods.idle:
+        yield "cluster.pods.idle must name a command"
 
 
 def load(path: Path) -> Settings:

@@ -61,9 +61,13 @@ class World:
         catalog: Catalog,
         aside: Aside | None = None,
         told: Callable[[Sequence[NodeView]], None] = lambda _views: None,
+        join: Callable[[Fleet], Fleet] = lambda fleet: fleet,
+        bare: Callable[[Fleet], Fleet] = lambda fleet: fleet,
     ) -> None:
-        """What takes long is done `aside`, where `metrics` then belongs; None: where it is called. `told` gets all answers of a round."""
-        self._told = told
+        """What takes long is done `aside`, where `metrics` then belongs; None: where it is called. `told` gets all answers of a round.
+        `join` adds to the fleet what others know of it, and `bare` takes that away again.
+        """
+        self._told, self._join, self._bare = told, join, bare
         self._agents, self._metrics, self._catalog = agents, metrics, catalog
         self._aside = aside or Aside()
         self.unreachable: dict[NodeId, Problem] = {}
@@ -71,23 +75,27 @@ class World:
 
     async def look(self, memory: Memory, now: float) -> Inventory:
         """Nodes, workers, images and notices at `now` (seconds since the epoch)."""
-        answers = await asyncio.gather(*(self._view(node) for node in self._agents))
+        nodes = tuple(self._agents)
+        answers = await asyncio.gather(*(self._view(node) for node in nodes))
         views = [answer for answer in answers if isinstance(answer, NodeView)]
-        self.unreachable = {node: answer for node, answer in zip(self._agents, answers, strict=True) if isinstance(answer, Problem)}
+        self.unreachable = {node: answer for node, answer in zip(nodes, answers, strict=True) if isinstance(answer, Problem)}
         self._told(views)
-        return await self._aside.call(
-            lambda: merge(
+
+        def merged() -> Inventory:
+            found = merge(
                 views,
-                memory.fleet,
+                self._bare(memory.fleet) if memory.fleet is not None else None,
                 memory.notices,
-                tuple(self._agents),
+                nodes,
                 now,
                 ended=memory.ended,
                 busy=memory.busy,
                 gone_after_s=memory.gone_after,
                 silent_s=memory.silent,
             )
-        )
+            return msgspec.structs.replace(found, fleet=self._join(found.fleet))
+
+        return await self._aside.call(merged)
 
     async def _view(self, node: NodeId) -> NodeView | Problem:
         try:

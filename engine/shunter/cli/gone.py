@@ -1,5 +1,6 @@
 """`shunter gone`: declare that a node is dead."""
 
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -7,8 +8,9 @@ from typing import Annotated
 
 import typer
 
+from shunter.act.store import Store
 from shunter.app.gone import declare, withdraw
-from shunter.app.settings import load
+from shunter.app.settings import Settings, load
 from shunter.model.errors import Problem, Rejected
 
 
@@ -24,8 +26,9 @@ def gone(
     Only for a node whose power or network is certainly cut: if its workers still run, there will be two of each.
     """
     settings = load(config)
-    if node not in [agent.node for agent in settings.agents]:
-        known = ", ".join(agent.node for agent in settings.agents)
+    nodes = _known(settings)
+    if node not in nodes:
+        known = ", ".join(sorted(nodes))
         raise Rejected(Problem(code="SH917", what=f"there is no node {node}", remedy=f"Nodes are {known}", subject=str(config)))
     if undo:
         typer.echo(f"{node}: {'taken back' if withdraw(settings.state, node) else 'nothing was declared'}")
@@ -40,3 +43,14 @@ def gone(
         typer.confirm(f"Is {node} certainly off, or cut from the network? If its workers still run, there will be two of each", abort=True)
     declare(settings.state, node, time.time(), detail)
     typer.echo(f"{node}: declared gone; the engine acts on it at its next tick")
+
+
+def _known(settings: Settings) -> set[str]:
+    """The nodes of the settings, and those that the engine found and remembers."""
+    nodes = {agent.node for agent in settings.agents}
+    path = settings.state / "engine.db"
+    if settings.cluster is None or settings.cluster.pods is None or not path.exists():
+        return nodes
+    with contextlib.closing(Store(path, read_only=True)) as store:
+        last = store.load_fleet()
+    return nodes | ({node.id for node in last.fleet.nodes} if last is not None else set())

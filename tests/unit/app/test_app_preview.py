@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from shunter.app import looking
+from shunter.app import looking, roster
 from shunter.app.assumed import Assumed, assumed
 from shunter.app.looking import STEPS, past
 from shunter.app.settings import AgentSettings, PoliciesSettings, PrometheusSettings, Settings, TlsSettings
@@ -84,7 +84,7 @@ async def test_to_the_nodes_a_look_is_no_engine_that_was_heard_of(tmp_path: Path
         async def close(self) -> None:
             pass
 
-    monkeypatch.setattr(looking, "AgentClient", Client)
+    monkeypatch.setattr(roster, "AgentClient", Client)
     settings = Settings(
         state=tmp_path,
         policies=PoliciesSettings(directory=tmp_path),

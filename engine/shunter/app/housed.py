@@ -1,0 +1,125 @@
+"""Workers in pods: what an engine in a cluster follows there, and what it makes, as the `[cluster.pods]` of its settings say."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final, Self
+
+import msgspec
+
+from shunter.act.beside import Beside
+from shunter.act.store import Store
+from shunter.app.clustered import reached
+from shunter.app.roster import Roster
+from shunter.app.settings import LeaseSettings, PodsSettings, Settings
+from shunter.cluster.api import Api
+from shunter.cluster.estate import Estate, Following, Where
+from shunter.cluster.joined import forgotten, joined, reported
+from shunter.cluster.operation import label
+from shunter.cluster.places import Pods
+from shunter.model.errors import Problem
+from shunter.model.ids import NodeId, OperationId
+from shunter.model.snapshot import Fleet, WorkerState
+
+LIST_S: Final = 60.0
+"""How long an engine that begins waits for the first lists."""
+TIDY_S: Final = 5.0
+"""Between two looks at what operations have left."""
+REQUEST_S: Final = 3.0
+_TIDYING: Final = "pods"
+
+
+class Housed:
+    """The cluster's nodes, agents and pods, for one engine. `open` it in the event loop in which operations are carried out."""
+
+    def __init__(self, lease: LeaseSettings, pods: PodsSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Raises Stalled SH250 for an access that can't work. Touches nothing yet."""
+        self._access = reached(lease.kubeconfig, lease.context)
+        own = lease.namespace or self._access.namespace
+        self.where = Where(
+            namespace=pods.namespace or own,
+            selector=pods.selector,
+            agents_namespace=pods.agents_namespace,
+            agents_selector=pods.agents_selector,
+            port=pods.port,
+        )
+        self._fleet, self._own, self._idle = label(f"{own}.{lease.name}"), own, pods.idle
+        self._clock, self._tidied = clock, float("-inf")
+        self._well = False
+        self._following: Following
+        self._api: Api
+        self.places: Pods
+
+    async def open(self) -> Self:
+        """Follow, and return once all is known. Raises as `Following.wait` does."""
+        self._following = Following(lambda: Api(self._access), self.where)
+        self._api = Api(self._access, timeout_s=REQUEST_S)
+        self.places = Pods(self._api, self.estate, self._fleet, self._own, idle=self._idle)
+        try:
+            await asyncio.to_thread(self._following.wait, LIST_S)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def close(self) -> None:
+        """End all connections."""
+        await asyncio.to_thread(self._following.close)
+        await self._api.aclose()
+
+    def estate(self) -> Estate:
+        """All of it as it is now."""
+        return self._following.estate()
+
+    def follow(self, roster: Roster, fleet: Fleet) -> Problem | None:
+        """Bring the agents up to date. Why what is known of the cluster is old; None: it isn't."""
+        estate = self.estate()
+        roster.follow(estate.agents)
+        roster.forget(forgotten(fleet, estate))
+        return estate.doubt
+
+    def reported(self, fleet: Fleet) -> Fleet:
+        """What agents have reported, without nodes that there aren't any more."""
+        gone = forgotten(fleet, self.estate())
+        bare = reported(fleet)
+        return _without(bare, gone) if gone else bare
+
+    def joined(self, fleet: Fleet) -> Fleet:
+        """The fleet as agents report it and the cluster has it."""
+        return joined(fleet, self.estate())
+
+    def tidy(self, orders: Beside, store: Store, fleet: Fleet, record: Callable[[str], None]) -> None:
+        """See to what operations have left, beside all else, if it is time."""
+        if self._clock() - self._tidied < TIDY_S:
+            return
+        self._tidied = self._clock()
+        lived_in = {w.pod.uid: w.state is WorkerState.RUNNING for w in fleet.workers if w.pod is not None and w.slot is not None}
+
+        def under_way(operation: OperationId) -> bool:
+            known = store.get(operation)
+            return known is not None and known.outcome is None
+
+        async def work() -> None:
+            for done in await self.places.tidy(under_way, lived_in):
+                record(done)
+            self._well = True
+
+        if self._well:
+            orders.keep(())
+        self._well = False
+
+        orders.begin(_TIDYING, work)
+
+
+def _without(fleet: Fleet, gone: frozenset[NodeId]) -> Fleet:
+    images = [msgspec.structs.replace(i, nodes=tuple(n for n in i.nodes if n not in gone)) for i in fleet.images]
+    return msgspec.structs.replace(
+        fleet, nodes=tuple(n for n in fleet.nodes if n.id not in gone), images=tuple(i for i in images if i.nodes)
+    )
+
+
+async def housing(settings: Settings) -> Housed | None:
+    """What the settings say of workers in pods, opened; None: nothing. Raises as `Housed.open` does."""
+    if settings.cluster is None or settings.cluster.pods is None:
+        return None
+    return await Housed(settings.cluster, settings.cluster.pods).open()
