@@ -208,7 +208,7 @@ async def test_a_webhook_that_refuses_one_half_refuses_both_in_its_own_words_bef
 class Blind(Shifts):
     """As if a webhook had changed its mind since the dry run."""
 
-    async def check(self, shift: Shift) -> None:
+    async def check(self, shift: Shift, *, begins: bool = True) -> None:
         return
 
 

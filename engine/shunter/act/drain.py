@@ -1,6 +1,7 @@
 """A drain: out of the router, until nothing is served, then the end. No image is taken, so the worker ends only once it is idle."""
 
 from shunter.act.back import fenced, joined, must_view, show
+from shunter.act.counting import changed, may_change
 from shunter.act.drive import Machine
 from shunter.act.housing import gone, home_of, shown_soon
 from shunter.act.move import fence, source_of
@@ -13,6 +14,7 @@ from shunter.model.operation import Status, Step
 async def _begin(run: Run) -> None:
     if run.parts.places is not None:
         left = home_of(run, await run.at(source_of(run)).report(run.times.quick))
+        await may_change(run, left)
         if left is not None:
             run.step(Step.INTENDED, left=left)
     await fence(run)
@@ -28,8 +30,10 @@ async def _drain(run: Run) -> None:
 
 
 async def _done(run: Run) -> None:
+    """Where its pool can't be kept at one less, the worker has left all the same, and another is started in its place."""
+    why = await changed(run)
     await gone(run)
-    run.finish(Status.SUCCEEDED)
+    run.finish(Status.SUCCEEDED, why)
 
 
 async def _roll_back(run: Run) -> None:

@@ -2,6 +2,7 @@
 
 from shunter.act.back import thaw_back
 from shunter.act.copies import send_copies
+from shunter.act.counting import change, changed, may_change, taken_back
 from shunter.act.drive import Machine
 from shunter.act.housing import gone, home_of, remembered
 from shunter.act.move import fence, freeze, release, release_refused, source_of
@@ -22,6 +23,7 @@ async def _check(run: Run) -> None:
     source = source_of(run)
     left = home_of(run, await run.at(source).report(run.times.quick)) if run.parts.places is not None else None
     await run.preflight(source, destination=False, facts={}, size=0)
+    await may_change(run, left)
     if left is not None:
         await remembered(run, left)
     run.step(Step.PREPARED, left=left)
@@ -44,17 +46,22 @@ async def _commit(run: Run) -> None:
 
 async def _release(run: Run) -> None:
     short = run.record.problem if run.record.problem and run.record.problem.code == "SH518" else None
+    await change(run)
     await release(run)
     await gone(run)
     run.finish(Status.SUCCEEDED, short, run.image)
 
 
 async def _done(run: Run) -> None:
+    """Also for a worker that died before it was ended: it has left all the same."""
+    why = await changed(run)
     await gone(run)
-    run.finish(Status.SUCCEEDED, image=run.image)
+    run.finish(Status.SUCCEEDED, why, run.image)
 
 
 async def _roll_back(run: Run) -> None:
+    if run.had(Step.COMMITTING):
+        await taken_back(run)
     await thaw_back(run, source_of(run), None)
 
 

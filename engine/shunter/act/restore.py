@@ -3,6 +3,7 @@
 from shunter.act.arrive import commit, destination_of, done, once_more, restore, resume, unfence
 from shunter.act.back import nowhere_alive
 from shunter.act.copies import holder_of, send
+from shunter.act.counting import change, may_change, taken_back
 from shunter.act.drive import Machine
 from shunter.act.housing import room, withdrawn
 from shunter.act.run import Run, spec_of
@@ -19,6 +20,7 @@ async def _prepare(run: Run) -> None:
     report = await run.agent(holder).report(run.times.quick)
     info = next(i for i in report.images if i.id == run.image)
     await run.preflight(slot, destination=True, facts=dict(info.facts), size=info.bytes)
+    await may_change(run, None)
     run.may_go_on()
     if holder != node:
         await send(run, holder, node)
@@ -26,6 +28,12 @@ async def _prepare(run: Run) -> None:
     pod = await room(run, slot, None, spec)
     await run.ask(run.at(slot).prepare(run.order, slot, spec, run.times.quick, pod))
     run.step(Step.PREPARED, measured=run.measure(bytes=info.bytes if holder != node else 0), pod=pod)
+
+
+async def _commit(run: Run) -> None:
+    """Counted before it runs: a pod too many is one that goes."""
+    await change(run)
+    await commit(run)
 
 
 async def _roll_back(run: Run) -> None:
@@ -37,6 +45,8 @@ async def _roll_back(run: Run) -> None:
         raise
     except ShunterError:
         pass
+    if run.had(Step.HELD):
+        await taken_back(run)
     run.finish(Status.FAILED, run.record.problem, run.image)
     await withdrawn(run)
 
@@ -45,6 +55,7 @@ async def _refused(run: Run, why: Problem) -> None:
     """The copy wouldn't run. When it won't the second time either, it is left in its image."""
     still = await once_more(run, why)
     if still is not None:
+        await taken_back(run)
         run.finish(Status.FAILED, still, run.image)
         await withdrawn(run)
 
@@ -53,7 +64,7 @@ RESTORE = Machine(
     {
         Step.INTENDED: _prepare,
         Step.PREPARED: restore,
-        Step.HELD: commit,
+        Step.HELD: _commit,
         Step.COMMITTING: resume,
         Step.RESUMED: unfence,
         Step.UNFENCED: done,

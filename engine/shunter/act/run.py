@@ -13,6 +13,7 @@ from shunter.act.beyond import Deposed
 from shunter.act.lease import Leadership
 from shunter.act.places import Places
 from shunter.act.port import Agent, CopyView
+from shunter.act.replicas import Replicas
 from shunter.act.resolve import image_of
 from shunter.act.store import Store
 from shunter.model.errors import Problem, Rejected, Retry, ShunterError, Stalled, Unknown
@@ -53,6 +54,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     `gone`), so that its copies needn't be asked for. `astray` says, when an operation is to begin, why where it would go won't last; empty:
     nothing speaks against it. `progress` is told each step, for people. `lead` is asked before each order whether we still lead; None: that
     can't be lost while it runs. `places` makes the pods that workers come to; None: they live in none.
+    `replicas` changes how many workers pools are kept at; None: nobody keeps them at a number.
     """
 
     store: Store
@@ -66,6 +68,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     progress: Callable[[OperationRecord], None] = lambda _record: None
     lead: Leadership | None = None
     places: Places | None = None
+    replicas: Replicas | None = None
     times: Times = Times()
 
     def still_leads(self) -> None:

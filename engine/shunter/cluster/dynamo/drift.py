@@ -18,18 +18,27 @@ _STUCK: Final = ("Failed",)
 
 
 def unsettled(graph: Graph) -> str:
-    """Why nothing voluntary is done with a graph at present; empty: nothing speaks against it."""
+    """Why nothing voluntary is begun with a graph at present; empty: nothing speaks against it."""
+    if why := moving(graph):
+        return why
+    if graph.state != "successful":
+        return f"{graph.name} is {graph.state or 'not yet seen by its operator'}, and only a successful graph is changed"
+    if graph.observed and graph.observed < graph.generation:
+        return f"{graph.name}'s operator hasn't looked at its newest spec yet (generation {graph.observed} of {graph.generation})"
+    return ""
+
+
+def moving(graph: Graph) -> str:
+    """Why not even what has begun goes on: others decide which of its pods go, or it has failed. A pod that isn't ready is no reason, as
+    that may be our own doing. Empty: nothing speaks against it.
+    """
     if graph.deleting:
         return f"{graph.name} is being deleted"
     if graph.rolling in (*_MOVING, *_STUCK):
         return f"{graph.name} is in a rolling update ({graph.rolling}): which of its pods go is being decided elsewhere"
     if graph.restart in ("Pending", "Restarting"):
         return f"{graph.name} is being restarted ({graph.restart})"
-    if graph.state != "successful":
-        return f"{graph.name} is {graph.state or 'not yet seen by its operator'}, and only a successful graph is changed"
-    if graph.observed and graph.observed < graph.generation:
-        return f"{graph.name}'s operator hasn't looked at its newest spec yet (generation {graph.observed} of {graph.generation})"
-    return ""
+    return f"{graph.name} has failed" if graph.state == "failed" else ""
 
 
 def by_git(managers: Iterable[str]) -> str:

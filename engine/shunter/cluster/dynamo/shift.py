@@ -23,11 +23,11 @@ from typing import Any, Final
 import msgspec
 
 from shunter.cluster.api import Absent, Api, Conflict, Object
-from shunter.cluster.dynamo.drift import unsettled
+from shunter.cluster.dynamo.drift import moving, unsettled
 from shunter.cluster.dynamo.parse import controlled
 from shunter.cluster.dynamo.parse import pod as read_pod
 from shunter.cluster.dynamo.record import MANAGER, Mark, Place, body, changeable, git_has_not, place
-from shunter.cluster.dynamo.values import Component, Pod
+from shunter.cluster.dynamo.values import Component, Graph, Pod
 from shunter.cluster.dynamo.victim import certain, newest
 from shunter.cluster.dynamo.words import (
     ADAPTERS,
@@ -108,10 +108,12 @@ class Shifts:
             self._version = await served(self._api)
         return self._version
 
-    async def check(self, shift: Shift) -> None:
-        """Whether it could be made now, without doing anything: raises what `carry` would. It can't promise what comes between."""
+    async def check(self, shift: Shift, *, begins: bool = True) -> None:
+        """Whether it could be made now, without doing anything: raises what `carry` would. It can't promise what comes between. `begins`:
+        nothing of what it belongs to was done, so that the graph has to be as its operator wants it.
+        """
         seen = await self.see(shift)
-        await self._allowed(seen)
+        await self._allowed(seen, unsettled if begins else moving)
         for writes in _together(seen.left):
             await self._write(seen, writes, dry_run=True)
 
@@ -125,7 +127,7 @@ class Shifts:
         """
         seen = await self.see(shift)
         if not seen.begun:
-            await self.check(shift)
+            await self.check(shift, begins=False)
         if shift.uid and seen.left:
             await self._cost(shift.namespace, shift.pod, shift.uid, LOWEST)
         try:
@@ -181,9 +183,9 @@ class Shifts:
                 return found
             asked["continue"] = token
 
-    async def _allowed(self, seen: Seen) -> None:
+    async def _allowed(self, seen: Seen, kept: Callable[[Graph], str]) -> None:
         shift = seen.shift
-        if why := unsettled(seen.places[0].graph):
+        if why := kept(seen.places[0].graph):
             remedy = "Nothing to do: it is planned again once the graph is settled"
             raise Rejected(Problem(code="SH278", what=why, remedy=remedy, subject=f"{shift.namespace}/{shift.graph}"))
         for one in seen.places:

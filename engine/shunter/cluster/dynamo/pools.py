@@ -1,0 +1,101 @@
+"""What Dynamo's resources say of pools, as samples that decisions are made on, and what people are to be told. Pure.
+
+`replicas` of a pool is how many its resources of record ask for. It is missing, with the reason, while nothing may be changed of them: then
+nobody changes sides there. A pool that Dynamo has no resource of has no such sample.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final, get_args
+
+from shunter.cluster.dynamo.drift import by_git, differences, immutable, unsettled
+from shunter.cluster.dynamo.following import View
+from shunter.cluster.dynamo.values import Adapter, Component, Graph
+from shunter.model.errors import Problem
+from shunter.model.ids import PoolId, pool_id
+from shunter.model.sample import Known, Missing, Sample
+from shunter.model.snapshot import Role
+
+REPLICAS: Final = "replicas"
+DESIRED: Final = "desired"
+_ROLES: Final[tuple[Role, ...]] = get_args(Role)
+Pools = Mapping[PoolId, Mapping[str, Sample]]
+
+
+def samples(view: View, at: float) -> dict[PoolId, dict[str, Sample]]:
+    """`replicas` of each pool that Dynamo has, and `desired` of those that something scales: its planner, or whoever uses its adapter."""
+    found: dict[PoolId, dict[str, Sample]] = {}
+    for graph in view.graphs:
+        adapters = [one for one in view.adapters if one.graph == graph.name]
+        for role in _ROLES:
+            if own := graph.having(role):
+                found[pool_id(graph.name, role)] = _pool(view, graph, own, adapters, at)
+    for broken in view.broken:
+        if broken.graph:
+            why = Missing(reason=f"{broken.problem.subject}: {broken.problem.what}")
+            found.update({pool_id(broken.graph, role): {REPLICAS: why, DESIRED: why} for role in _ROLES})
+    return found
+
+
+def _pool(view: View, graph: Graph, own: tuple[Component, ...], adapters: list[Adapter], at: float) -> dict[str, Sample]:
+    query = f"DynamoGraphDeployment {graph.namespace}/{graph.name}: {', '.join(one.name for one in own)}"
+    counts = [_of_record(one, adapters) for one in own]
+    number = sum(count for count in counts if count is not None)
+    why = view.doubt.what if view.doubt is not None else _kept(graph, own, adapters)
+    known = Known(value=float(number), unit="workers", at=at, query=query)
+    replicas: Sample = known if not why else Missing(reason=why, query=query)
+    if not (graph.plans or any(one.adapter for one in own)):
+        return {REPLICAS: replicas}
+    if view.doubt is not None:
+        return {REPLICAS: replicas, DESIRED: Missing(reason=view.doubt.what, query=query)}
+    if None in counts:
+        return {REPLICAS: replicas, DESIRED: Missing(reason="a component has a scaling adapter that isn't there", query=query)}
+    return {REPLICAS: replicas, DESIRED: known}
+
+
+def _of_record(component: Component, adapters: Iterable[Adapter]) -> int | None:
+    if not component.adapter:
+        return component.replicas
+    return next((one.replicas for one in adapters if one.component == component.name), None)
+
+
+def _kept(graph: Graph, own: tuple[Component, ...], adapters: list[Adapter]) -> str:
+    """Why a pool's replicas can't be changed now; empty: they can."""
+    if why := unsettled(graph):
+        return why
+    if len(own) > 1:
+        return f"{graph.name} has several components of one role ({', '.join(one.name for one in own)}), and which is meant can't be said"
+    for one in own:
+        if why := immutable(one, graph):
+            return why
+        owners = next((a.managers for a in adapters if a.component == one.name), ()) if one.adapter else one.managers
+        if git := by_git(owners):
+            return f"the replicas of {one.name} are set by Git ({git} has written them), which would put them back"
+    return ""
+
+
+def merged(taken: Pools, view: View, at: float) -> dict[PoolId, dict[str, Sample]]:
+    """Samples of pools with Dynamo's. What a planner publishes as a metric of its own counts before what stands in a resource."""
+    both: dict[PoolId, dict[str, Sample]] = {pool: dict(fields) for pool, fields in taken.items()}
+    for pool, fields in samples(view, at).items():
+        own = both.setdefault(pool, {})
+        published = own.get(DESIRED)
+        own.update(fields)
+        if published is not None and (isinstance(published, Known) or DESIRED not in fields):
+            own[DESIRED] = published
+    return both
+
+
+def troubles(view: View) -> tuple[Problem, ...]:
+    """What people are to know: what can't be read, and where somebody changed something below a graph."""
+    found = [one.problem for one in view.broken]
+    if view.doubt is not None:
+        return (view.doubt, *found)
+    for graph in view.graphs:
+        roles = {one.name for one in graph.components if one.role is not None}
+        found += differences(
+            graph,
+            [one for one in view.adapters if one.graph == graph.name],
+            [one for one in view.deployed if one.graph == graph.name],
+            {name: view.pods.get((graph.name, name), ()) for name in roles},
+        )
+    return tuple(found)
