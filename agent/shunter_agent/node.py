@@ -292,7 +292,8 @@ class Node:
         loop, pace = asyncio.get_running_loop(), Pace(total, self.elapsed())
 
         def tell(count: int) -> None:
-            loop.call_soon_threadsafe(self._tell, operation, step, count, pace)
+            if self.elapsed() - pace.at >= PROGRESS_S:  # else the loop would be woken, and take turns with who sends, for each MiB
+                loop.call_soon_threadsafe(self._tell, operation, step, count, pace)
 
         return tell
 

@@ -6,11 +6,13 @@ Real parts: the nodes, agents and worker of the local fleet, CRIU, and a client 
 what was sent for a worker's second move, over what of its image isn't the first one's: pages of memory by address, and all other files that
 differ.
 `first_image_over_cp` is the time of sending an image to a node that holds nothing, over that of sending the same files from one node to the
-other through a bare TCP connection, and writing them there.
+other through a bare TCP connection, and writing them there: over a link that is as fast as the two cores, and over some that are held to a
+rate (`_1g`: 1 Gbit/s, by a token bucket at both ends).
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import shutil
 import statistics
@@ -19,6 +21,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import stopped
@@ -28,6 +31,8 @@ from shunter_agent.images.cutting import pagemaps_of, pages_name
 from shunter_agent.images.manifest import MANIFEST, belongs
 from shunter_agent.images.pagemap import PAGE
 
+RATES = {"1g": 1.0, "2_5g": 2.5, "5g": 5.0, "10g": 10.0}
+"""Gbit/s by name."""
 RECEIVE = """
 import os, socket, sys
 listener = socket.create_server((sys.argv[1], 9555))
@@ -105,10 +110,32 @@ async def second_move(fleet: Fleet, between: float) -> dict[str, float]:
     return {"sent": move["sent"], "changed": float(differ), "bytes": move["bytes"], "ratio": move["sent"] / differ}
 
 
-async def first_image(fleet: Fleet, copies: int) -> dict[str, float]:
+@contextlib.contextmanager
+def held_to(fleet: Fleet, gbit: float | None) -> Iterator[None]:
+    """The nodes' links at a rate. None: as they are."""
+    if gbit is None:
+        yield
+        return
+    burst = max(256_000, round(gbit * 1e9 / 8 * 0.001))  # a ms of it, and no less than a few of the packets that leave a host at once
+    shape = ["root", "tbf", "rate", f"{gbit:g}gbit", "burst", f"{burst}b", "latency", "20ms"]
+    for node in fleet.nodes:
+        subprocess.run([*inside(fleet, node), "tc", "qdisc", "replace", "dev", "uplink", *shape], check=True)
+    try:
+        yield
+    finally:
+        for node in fleet.nodes:
+            subprocess.run([*inside(fleet, node), "tc", "qdisc", "del", "dev", "uplink", "root"], check=True)
+
+
+async def first_image(fleet: Fleet, copies: int, gbit: float | None = None) -> dict[str, float]:
     """An image of a worker that runs, sent to a node that holds none; and the bare copy, in turn."""
     bench = stopped.Bench(fleet)
     bench.connect()
+    with held_to(fleet, gbit):
+        return await _first_image(fleet, bench, copies)
+
+
+async def _first_image(fleet: Fleet, bench: stopped.Bench, copies: int) -> dict[str, float]:
     there, here = list(fleet.nodes)  # the worker is back where it began
     here, there = there, here
     agent, peer = bench.agents[here], bench.agents[there]
@@ -171,6 +198,7 @@ def main() -> None:
     parser.add_argument("--weights-mb", type=int, default=128)
     parser.add_argument("--between", type=float, default=10.0, help="seconds between the two moves")
     parser.add_argument("--copies", type=int, default=5)
+    parser.add_argument("--rated", type=int, default=3, help="copies at each rate")
     options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="shunter-bench-") as folder,
@@ -184,7 +212,11 @@ def main() -> None:
         print(json.dumps(figure("second_move_bytes", second["ratio"], 1.2, how)), flush=True)
         first = asyncio.run(first_image(fleet, options.copies))
         how = f"medians of {options.copies}: {first['ours']} s, {first['bare']} s"
-        print(json.dumps(figure("first_image_over_cp", first["ratio"], 1.25, how)))
+        print(json.dumps(figure("first_image_over_cp", first["ratio"], 1.25, how)), flush=True)
+        for name, gbit in RATES.items():
+            first = asyncio.run(first_image(fleet, options.rated, gbit))
+            how = f"the same at {gbit:g} Gbit/s, medians of {options.rated}: {first['ours']} s, {first['bare']} s"
+            print(json.dumps(figure(f"first_image_over_cp_{name}", first["ratio"], 1.25, how)), flush=True)
 
 
 def figure(name: str, value: float, target: float, how: str) -> dict[str, object]:

@@ -34,6 +34,7 @@ from shunter.app.keeping import Keeping
 from shunter.app.overtaken import overtaken
 from shunter.app.recheck import Now
 from shunter.app.roster import Roster
+from shunter.app.sendings import Sendings
 from shunter.app.sight import Sight
 from shunter.app.sightings import Sightings
 from shunter.app.standing import Standing
@@ -132,6 +133,7 @@ class Leading:
         self.tidying = Beside(duty.clock, lambda about, problem: self.voice.tell_or_clear(f"tidying {about}", problem))
         self.watching: dict[NodeId, asyncio.Task[None]] = {}
         self.turns = Turns(duty.settings.state, self.epoch)
+        self.sendings = Sendings(duty.settings.state, self.epoch, duty.clock)
         self.unfencing = Unfencing(
             parts,
             self.epoch,
@@ -397,6 +399,8 @@ class Leading:
                             self.heed(notice)
                     elif event.HasField("exit"):
                         self.duty.wake.set()
+                    elif event.HasField("progress"):
+                        self.sendings.heard(event.progress)
             await asyncio.sleep(float(self.duty.settings.tick))
 
     def heed(self, notice: Notice) -> None:
@@ -448,6 +452,7 @@ class Leading:
                 self.duty.metrics.stopped.labels(kind).observe(record.outcome.measured.stopped)
             self.sight.ended(record)
             self.heeding.ended(record)
+            self.sendings.ended(record.id)
             self.duty.wake.set()
         elif record.step is Step.FENCED:  # what comes next is the freeze, which takes long by itself
             asyncio.get_running_loop().call_soon(self.haste.end)

@@ -14,12 +14,13 @@ from shunter.act.beyond import Remembered
 from shunter.act.store import Store
 from shunter.app.audits import read as read_audit
 from shunter.app.degraded import Condition, condition
+from shunter.app.sendings import sendings
 from shunter.app.settings import load
 from shunter.app.turns import Queue, queue
 from shunter.model.canon import plain
 from shunter.model.errors import Problem, Rejected, ShunterError
 from shunter.model.ids import Commit, Epoch
-from shunter.model.operation import OperationRecord
+from shunter.model.operation import OperationRecord, Sending
 from shunter.model.record import RecordKind
 from shunter.model.snapshot import Fleet
 from shunter.report.text import status_text
@@ -30,7 +31,8 @@ RECENT = 3600.0
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """What `--json` prints, as one object. Ages in seconds, None: never. `commit` is the newest in the audit, None: none yet. `degraded` is
-    what is wrong with the engine's disk, None: nothing. `waiting` is planned and waits for its turn, the first of it by name.
+    what is wrong with the engine's disk, None: nothing. `waiting` is planned and waits for its turn, the first of it by name; `sending` is
+    how far images are that are on their way.
     """
 
     at: float
@@ -42,6 +44,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     ended: tuple[OperationRecord, ...]
     degraded: Condition | None = None
     waiting: Queue
+    sending: tuple[Sending, ...] = ()
 
 
 def status(
@@ -74,6 +77,7 @@ def status(
         degraded=found.degraded.problem if found.degraded else None,
         waiting=found.waiting.first,
         waiting_more=found.waiting.number - len(found.waiting.first),
+        sending=found.sending,
     )
 
 
@@ -116,6 +120,7 @@ def read(state: Path, now: float, database: str | None = None) -> Standing:
         ended=ended,
         degraded=condition(state, now),
         waiting=queue(state, epoch),
+        sending=sendings(state, epoch, now),
     )
 
 

@@ -69,6 +69,20 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int | None = None
 
 
+class Sending(msgspec.Struct, frozen=True, kw_only=True):
+    """How far an operation's image had come on its way at `at` (seconds since the epoch), by the word of the agent that sends it.
+
+    `bytes` of about `total` had gone, at `rate` bytes a second of late; `left` is about how many seconds it then still took. None: not known.
+    """
+
+    operation: OperationId
+    bytes: int
+    at: float
+    total: int | None = None
+    rate: float | None = None
+    left: float | None = None
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How an operation ended: `code` and `reason` are empty on success, unless something less than the purpose went wrong on the way."""
 

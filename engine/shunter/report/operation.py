@@ -1,6 +1,6 @@
 """An operation's progress, one line a step."""
 
-from shunter.model.operation import Measured, OperationRecord, Status, Step
+from shunter.model.operation import Measured, OperationRecord, Sending, Status, Step
 from shunter.report.marks import mark
 from shunter.report.plan import headline
 from shunter.report.words import clock, safe, size, span
@@ -43,6 +43,17 @@ def _outcome(record: OperationRecord) -> str:
         parts.append(f"{outcome.code} {outcome.reason}{reached}".strip())
     if outcome.status is Status.FAILED and outcome.image:
         parts.append(f"its image {outcome.image} remains")
+    return ", ".join(parts)
+
+
+def sending_line(sending: Sending, now: float) -> str:
+    """How far its image is on its way, and about how long that still takes from `now` on."""
+    gone = size(sending.bytes) if sending.total is None else f"{size(sending.bytes)} of about {size(max(sending.total, sending.bytes))}"
+    parts = [f"sent {gone}"]
+    if sending.rate is not None:
+        parts.append(f"{size(round(sending.rate))} a second")
+    if sending.left is not None:
+        parts.append(f"about {span(max(0.0, sending.left - (now - sending.at)))} left")
     return ", ".join(parts)
 
 

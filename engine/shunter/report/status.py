@@ -5,12 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from rich.console import Console
 
 from shunter.model.errors import Problem
-from shunter.model.ids import NodeId, WorkerId
-from shunter.model.operation import OperationRecord
+from shunter.model.ids import NodeId, OperationId, WorkerId
+from shunter.model.operation import OperationRecord, Sending
 from shunter.model.plan import PlannedOperation
 from shunter.model.snapshot import Fleet, Image, Node, Notice, Slot, Worker, WorkerState
 from shunter.report.marks import Marks, mark
-from shunter.report.operation import operation_line
+from shunter.report.operation import operation_line, sending_line
 from shunter.report.plan import headline
 from shunter.report.words import Page, count, moment, short, size, span
 
@@ -28,11 +28,13 @@ def status_text(
     degraded: Problem | None = None,
     waiting: Sequence[PlannedOperation] = (),
     waiting_more: int = 0,
+    sending: Sequence[Sending] = (),
 ) -> None:
     """Write it. `operations` are active and ended ones; `ages` says how many seconds ago each source was heard of, None: never.
 
     `commit` is that of the policies in force (None: unknown), `degraded` what is wrong with the engine's disk (None: nothing),
-    `waiting` what is planned and waits for its turn, `waiting_more` how many further ones do. Lines on nodes that only pretend are marked.
+    `waiting` what is planned and waits for its turn, `waiting_more` how many further ones do; `sending` how far
+    images are that are on their way. Lines on nodes that only pretend are marked.
     """
     page, marks = Page(console), Marks(fleet)
     page.title(f"At {moment(now)}: epoch {epoch}, policies at {short(commit)}")
@@ -46,7 +48,7 @@ def status_text(
     for node in fleet.nodes:
         _node(page, marks, node, [n for n in notices if n.node == node.id], workers, fleet.images, now)
     _elsewhere(page, fleet, now)
-    _operations(page, marks, list(operations))
+    _operations(page, marks, list(operations), {one.operation: one for one in sending}, now)
     _waiting(page, marks, waiting, waiting_more)
 
 
@@ -105,7 +107,7 @@ def _waiting(page: Page, marks: Marks, operations: Sequence[PlannedOperation], m
         page.line(f"and {more} more", indent=2)
 
 
-def _operations(page: Page, marks: Marks, records: list[OperationRecord]) -> None:
+def _operations(page: Page, marks: Marks, records: list[OperationRecord], sending: Mapping[OperationId, Sending], now: float) -> None:
     active, ended = [r for r in records if r.outcome is None], [r for r in records if r.outcome is not None]
     for title, some in (("Under way", active), ("Ended lately", ended)):
         if some:
@@ -113,6 +115,8 @@ def _operations(page: Page, marks: Marks, records: list[OperationRecord]) -> Non
             page.title(title)
         for record in some:
             page.line(operation_line(record, pretend=marks.pretends(record.planned)), indent=2, hang=4)
+            if record.outcome is None and record.id in sending:
+                page.line(sending_line(sending[record.id], now), indent=4, hang=6)
     if not active:
         page.blank()
         page.line("Nothing is under way.")

@@ -5,6 +5,7 @@ import msgspec
 import pytest
 from shunter.act.store import Store
 from shunter.app.degraded import Condition, condition_path
+from shunter.app.sendings import Sendings
 from shunter.app.turns import Turns
 from shunter.audit.journal import Journal
 from shunter.cli import status as verb
@@ -15,6 +16,7 @@ from shunter.model.operation import OperationRecord, Outcome, Status
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
 from shunter.model.record import Record, RecordKind
 from shunter.model.snapshot import Fleet, Node, Notice, NoticeKind, Slot, Worker, WorkerState
+from shunter.wire import agent_pb2 as pb
 
 NOW = 1_800_000_000.0
 
@@ -78,6 +80,21 @@ def test_what_waits_for_its_turn_is_shown(state: Path, capsys: pytest.CaptureFix
     assert ("decode-56" in waiting, "decode-57" in waiting, "and 3 more" in waiting) == (True, False, True)
     found = json.loads(out("--json"))["waiting"]
     assert (found["number"], len(found["first"])) == (53, 50)
+
+
+def test_how_far_images_on_their_way_are(state: Path, capsys: pytest.CaptureFixture[str]):
+    def out(*arguments: str) -> str:
+        assert execute(["status", "--state", str(state), *arguments]) == 0
+        return capsys.readouterr().out
+
+    assert "sent" not in out()
+    told = pb.Progress(operation="move-decode-0", step="freeze", bytes=1_200_000_000, total=4_000_000_000, rate=210e6, left_s=13.3)
+    Sendings(state, Epoch(1), lambda: NOW - 2).heard(told)
+    under_way, _, ended = out().partition("Ended lately")
+    assert "sent 1.2GB of about 4GB, 210MB a second, about 11s left" in under_way
+    assert "sent" not in ended
+    (found,) = json.loads(out("--json"))["sending"]
+    assert found == {"operation": "move-decode-0", "at": NOW - 2, "bytes": 1.2e9, "total": 4e9, "rate": 210e6, "left": 13.3}
 
 
 def test_as_json(state: Path, capsys: pytest.CaptureFixture[str]):
