@@ -225,6 +225,17 @@ def test_what_a_change_would_have_changed_over_that_time(here: Path, capsys: pyt
     assert "SH969" in capsys.readouterr().err
 
 
+def test_what_was_refused_and_so_is_not_compared_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Otherwise a mistake in a file would look like a policy that nobody wants any more."""
+    (here / "broken").mkdir()
+    (here / "broken" / "a.yaml").write_text("kind: [")
+    for command in (["diff", "policies", "broken", *SPAN], ["backtest", *SPAN, "--compare", "policies", "broken"]):
+        execute(command)
+        told = " ".join(capsys.readouterr().out.split())
+        assert "Files of the head were refused, and what they say isn't compared: a.yaml:1:" in told
+        assert "Files of the base" not in told
+
+
 @pytest.mark.parametrize("arguments", [["--since", "1s", "--step", "30s"], ["--since", "1h", "--step", "0s"], ["--since", "soon"]])
 def test_a_time_that_cannot_be_looked_at(here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert execute(["backtest", *arguments]) == 1

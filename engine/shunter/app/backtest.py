@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from shunter.app.differing import refused
 from shunter.app.inputs import Asked, asked
 from shunter.app.world import inputs_of
 from shunter.audit.journal import Journal
@@ -96,7 +97,9 @@ async def contrasted(
 
     gaps = await _stepped(server, (base, head), past, play, progress)
     before, after = (run.result((*past.remarks, *gaps, *_REMARKS)) for run in (one, other))
-    return before, after, contrast.result(before, after)
+    found = contrast.result(before, after)
+    remarks = (*refused("the base", base), *refused("the head", head), *found.remarks)
+    return before, after, msgspec.structs.replace(found, remarks=remarks)
 
 
 def _runs(sets: Sequence[PolicySet], past: Past, rules: BulkCelRules) -> list[Run]:

@@ -19,7 +19,7 @@ def compare(base: PolicySet, head: PolicySet, seen: Sequence[Seen], profile: Pro
     """How `head` would decide otherwise than `base`. `seen` is what each of the two sees; `profile` counts where it has none of its own."""
     rules = BulkCelRules()
     before, after = (decided(policies, what, profile, rules) for policies, what in zip((base, head), seen, strict=True))
-    remarks = [*_refused("the base", base), *_refused("the head", head), *dict.fromkeys((*before.remarks, *after.remarks))]
+    remarks = [*refused("the base", base), *refused("the head", head), *dict.fromkeys((*before.remarks, *after.remarks))]
     if before.snapshot.id != after.snapshot.id:
         remarks.append("The two ask different queries under one name, so each was decided on its own values of that metric")
     return Compared(
@@ -32,7 +32,7 @@ def compare(base: PolicySet, head: PolicySet, seen: Sequence[Seen], profile: Pro
     )
 
 
-def _refused(title: str, policies: PolicySet) -> list[str]:
+def refused(title: str, policies: PolicySet) -> list[str]:
     """What isn't in the comparison since its file was refused."""
     if not policies.problems:
         return []

@@ -16,6 +16,7 @@ from shunter.app.health import serve
 from shunter.app.housed import housing
 from shunter.app.keeping import Keeper, Keeping
 from shunter.app.leading import Leading
+from shunter.app.origins import Origins
 from shunter.app.room import Room, suiting
 from shunter.app.roster import named
 from shunter.audit.inputs import inputs_path
@@ -62,7 +63,8 @@ class Engine(Duty):
             if shipper is not None:
                 stack.callback(shipper.close)
                 shipper.start()
-            trail = Trail(journal, self.clock)
+            origins = Origins.of(journal)
+            trail = Trail(journal, self.clock, origins.told)
             room.hold()
             watch = Watch(store, trail, room, state, self.clock)
             stack.enter_context(self.serving())
@@ -71,7 +73,7 @@ class Engine(Duty):
             prometheus = Prometheus(self.settings.prometheus.url, deadline_s=float(self.settings.prometheus.deadline))
             keeping = Keeping(audit, journal, keeper, shipper)
             try:
-                await Leading(self, store, lease, trail, watch, agents, prometheus, keeping, housed).run(stop)
+                await Leading(self, store, lease, trail, watch, agents, prometheus, keeping, housed, origins).run(stop)
             finally:
                 await asyncio.gather(agents.close(), prometheus.aclose(), *([housed.close()] if housed is not None else []))
 

@@ -31,6 +31,7 @@ from shunter.app.following import Following
 from shunter.app.heeding import Haste, Heard, Heeding
 from shunter.app.housed import Housed
 from shunter.app.keeping import Keeping
+from shunter.app.origins import Origins
 from shunter.app.overtaken import overtaken
 from shunter.app.recheck import Now
 from shunter.app.roster import Roster
@@ -53,7 +54,7 @@ from shunter.model.errors import ShunterError, Stalled
 from shunter.model.finding import Verdict, tally
 from shunter.model.ids import Epoch, NodeId, OperationId
 from shunter.model.operation import OperationRecord, Step
-from shunter.model.plan import Evaluation, PlannedOperation
+from shunter.model.plan import Evaluation, Plan, PlannedOperation
 from shunter.model.policy import PolicySet
 from shunter.model.record import Record, RecordKind
 from shunter.model.snapshot import Fleet, Notice, Snapshot
@@ -85,6 +86,7 @@ class Leading:
         prometheus: Prometheus,
         keeping: Keeping | None = None,
         housed: Housed | None = None,
+        origins: Origins | None = None,
     ) -> None:
         self.duty, self.store, self.lease, self.trail, self.watch, self.agents = duty, store, lease, trail, watch, agents
         self.keeping, self.housed = keeping, housed
@@ -98,7 +100,8 @@ class Leading:
         joins = (housed.joined, housed.reported) if housed is not None else ()
         world = World(agents, prometheus, duty.settings.prometheus.catalog(), self.aside, self.standing.learn, *joins)
         self.sight = Sight(duty, store, watch, world, agents, self.voice, self.aside, self.standing.knows)
-        self.following = Following(duty, self.voice, lambda policies: keeping.keeper.learn(policies) if keeping else None)
+        self.origins = origins or Origins()
+        self.following = Following(duty, self.voice, self._learn)
         self.sightings = Sightings(duty.settings.state, float(duty.settings.tick))
         self.snapshots: deque[Snapshot] = deque()
         """Those behind the policies' `for`, oldest first."""
@@ -147,7 +150,7 @@ class Leading:
             tell=lambda slot, problem: self.voice.tell_or_clear(f"reserved {slot}", problem),
         )
         self.applications = Applications(
-            duty.settings.state, store, self.scheduler.accept, lambda plan, what, body: self.voice.record(RecordKind.PLAN, plan, what, body)
+            duty.settings.state, store, self._accept, lambda plan, what, body: self.voice.record(RecordKind.PLAN, plan, what, body)
         )
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -237,6 +240,7 @@ class Leading:
         snapshot = await self.sight.snapshot(policies, now)
         self._ages(now)
         if policies is not None:
+            self.origins.learn(policies)
             self.take_back(policies)
         self.unfencing.look(duty.scene.fleet, duty.scene.notices, now)
         self.freeing.look(duty.scene.fleet)
@@ -294,9 +298,19 @@ class Leading:
             duty.wake.set()
             return
         self.heeding.kept_up()
+        self.origins.planned(plan)
         self.scheduler.offer(plan)
         self.standing.look(policies, snapshot, state, now)
         self.turns.note(self.scheduler.waiting)
+
+    def _learn(self, policies: PolicySet) -> None:
+        self.origins.learn(policies)
+        if self.keeping:
+            self.keeping.keeper.learn(policies)
+
+    def _accept(self, plan: Plan) -> None:
+        self.origins.planned(plan)
+        self.scheduler.accept(plan)
 
     def _apply(self, snapshot: Snapshot, now: float, policies: PolicySet | None) -> None:
         """Look at the plans that were handed over. On a disk that takes no writes they wait."""
@@ -431,6 +445,7 @@ class Leading:
         self.trail.add((*said, *(heard.records if heard is not None else ())))
         if heard is None:
             return False
+        self.origins.planned(heard.evaluation.plan)
         self.scheduler.offer(heard.evaluation.plan, whole=False)
         self.aside.later(lambda: self._tell_why(heard))
         if self.keeping and self.watch.now is None:

@@ -41,10 +41,13 @@ class Writable(Protocol):
 
 
 class Trail:
-    """See the module. For any thread, each call whole. `problem` is why the journal didn't take the last write; None when it did."""
+    """See the module. For any thread, each call whole. `problem` is why the journal didn't take the last write; None when it did.
 
-    def __init__(self, journal: Writable, clock: Callable[[], float]) -> None:
-        self._journal, self._clock = journal, clock
+    `complete` adds to a record what only others know, before anything else is done with it. It must not raise.
+    """
+
+    def __init__(self, journal: Writable, clock: Callable[[], float], complete: Callable[[Record], Record] = lambda record: record) -> None:
+        self._journal, self._clock, self._complete = journal, clock, complete
         self._waiting: deque[tuple[float, Record]] = deque()
         self._turn = threading.RLock()
         self.problem: Problem | None = None
@@ -68,6 +71,7 @@ class Trail:
         """Take records; True when they are durable. While others wait, they wait too: `retry` writes them."""
         if not records:
             return self.problem is None
+        records = [self._complete(record) for record in records]
         with self._turn:
             if not self._waiting and self._written(records):
                 return self.problem is None

@@ -7,6 +7,7 @@ import msgspec
 
 from shunter.decide.deciding import Deciding
 from shunter.decide.fit import Found
+from shunter.decide.gates import missing
 from shunter.decide.history import HOUR
 from shunter.decide.place import Option
 from shunter.decide.scope import Bound
@@ -94,7 +95,8 @@ def _unwanted(d: Deciding, policy: Policy, one: Leaving, slot: SlotId, option: O
             return f"what {node.id} is worth isn't known", "gain"
         if option.prefer - one.here < gain.at_least:
             return f"no place is better by {gain.at_least:g}: {node.id} by {option.prefer - one.here:g}", "gain"
-    return None if _stays(d, policy, one, slot, node) else (f"once on {node.id}, it would be moved again", "after")
+    again = _again(d, policy, one, slot, node)
+    return None if again is None else (f"once on {node.id}, {again}", "after")
 
 
 def _left(d: Deciding, worker: Worker, node: Node) -> str | None:
@@ -107,14 +109,19 @@ def _left(d: Deciding, worker: Worker, node: Node) -> str | None:
     return None
 
 
-def _stays(d: Deciding, policy: Policy, one: Leaving, slot: SlotId, node: Node) -> bool:
-    """Whether the policy would leave it where it was put: `when` is false there, or its old place isn't better by the gain.
+def _again(d: Deciding, policy: Policy, one: Leaving, slot: SlotId, node: Node) -> str | None:
+    """Why the policy might not leave it where it was put; None: `when` is false there, or its old place isn't better by the gain.
 
     Only what the plan itself changes is different afterwards: where the worker is, and the free slots of the two nodes.
     """
     spec = spec_of(policy)
     after = _after(d, one.scope, one.worker, slot, node)
-    return d.rules.test(spec.when, after) is False or _returns(d, spec, one.worker, after) is False
+    wanted = d.rules.test(spec.when, after)
+    if wanted is False or _returns(d, spec, one.worker, after) is False:
+        return None
+    if isinstance(wanted, Undecided):
+        return f"it can't be said whether it would be moved again: {missing(wanted)}"
+    return "it would be moved again"
 
 
 def _returns(d: Deciding, spec: RebalanceSpec, worker: Worker, after: Scope) -> bool | None:

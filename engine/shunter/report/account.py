@@ -81,7 +81,8 @@ def _why(first: Record, because: Because) -> Iterator[str]:
         yield f"{because.notice.subject} was to go ({notice.get('kind')}{until}), as was heard at {_time(because.notice.at)} UTC."
     body = first.body
     where = because.finding.commit if because.finding else because.plan.record.commit if because.plan else first.commit
-    by = f"The policy {body.get('policy')}" + (f", as of commit {short(where)}," if where else "")
+    at = f" ({body['policy_at']})" if "policy_at" in body else ""
+    by = f"The policy {body.get('policy')}{at}" + (f", as of commit {short(where)}," if where else "")
     wanted = _WANTED.get(str(body.get("kind")), "was to be acted on")
     places = {name: str(body.get(name) or "its place") for name in ("from", "to")}
     yield f"{by} said that {first.subject} {wanted.format_map(places)}: {body.get('reason')}."

@@ -66,6 +66,7 @@ def test_it_does_not_go_where_it_can_t_be_said_whether_it_would_stay():
     samples = {"decode-0": {"sessions": 3}}
     full = decide([crowded], snap([here, node("b")], [D0], samples=samples))
     assert (kinds(full), finding(full, "decode-0").gate) == ([], "after"), "with the worker there, b has no free slot to divide by"
+    assert finding(full, "decode-0").reason.startswith("once on b, it can't be said whether it would be moved again: ")
     room = decide([crowded], snap([here, node("b", (None,) * 5)], [D0], samples=samples))
     assert kinds(room) == [("move", "decode-0")]
 

@@ -44,14 +44,14 @@ def test_a_move_with_all_that_led_to_it() -> None:
     plan = sealed(3, RecordKind.PLAN, {"operations": []})
     text = told(
         [
-            sealed(4, RecordKind.INTENT, body("intended")),
+            sealed(4, RecordKind.INTENT, body("intended", policy_at="policies/save.yaml:3:1")),
             sealed(5, RecordKind.STEP, body("frozen")),
             sealed(9, RecordKind.OUTCOME, body("unfenced", outcome=outcome("succeeded", measured={"stopped": 4.2, "bytes": 40 * 10**9}))),
         ],
         Because(notice=notice, finding=finding, plan=plan),
     )
     assert "node-a was to go (preemption, by 08:02:00 UTC), as was heard at 08:00:01 UTC." in text
-    assert "The policy save, as of commit cccccccccccc, said that decode-0 should go on node-b/0" in text
+    assert "The policy save (policies/save.yaml:3:1), as of commit cccccccccccc, said that decode-0 should go on node-b/0" in text
     assert "It had found: it moves to node-b/0." in text
     assert "It couldn't wait" in text
     assert "shunter audit replay 3" in text
