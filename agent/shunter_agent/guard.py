@@ -162,6 +162,8 @@ def _release(seen: Seen) -> None:
 
 
 def _freeze(seen: Seen) -> None:
+    if _is(seen, "fence", "undone"):  # its engine was silent for too long, say: what comes to the worker now would be lost
+        raise _out_of_order("freeze", "the router sees the worker again", "Fence it anew, or plan again")
     if seen.holding:
         raise _out_of_order("freeze", "the worker stands still already", "Thaw or release it")
 

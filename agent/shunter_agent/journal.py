@@ -181,6 +181,11 @@ class Journal:
         """All steps of an operation here, oldest first."""
         return self._entries("operation=?", operation)
 
+    def last_of(self, worker: str, steps: tuple[str, ...]) -> Entry | None:
+        """The newest of these steps that was ordered about a worker, whatever came of it. None: none was."""
+        named = ", ".join("?" * len(steps))
+        return next(iter(self._entries(f"worker=? AND step IN ({named})", worker, *steps)[-1:]), None)
+
     def open_steps(self) -> tuple[Entry, ...]:
         """Steps that were begun and have no end yet, oldest first."""
         return self._entries("state='begun'")

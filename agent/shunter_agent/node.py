@@ -22,6 +22,7 @@ from shunter_agent.journal import Journal, WorkerRow
 from shunter_agent.log import Log
 from shunter_agent.notices.port import Notice, NoticeSource
 from shunter_agent.promises import Promises
+from shunter_agent.refusals import retry
 from shunter_agent.runtime.port import Frozen, Gpu, Held, Network, Process, Runtime, WorkerSpec
 from shunter_agent.serving.port import Serving
 from shunter_agent.settings import Settings
@@ -36,6 +37,8 @@ SYNC_S: Final = 2.0
 """Seconds until an image is brought to the disk, and between looks whether it can be now."""
 SYNC_LATEST_S: Final = 60.0
 """Seconds after which an image is brought to the disk whatever stands still. By then the kernel has written most of it by itself."""
+HUNG: Final = "SH614"
+"""The refusal after a call that hung: whether it has done anything isn't known."""
 Probing = Callable[[WorkerSpec, Callable[[], bool], float], str]
 """`serving.probe.Probe`: spec, is the process alive, seconds; returns evidence, raises Rejected."""
 
@@ -143,6 +146,8 @@ class Node:
     frozen: dict[str, FrozenCopy] = field(default_factory=dict)
     held: dict[str, HeldCopy] = field(default_factory=dict)
     hidden: dict[str, Hidden] = field(default_factory=dict)
+    spoken: dict[str, float] = field(default_factory=dict)
+    """When the last order about each worker ended, by `Node.elapsed`. Without any: see `began`."""
     leaving: dict[str, Leaving] = field(default_factory=dict)
     unsettled: dict[str, Unsettled] = field(default_factory=dict)
     notices: dict[str, Notice] = field(default_factory=dict)
@@ -159,6 +164,7 @@ class Node:
     """Images that an order in progress reads or writes, and its operation."""
 
     def __post_init__(self) -> None:
+        self.began = self.elapsed()
         self.exits = Exits(self.worker_ended)
         self.promises = Promises(self.journal, self.elapsed)
         self._threads = ThreadPoolExecutor(THREADS, "blocking")
@@ -193,6 +199,27 @@ class Node:
         self._kept.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.log.error("background work failed", task=task.get_name(), error=f"{type(error).__name__}: {error}")
+
+    async def in_time(
+        self, within_s: float, what: str, call: Callable[..., T], *arguments: object, late: Callable[[T], object] = lambda _: None
+    ) -> T:
+        """A blocking call that others wait for no longer than `within_s` seconds. One that hangs can't be ended: should it come back after
+        all, `late` is called with what it gave, in a thread as well, to take it back. Raises what the call does, and Retry SH614."""
+        going = asyncio.create_task(self.in_thread(call, *arguments))
+        await asyncio.wait((going,), timeout=within_s)
+        if going.done():
+            return going.result()
+
+        async def take_back() -> None:
+            await self.in_thread(late, await going)
+
+        task = asyncio.create_task(take_back(), name=f"take back {what}")
+        self.keep(task)
+        raise retry(
+            HUNG,
+            f"{what} took longer than {within_s:g} s, and was given up",
+            "Look for what hangs on this node: a disk, a shared folder, the worker itself",
+        )
 
     def remove_network(self, worker: str) -> None:
         """Remove the network of a worker that was ended, while its next copy already comes to life elsewhere."""

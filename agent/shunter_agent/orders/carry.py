@@ -93,6 +93,7 @@ class Orders:
                 return await self._do(step, asked, effect)
             finally:
                 self._doing.pop(subject, None)
+                node.spoken[asked.worker] = node.elapsed()
 
     async def _do(self, step: str, asked: Asked, effect: Effect[M]) -> Message:
         node, journal = self.node, self.node.journal

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -11,6 +12,7 @@ from shunter.wire import agent_pb2 as pb
 
 from shunter_agent import convert
 from shunter_agent.convert import asked
+from shunter_agent.depot import ImageFacts
 from shunter_agent.guard import Asked, in_other_operation
 from shunter_agent.journal import Reservation, WorkerRow
 from shunter_agent.node import HeldCopy
@@ -18,6 +20,12 @@ from shunter_agent.orders.carry import Orders, Outcome
 from shunter_agent.refusals import rejected, retry, undone
 from shunter_agent.runtime.port import Network, Process, WorkerSpec
 
+READABLE_S: Final = 60.0
+"""Seconds that an image may take to be put together or decrypted for a restore, however small it is."""
+MOST_S: Final = 600.0
+"""The same, however large it is."""
+SLOWEST: Final = 100e6
+"""Bytes a second: what the slowest disk is taken to do."""
 _MADE: Final = ("prepare", "restore", "resume")
 
 
@@ -112,7 +120,7 @@ class Destination:
         began = time.monotonic()
         node.busy_images[message.image] = head.operation
         try:
-            folder = await node.in_thread(node.depot.folder, message.image)
+            folder = await self._readable(image)
             try:
                 held = await node.in_thread(node.runtime.restore, reservation.spec, network, folder, self._born(reservation))
             finally:
@@ -131,6 +139,15 @@ class Destination:
 
         reply = pb.RestoreReply(restore_s=time.monotonic() - began, incarnation=reservation.incarnation)
         return Outcome(reply, write, f"held, from image {message.image}")
+
+    async def _readable(self, image: ImageFacts) -> Path:
+        """The folder of an image, as a driver can read it. Raises what the depot does; Retry SH614."""
+        node, within_s = self._node, min(READABLE_S + image.bytes / SLOWEST, MOST_S)
+
+        def done(_folder: Path) -> None:
+            node.depot.done(image.id)
+
+        return await node.in_time(within_s, "to make the image readable", node.depot.folder, image.id, late=done)
 
     def _born(self, reservation: Reservation) -> Callable[[Process], None]:
         """Notes a copy as soon as there is one: everybody may die before it is whole, and the next agent has to end what is left of it."""

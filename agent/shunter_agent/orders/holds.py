@@ -6,13 +6,16 @@ from typing import Final
 from shunter.model.errors import ShunterError
 
 from shunter_agent.journal import Reservation
+from shunter_agent.node import Hidden
 from shunter_agent.orders.carry import Orders
 from shunter_agent.orders.destination import Destination
-from shunter_agent.orders.settling import settle, show
+from shunter_agent.orders.settling import SILENT, left_hidden, settle, show
 from shunter_agent.orders.source import Source
 
 EVERY_S: Final = 0.2
 """How often holds are looked at: what a hold can last too long."""
+HIDDEN_EVERY_S: Final = 5.0
+"""How often it is looked for workers that somebody has hidden and forgotten."""
 
 
 class Holds:
@@ -25,6 +28,7 @@ class Holds:
         self._source = source
         self._destination = destination
 
+        self._next_look = 0.0
         self._ending: dict[str, asyncio.Task[None]] = {}
         """What is being ended, by worker: each by itself, since one that hangs may hang for a minute."""
 
@@ -51,8 +55,20 @@ class Holds:
         for worker in [*self._due_frozen(), *self._due_held(), *self._due_unsettled(), *self._due_hidden(), *self._node.leaving]:
             if worker not in self._ending and not self._orders.lock(worker).locked():  # else an order is at work on it: due the next time
                 self._ending[worker] = asyncio.create_task(self._end_one(worker), name=f"end hold {worker}")
+        self._hide_nobody_for_ever()
         if "" not in self._ending and any(self._lapsed(r) for r in self._node.journal.reservations().values()):
             self._ending[""] = asyncio.create_task(self._free_lapsed(), name="free reservations")
+
+    def _hide_nobody_for_ever(self) -> None:
+        """A worker that was taken out of the router's sight, and of which no order came for the longest hold, is due to be shown again."""
+        node = self._node
+        if node.elapsed() < self._next_look:
+            return
+        self._next_look = node.elapsed() + HIDDEN_EVERY_S
+        for worker, row in node.journal.workers().items():
+            operation = left_hidden(node, row) if not self._orders.lock(worker).locked() else None
+            if operation is not None:
+                node.hidden[worker] = Hidden(operation, SILENT, node.elapsed())
 
     def _settle(self) -> None:
         for worker, task in tuple(self._ending.items()):

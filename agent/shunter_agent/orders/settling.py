@@ -6,23 +6,44 @@ until it runs, and nothing else on the node waits for that. Each function wants 
 
 from typing import Final
 
-from shunter.model.errors import Rejected, ShunterError
+from shunter.model.errors import Rejected, Retry, ShunterError
 from shunter.wire import agent_pb2 as pb
 
 from shunter_agent.journal import WorkerRow
-from shunter_agent.node import Hidden, Node, Unsettled
+from shunter_agent.node import HUNG, Hidden, Node, Unsettled
 from shunter_agent.runtime.port import Network
 
+TRAFFIC_S: Final = 15.0
+"""Seconds that it may take, all in all, to take a worker out of the router's sight or to put it back."""
 AGAIN_S: Final = 1.0
 """Seconds between tries to let a worker run that a dead agent left standing still."""
 SHOW_AGAIN_S: Final = 5.0
 """Seconds after which a router that didn't take a worker back is asked again."""
 WHY: Final = "the agent died, which let the worker run on"
+SILENT: Final = "no order came for so long that it was shown to the router again"
+_HIDING: Final = ("fence", "drain", "resume")
+"""Steps after which a worker is out of the router's sight until something else is ordered."""
 
 
 def doubt(node: Node, worker: str, operation: str) -> None:
     """From here on nobody takes the worker for running, or gives an order about it, until `settle` has made sure."""
     node.unsettled[worker] = Unsettled(operation, node.elapsed(), node.elapsed())
+
+
+def left_hidden(node: Node, row: WorkerRow) -> str | None:
+    """The operation that has hidden a worker which runs, and of which nobody has said anything for as long as nobody may stand still: its
+    engine is dead, say. None: it isn't hidden, or is to stay so: since a standing order says so, or because its node is going anyway.
+    """
+    worker = row.spec.worker
+    silent_s = node.elapsed() - node.spoken.get(worker, node.began)
+    waits = worker in node.hidden or worker in node.unsettled or worker in node.frozen
+    if row.state != "fenced" or waits or silent_s < node.settings.hold:
+        return None
+    if any(notice.deadline is not None for notice in node.notices.values()):
+        return None
+    last = node.journal.last_of(worker, _HIDING)
+    operation = row.operation or (last.operation if last is not None else "")
+    return operation if operation not in node.journal.stood() else None
 
 
 async def settle(node: Node, worker: str) -> None:
@@ -128,6 +149,22 @@ def gone(node: Node, row: WorkerRow) -> None:
     node.events.publish(pb.Event(exit=pb.WorkerExit(worker=worker, status=-1)))
 
 
+async def hide(node: Node, operation: str, row: WorkerRow) -> str:
+    """Take a worker out of the router's sight; the evidence in words. Of a try that hung nobody knows what came: then it is shown again as
+    soon as that can be done.
+
+    Raises what `Serving.fence` does; Retry SH614.
+    """
+    worker = row.spec.worker
+    try:
+        return await node.in_time(TRAFFIC_S, "to take the worker out of the router's sight", node.serving.fence, row.spec)
+    except Retry as error:
+        if error.problem.code == HUNG:
+            node.change(worker, state="fenced")
+            node.hidden[worker] = Hidden(operation, error.problem.what, node.elapsed())
+        raise
+
+
 async def show(node: Node, worker: str) -> None:
     """Put a worker that runs on without an order back into traffic; what fails is tried again later.
 
@@ -136,12 +173,12 @@ async def show(node: Node, worker: str) -> None:
     """
     hidden = node.hidden.get(worker)
     row = node.journal.worker(worker)
-    if hidden is None or row is None or (row.state, row.operation) != ("fenced", hidden.operation):
+    if hidden is None or row is None or row.state != "fenced" or row.operation not in ("", hidden.operation):
         node.hidden.pop(worker, None)
         return
     if row.spec.control:
         try:
-            await node.in_thread(node.serving.unfence, row.spec)
+            await node.in_time(TRAFFIC_S, "to show the worker to the router", node.serving.unfence, row.spec)
         except ShunterError as error:
             node.hidden[worker] = Hidden(hidden.operation, hidden.why, node.elapsed() + SHOW_AGAIN_S)
             node.log.problem(error.problem, worker=worker, operation=hidden.operation)
@@ -150,3 +187,4 @@ async def show(node: Node, worker: str) -> None:
         node.change(worker, state="running", operation="")
         node.journal.undo(hidden.operation, ("fence",), node.clock(), hidden.why)
     node.hidden.pop(worker)
+    node.log.info("shown to the router again", worker=worker, operation=hidden.operation, why=hidden.why)

@@ -17,13 +17,15 @@ from shunter_agent.guard import Asked
 from shunter_agent.journal import WorkerRow
 from shunter_agent.node import FrozenCopy, Hidden, Leaving
 from shunter_agent.orders.carry import Orders, Outcome
-from shunter_agent.orders.settling import settle, show
+from shunter_agent.orders.settling import TRAFFIC_S, hide, settle, show
 from shunter_agent.refusals import Undone, rejected, retry, undone
 from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.port import Frozen
 
 COPY_S: Final = 60.0
 """The longest that memory is copied ahead."""
+BEGIN_S: Final = 30.0
+"""Seconds that disks and links may take before a worker is stopped: there is nothing to be read or written for that yet."""
 LOOK_S: Final = 0.25
 """Seconds between looks at a worker that drains."""
 
@@ -44,7 +46,7 @@ class Source:
 
     async def _fence(self, head: Asked) -> Outcome[pb.Done]:
         node = self._node
-        evidence = await node.in_thread(node.serving.fence, node.row(head.worker).spec)
+        evidence = await hide(node, head.operation, node.row(head.worker))
 
         def write() -> None:
             node.change(head.worker, state="fenced")
@@ -62,7 +64,7 @@ class Source:
         if row.state == "frozen":
             raise rejected("SH606", "unfence was refused: the worker stands still", "Thaw it first", head.worker)
         if row.spec.control:
-            evidence = await node.in_thread(node.serving.unfence, row.spec)
+            evidence = await node.in_time(TRAFFIC_S, "to show the worker to the router", node.serving.unfence, row.spec)
         else:
             evidence = "the worker has no control API, and can't have been fenced"
 
@@ -98,7 +100,9 @@ class Source:
         try:
             if message.to.address:
                 progress = node.progress(head.operation, "freeze", expected)
-                sending = await node.in_thread(
+                sending = await node.in_time(
+                    BEGIN_S,
+                    "to begin with sending the image",
                     node.depot.sending,
                     folder,
                     message.image,
@@ -108,6 +112,7 @@ class Source:
                     expected,
                     head.worker,
                     deadline_of(message.order) or self._earliest(row),
+                    late=lambda begun: begun.cancel(),
                 )
                 await self._ahead(row, sending, within_s)
             frozen = await self._stop(row, folder)
@@ -231,9 +236,11 @@ class Source:
         node = self._node
         expected = await node.in_thread(node.runtime.memory, row.process) or 0
         try:
-            return await node.in_thread(node.depot.begin, image, expected), expected
+            what = "to make room for the image"
+            made = await node.in_time(BEGIN_S, what, node.depot.begin, image, expected, late=lambda _made: node.depot.abandon(image))
         except Stalled as error:  # the disk is full, but the worker wasn't touched
             raise undone(error.problem) from error
+        return made, expected
 
     async def _stop(self, row: WorkerRow, folder: Path) -> Frozen:
         node, worker = self._node, row.spec.worker
@@ -399,7 +406,7 @@ class Source:
         node, worker = self._node, head.worker
         row = node.row(worker)
         if row.state == "running":
-            await node.in_thread(node.serving.fence, row.spec)
+            await hide(node, head.operation, row)
             node.change(worker, state="fenced")
         await self._until_idle(row, within_s)
         network = node.network(worker)

@@ -43,6 +43,10 @@ class _Cage:
     def disconnect(self) -> None:
         """Nothing to leave."""
 
+    def elsewhere(self) -> bool:
+        """Nobody to ask."""
+        return False
+
     def destroy(self) -> None:
         """Let it go."""
         if self.netns is not None:
