@@ -6,7 +6,7 @@ from shunter.cluster.kinds import GROUP, VERSION
 from shunter.cluster.operation import KIND, LONGEST, OPERATIONS, camel
 from shunter.lang.schema import Schema, definitions
 from shunter.model.errors import Problem
-from shunter.model.operation import Measured, Outcome, Status, Step
+from shunter.model.operation import Measured, Outcome, Sending, Status, Step
 from shunter.model.plan import PlannedOperation
 from shunter.model.pod import Pod
 
@@ -109,6 +109,10 @@ def _status() -> Schema:
     step = {"type": "string", "enum": [one.value for one in Step]}
     outcome = _named(Outcome)
     outcome["properties"]["at"] = dict(_TIME)
+    sending = _named(Sending)
+    sending["properties"]["at"] = dict(_TIME)
+    del sending["properties"]["operation"]  # the resource's name
+    sending["required"] = [key for key in sending["required"] if key != "operation"]
     moment = {"type": "object", "properties": {"step": dict(step), "at": dict(_TIME)}, "required": ["step", "at"]}
     texts = {key: {"type": "string", "maxLength": LONGEST} for key in ("type", "reason", "message")}
     condition = {
@@ -128,6 +132,7 @@ def _status() -> Schema:
         "problem": {**_named(Problem), "description": "Why it is being rolled back, or which answer is outstanding."},
         "cancelled": {**_named(Problem), "description": "Why it is to be given up as far as that still can be done."},
         "measured": _named(Measured),
+        "sending": {**sending, "description": "How far its image was on its way, when that was last said in this step."},
         "pod": {**_named(Pod), "description": "The pod that was made for the worker to come to."},
         "left": {**_named(Pod), "description": "The pod that it leaves, which is deleted once that is committed."},
         "frozenAt": {**_TIME, "description": "When its worker was stopped, by the source's clock."},

@@ -10,6 +10,7 @@ from typing import Protocol, Self
 from shunter.act.store import Store
 from shunter.model.errors import Problem, Rejected, Stalled
 from shunter.model.ids import Epoch, OperationId
+from shunter.model.operation import Sending
 
 
 class Leadership(Protocol):
@@ -37,6 +38,10 @@ class Leadership(Protocol):
 
     def held(self) -> bool:
         """We lead. Asked before every order."""
+        ...
+
+    def show(self, sending: Sending) -> None:
+        """Let people see it where operations are kept beside our disk, soon or not at all. Never raises and doesn't wait."""
         ...
 
 
@@ -96,6 +101,9 @@ class Lease:
         except OSError:
             return False
         return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
+
+    def show(self, sending: Sending) -> None:
+        """See `Leadership`. Operations are on our disk alone."""
 
     def close(self) -> None:
         """Let another engine lead. Idempotent."""

@@ -136,7 +136,7 @@ class Leading:
         self.tidying = Beside(duty.clock, lambda about, problem: self.voice.tell_or_clear(f"tidying {about}", problem))
         self.watching: dict[NodeId, asyncio.Task[None]] = {}
         self.turns = Turns(duty.settings.state, self.epoch)
-        self.sendings = Sendings(duty.settings.state, self.epoch, duty.clock)
+        self.sendings = Sendings(duty.settings.state, self.epoch, duty.clock, lease.show)
         self.unfencing = Unfencing(
             parts,
             self.epoch,

@@ -31,8 +31,11 @@ class _Heard(msgspec.Struct, frozen=True, kw_only=True):
 class Sendings:
     """The engine's side. `heard` what an agent tells; `ended` operations are forgotten."""
 
-    def __init__(self, folder: Path, epoch: Epoch, clock: Callable[[], float]) -> None:
-        self._path, self._epoch, self._clock = _path(folder), epoch, clock
+    def __init__(
+        self, folder: Path, epoch: Epoch, clock: Callable[[], float], show: Callable[[Sending], None] = lambda _sending: None
+    ) -> None:
+        """`show` is given what is heard, for people who look elsewhere; it neither raises nor waits."""
+        self._path, self._epoch, self._clock, self._show = _path(folder), epoch, clock, show
         self._sendings: dict[OperationId, Sending] = {}
         self._written_at = float("-inf")
 
@@ -43,7 +46,7 @@ class Sendings:
             self.ended(operation)
             return
         now = self._clock()
-        self._sendings[operation] = Sending(
+        self._sendings[operation] = sending = Sending(
             operation=operation,
             bytes=told.bytes,
             at=now,  # by our own clock: agents have others
@@ -51,6 +54,7 @@ class Sendings:
             rate=told.rate or None,
             left=told.left_s or None,
         )
+        self._show(sending)
         if not 0 <= now - self._written_at < _WRITE_S:
             self._write(now)
 

@@ -26,7 +26,7 @@ from shunter.cluster.thread import Thread
 from shunter.model.canon import decode, encode
 from shunter.model.errors import Problem, Rejected, ShunterError, Stalled
 from shunter.model.ids import Epoch, OperationId
-from shunter.model.operation import OperationRecord, Outcome, Status
+from shunter.model.operation import OperationRecord, Outcome, Sending, Status
 
 BOUND_S: Final = 2.0
 """How long a write of an operation may take: so long it holds up everything else, once."""
@@ -112,6 +112,11 @@ class Upheld:
         self._gist = gist
         kept = msgspec.structs.replace(remembered, fleet=msgspec.structs.replace(remembered.fleet, images=()))
         self._thread.soon(lambda: self._memory.offer(self.epoch, lambda: encode(kept)))
+
+    def show(self, sending: Sending) -> None:
+        """See `Leadership`."""
+        if self._thread is not None:
+            self._thread.soon(lambda: self._ledger.show(sending))
 
     def open(self) -> None:
         """Load what the leaders before left, and write our epoch into what of it is under way: from then on they can change nothing of it.

@@ -20,7 +20,7 @@ from shunter.cluster.operation import FINALIZER, UNDER_WAY, Batch, collection, e
 from shunter.cluster.retention import outdated
 from shunter.model.errors import Problem, Rejected, Retry, ShunterError, Stalled, Unknown
 from shunter.model.ids import Epoch, OperationId
-from shunter.model.operation import OperationRecord, Step
+from shunter.model.operation import OperationRecord, Sending, Step
 
 PAGE: Final = 500
 _AT_ONCE: Final = 16
@@ -32,6 +32,8 @@ _LOOK_S: Final = 3.0
 _SWEEP_S: Final = 60.0
 _LIST_S: Final = 15.0
 """Bound of a page of a list, for which nothing waits but a new leader."""
+_SHOWN_S: Final = 5.0
+"""Between two words of how far an operation's image is on its way: each is a write, for people alone."""
 _HICCUP_S: Final = 0.3
 """A failure that takes no longer is tried again, so much later."""
 
@@ -47,6 +49,10 @@ class _Open(msgspec.Struct, kw_only=True):
     wanted: OperationRecord
     told: bool
     """Its status says `wanted`."""
+    sending: Sending | None = None
+    """How far its image was on its way when that was last to be said, in this step. None: nothing is said of it."""
+    shown_at: float = float("-inf")
+    """When that was."""
 
 
 class Ledger:
@@ -123,6 +129,14 @@ class Ledger:
         finally:
             self._news.set()
 
+    def show(self, sending: Sending) -> None:
+        """Have an operation that is under way say so, unless it has just done: soon, and if the server takes it. For people."""
+        kept, now = self._open.get(sending.operation), self._steady()
+        if kept is None or kept.wanted.outcome is not None or now - kept.shown_at < _SHOWN_S:
+            return
+        kept.sending, kept.shown_at, kept.told = sending, now, False
+        self._news.set()
+
     async def run(self) -> None:
         """Until stopped or overtaken: write what may come later, let go of what has ended and drop what is old, see what was deleted, and
         whether a server that failed answers again.
@@ -185,7 +199,7 @@ class Ledger:
         if kept.told and kept.wanted == record:
             return
         before = kept.wanted
-        kept.wanted, kept.told = record, False
+        kept.wanted, kept.told, kept.sending = record, False, None
         try:
             await self._tell(kept)
         except BaseException:
@@ -217,7 +231,7 @@ class Ledger:
         where = f"{self._path}/{kept.wanted.id}"
         for _ in range(_TRIES):
             try:
-                kept.one = await self._api.replace(f"{where}/status", {**kept.one, "status": status(kept.wanted)})
+                kept.one = await self._api.replace(f"{where}/status", {**kept.one, "status": status(kept.wanted, kept.sending)})
             except Conflict:
                 kept.one = await self._api.get(where)
                 self._check(kept.one)

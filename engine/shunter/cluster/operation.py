@@ -15,7 +15,7 @@ import msgspec
 from shunter.cluster.api import Object
 from shunter.model.errors import Problem, Rejected
 from shunter.model.ids import OperationId
-from shunter.model.operation import OperationRecord, Outcome, Status, Step
+from shunter.model.operation import OperationRecord, Outcome, Sending, Status, Step
 from shunter.model.policy import API_VERSION
 
 KIND: Final = "WorkerOperation"
@@ -85,8 +85,8 @@ def resource(record: OperationRecord, batch: Batch, namespace: str) -> Object:
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, "spec": spec}
 
 
-def status(record: OperationRecord) -> Object:
-    """How far an operation has come."""
+def status(record: OperationRecord, sending: Sending | None = None) -> Object:
+    """How far an operation has come, and how far its image is on its way in this step. Nobody goes on from the latter."""
     found: Object = {
         "phase": record.status.value,
         "epoch": record.epoch,
@@ -99,6 +99,10 @@ def status(record: OperationRecord) -> Object:
     for key, part in (("problem", record.problem), ("cancelled", record.cancelled), ("pod", record.pod), ("left", record.left)):
         if part is not None:
             found[key] = _plain(part)
+    if sending is not None:
+        shown = _plain(sending)
+        del shown["operation"]
+        found["sending"] = {**shown, "at": stamp(sending.at)}
     if record.frozen_at is not None:
         found["frozenAt"] = stamp(record.frozen_at)
     if record.outcome is not None:

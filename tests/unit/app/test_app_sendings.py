@@ -20,7 +20,8 @@ class Written:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.now = folder, 1000.0
-        self.sendings = Sendings(folder, Epoch(3), lambda: self.now)
+        self.shown = list[Sending]()
+        self.sendings = Sendings(folder, Epoch(3), lambda: self.now, self.shown.append)
 
     def hear(self, operation: str = ONE, count: int = 5, **more: float) -> None:
         self.sendings.heard(pb.Progress(operation=operation, step="freeze", bytes=count, **more))  # type: ignore[arg-type]
@@ -35,6 +36,7 @@ def test_what_an_agent_says_is_read_while_it_is_fresh_and_the_engines_own(tmp_pa
     written.hear(total=10, rate=2.5, left_s=2.0)
     found = Sending(operation=ONE, bytes=5, at=1000.0, total=10, rate=2.5, left=2.0)
     assert written.read() == written.read(later=FRESH_S - 1) == (found,)
+    assert written.shown == [found]
     assert written.read(later=FRESH_S) == written.read(epoch=4) == ()
 
 

@@ -13,7 +13,7 @@ from shunter.cluster.ledger import Ledger, Overtaken
 from shunter.cluster.operation import FINALIZER, record_of
 from shunter.model.errors import Stalled
 from shunter.model.ids import Digest, Epoch, ImageId, Incarnation, OperationId, PolicyName, WorkerId
-from shunter.model.operation import OperationRecord, Outcome, Status, Step
+from shunter.model.operation import OperationRecord, Outcome, Sending, Status, Step
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
 
 
@@ -109,6 +109,41 @@ async def test_an_intent_is_one_write_and_its_status_follows(server: Kept, ledge
     assert [request.method for request in server.requests] == ["POST"]
     await until(lambda: server.kept["discard-1"].get("status"))
     assert record_of(server.kept["discard-1"]) == record()
+
+
+async def test_how_far_its_image_is_is_shown_now_and_then_and_not_beyond_the_step(server: Kept) -> None:
+    api, now = server.api(), [100.0]
+    ledger = Ledger(api, "n", Epoch(5), clock=lambda: 10.0, steady=lambda: now[0])
+    running = asyncio.create_task(ledger.run())
+
+    def show(count: int, name: str = "discard-1") -> None:
+        ledger.show(Sending(operation=OperationId(name), bytes=count, at=9.0))
+
+    def shown() -> Any:
+        return server.kept["discard-1"].get("status", {}).get("sending", {}).get("bytes")
+
+    show(1)
+    assert not server.requests, "nobody knows it"
+    await ledger.put([record(step=Step.FENCED)], together=True)
+    show(2)
+    await until(lambda: shown() == 2)
+    said = len(server.requests)
+    now[0] += 4.9
+    show(3)
+    now[0] += 0.1
+    show(4)
+    await until(lambda: shown() == 4)
+    assert [request.method for request in server.requests[said:]].count("PUT") == 1
+    await ledger.put([record(step=Step.FROZEN)], together=True)
+    assert shown() is None
+    assert server.kept["discard-1"]["status"]["step"] == "frozen"
+    now[0] += 5
+    await ledger.put([record(step=Step.FROZEN, outcome=Outcome(status=Status.SUCCEEDED, at=9.0))], together=True)
+    show(5)
+    assert shown() is None
+    ledger.stop()
+    await running
+    await api.aclose()
 
 
 async def test_what_has_ended_already_is_never_seen_as_merely_intended(server: Kept, ledger: Ledger) -> None:

@@ -10,7 +10,7 @@ from shunter.cluster.operation import LONGEST, Batch, batch_of, camel, incomplet
 from shunter.cluster.retention import KEPT_S, ROUTINE_S, outdated
 from shunter.model.errors import Problem, Rejected
 from shunter.model.ids import Digest, Epoch, ImageId, Incarnation, NodeId, NoticeId, OperationId, PolicyName, PoolId, SlotId, WorkerId
-from shunter.model.operation import Measured, OperationRecord, Outcome, Status, Step
+from shunter.model.operation import Measured, OperationRecord, Outcome, Sending, Status, Step
 from shunter.model.plan import Estimate, OperationKind, PlannedOperation, Preconditions
 from shunter.model.pod import Pod
 
@@ -31,6 +31,9 @@ def planned(kind: OperationKind = OperationKind.MOVE, worker: str = "w", **more:
         "estimate": Estimate(bytes=2**40, stopped=0.5, total=7.0, basis="measured"), "pool": PoolId("g/decode"),
     }  # fmt: skip
     return PlannedOperation(**(given | more))
+
+
+SENDING = Sending(operation=OperationId("o"), bytes=5, at=1_800_000_001.5, total=10, rate=2.5, left=2.0)
 
 
 def record(**more: Any) -> OperationRecord:
@@ -64,6 +67,13 @@ def test_nothing_is_lost_on_the_way() -> None:
     assert record_of(whole(one)) == one
 
 
+def test_how_far_its_image_is_on_its_way_is_shown_and_nobody_goes_on_from_it() -> None:
+    shown = status(record(), SENDING)
+    assert shown["sending"] == {"bytes": 5, "at": "2027-01-15T08:00:01.500000Z", "total": 10, "rate": 2.5, "left": 2.0}
+    assert record_of({**whole(record()), "status": shown}) == record()
+    assert "sending" not in status(record())
+
+
 def test_what_has_no_status_was_made_durable_and_not_begun() -> None:
     one = record(step=Step.INTENDED, history=((Step.INTENDED, 1_800_000_000.125),), problem=None, cancelled=None, outcome=None,
                  measured=Measured(), frozen_at=None, pod=None, left=None)  # fmt: skip
@@ -93,6 +103,7 @@ def test_the_definition_has_a_place_for_everything_and_nothing_more() -> None:
         ]
 
     made = whole(record())
+    made["status"] = msgspec.json.decode(msgspec.json.encode(status(record(), SENDING)))
     assert unknown(made["spec"], schema["spec"], "spec") + unknown(made["status"], schema["status"], "status") == []
     fields = {camel(f.name) for f in msgspec.structs.fields(PlannedOperation)} - {"id"}
     assert schema["spec"]["properties"].keys() - {"plan", "epoch", "createdAt", "waits", "batch"} == fields
