@@ -305,8 +305,18 @@ class Pods:
             await self._api.delete(f"{self._path(meta['namespace'])}/{meta['name']}", options)
 
     async def _patch(self, pod: Pod, body: Object) -> None:
-        """Of this very pod: another uid is a Conflict."""
-        await self._api.merge(f"{self._path(pod.namespace)}/{pod.name}", body)
+        """Of this very pod."""
+        await self._merge(pod, f"{self._path(pod.namespace)}/{pod.name}", body, strategic=False)
+
+    async def _merge(self, pod: Pod, path: str, body: Object, *, strategic: bool) -> None:
+        """Raises Conflict where another has its name: the server calls that invalid, as a uid never changes."""
+        try:
+            await self._api.merge(path, {"metadata": {"uid": pod.uid}} | body, strategic=strategic)
+        except Rejected as error:
+            found = await self._get(pod.namespace, pod.name)
+            if found is not None and found["metadata"].get("uid") == pod.uid:
+                raise
+            raise Conflict(error.problem) from error
 
     async def _say_ready(self, pod: Pod, *, shown: bool) -> None:
         condition = {
@@ -315,8 +325,8 @@ class Pods:
             "reason": "Serving" if shown else "Fenced",
             "lastTransitionTime": stamp(self._now())[:19] + "Z",
         }
-        body = {"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}}
-        await self._api.merge(f"{self._path(pod.namespace)}/{pod.name}/status", body, strategic=True)
+        body = {"status": {"conditions": [condition]}}
+        await self._merge(pod, f"{self._path(pod.namespace)}/{pod.name}/status", body, strategic=True)
 
     @staticmethod
     def _path(namespace: str) -> str:
