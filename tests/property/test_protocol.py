@@ -1,5 +1,6 @@
 """Every operation, with every single fault at every order and a death of the engine at every durable write: nothing is doubled or lost."""
 
+import asyncio
 import contextlib
 import itertools
 from collections import Counter
@@ -28,6 +29,7 @@ SURVIVED = {"a": 4, "b": 8}
 UNASKED = "doesn't answer; nothing had been asked of its worker yet"
 UNSEEN = "the router doesn't see it"
 FEWEST = {"move": 272, "park": 128, "checkpoint": 92, "restore": 182, "drain": 64, "discard": 32}
+LANES = ("voluntary", "involuntary")
 LATER = ("refuse-after", "undone", "slow-after", "cut-after", "dies")
 """What can go wrong with a way back or a second try."""
 
@@ -102,20 +104,22 @@ def settled(world: World, kind: OperationKind) -> Status:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.value)
 async def test_any_single_fault(tmp_path: Path, kind: OperationKind, capsys: pytest.CaptureFixture[str]) -> None:
-    orders, writes = await calmly(tmp_path, kind)
+    calm = {lane: await calmly(tmp_path, kind, lane) for lane in LANES}
+    orders, writes = calm["voluntary"][0], {lane: found[1] for lane, found in calm.items()}
     outcomes: Counter[str] = Counter()
     points = 0
-    for number, fault, lane in itertools.product(range(1, orders + 1), FAULTS, ("voluntary", "involuntary")):
+    for number, fault, lane in itertools.product(range(1, orders + 1), FAULTS, LANES):
         world = fresh(tmp_path, kind, f"{number}-{fault}-{lane}")
         world.faults = {number: fault}
         await carry_out(world, kind, lane=lane)
         outcomes[settled(world, kind).value] += 1
         world.store.close()
         points += 1
-    for number, after in itertools.product(range(1, writes + 1), (False, True)):
-        world = fresh(tmp_path, kind, f"crash-{number}-{after}")
+    crashes = [(lane, number, after) for lane in LANES for number in range(1, writes[lane] + 1) for after in (False, True)]
+    for lane, number, after in crashes:
+        world = fresh(tmp_path, kind, f"crash-{number}-{after}-{lane}")
         world.store.crash_at, world.store.after = number, after
-        await carry_out(world, kind)
+        await carry_out(world, kind, lane=lane)
         if world.store.recent(0):
             outcomes[settled(world, kind).value] += 1
         else:
@@ -124,43 +128,49 @@ async def test_any_single_fault(tmp_path: Path, kind: OperationKind, capsys: pyt
         world.store.close()
         points += 1
     with capsys.disabled():
-        print(f"\n{kind.value}: {points} points tried ({orders} orders, {writes} writes): {dict(outcomes)}")
-    assert points == orders * len(FAULTS) * 2 + 2 * writes
+        print(f"\n{kind.value}: {points} points tried ({orders} orders, {writes['voluntary']} writes): {dict(outcomes)}")
+    assert points == orders * len(FAULTS) * 2 + 2 * sum(writes.values())
     assert points >= FEWEST[kind.value]
     assert outcomes["succeeded"] > 0
     assert outcomes["rolled-back"] + outcomes["failed"] > 0
 
 
-async def calmly(tmp_path: Path, kind: OperationKind) -> tuple[int, int]:
+async def calmly(tmp_path: Path, kind: OperationKind, lane: str = "voluntary") -> tuple[int, int]:
     """How many orders and durable writes it takes when nothing is wrong."""
-    calm = fresh(tmp_path, kind, "calm")
-    await carry_out(calm, kind)
+    calm = fresh(tmp_path, kind, f"calm-{lane}")
+    await carry_out(calm, kind, lane=lane)
     assert settled(calm, kind) is Status.SUCCEEDED
     calm.store.close()
     return len(calm.orders), calm.store.writes
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.value)
-async def test_any_fault_and_another_one_soon_after(tmp_path: Path, kind: OperationKind, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "lane"), [*((kind, "voluntary") for kind in KINDS), (OperationKind.MOVE, "involuntary")], ids=lambda v: getattr(v, "value", v)
+)
+async def test_any_fault_and_another_one_soon_after(
+    tmp_path: Path, kind: OperationKind, lane: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The second one meets the way back, or the second try."""
     orders, _ = await calmly(tmp_path, kind)
     outcomes: Counter[str] = Counter()
-    cases = list(itertools.product(range(1, orders + 1), FAULTS, (1, 2, 3), LATER))
+    numbers = range(1, orders + 1) if lane == "voluntary" else range(3, 6)  # what differs: prepare, fence, freeze
+    cases = list(itertools.product(numbers, FAULTS, (1, 2, 3), LATER))
     for number, first, later, second in cases:
         world = fresh(tmp_path, kind, f"{number}-{first}-{later}-{second}")
         world.faults = {number: first, number + later: second}
-        await carry_out(world, kind)
+        await carry_out(world, kind, lane=lane)
         outcomes[settled(world, kind).value] += 1
         world.store.close()
     with capsys.disabled():
         print(f"\n{kind.value}: {len(cases)} pairs of faults tried: {dict(outcomes)}")
-    assert len(cases) == orders * len(FAULTS) * 3 * len(LATER)
+    assert len(cases) == len(numbers) * len(FAULTS) * 3 * len(LATER)
     assert outcomes["succeeded"] > 0
 
 
-async def test_a_crash_and_a_fault_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("lane", LANES)
+async def test_a_crash_and_a_fault_together(tmp_path: Path, lane: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The engine dies at each write of a move, and the restarted one meets a fault at each of its orders."""
-    _, writes = await calmly(tmp_path, OperationKind.MOVE)
+    _, writes = await calmly(tmp_path, OperationKind.MOVE, lane)
     points = 0
     for number in range(2, writes + 1):
         for later in range(1, 5):
@@ -168,7 +178,7 @@ async def test_a_crash_and_a_fault_together(tmp_path: Path, capsys: pytest.Captu
                 world = fresh(tmp_path, OperationKind.MOVE, f"{number}-{later}-{fault}")
                 world.store.crash_at = number
                 with pytest.raises(Crash):
-                    await Executor(world.parts(), world.epoch()).start(world.plan(OperationKind.MOVE), PLAN)
+                    await Executor(world.parts(), world.epoch()).start(world.plan(OperationKind.MOVE, lane=lane), PLAN)
                 world.faults = {len(world.orders) + later: fault}
                 await come_to_rest(world)
                 settled(world, OperationKind.MOVE)
@@ -207,6 +217,48 @@ async def test_a_node_that_dies_for_good_at_any_order(tmp_path: Path, node: str)
         survived += world.home() is not None
         world.store.close()
     assert survived == SURVIVED[node]
+
+
+@pytest.mark.parametrize(("node", "step"), [("a", "preflight"), ("b", "preflight")])
+async def test_what_cant_wait_is_fenced_after_both_sides_have_passed_and_not_before(tmp_path: Path, node: str, step: str) -> None:
+    calm = fresh(tmp_path, OperationKind.MOVE, "calm")
+    await carry_out(calm, OperationKind.MOVE, lane="involuntary")
+    asked = [step for _, step in calm.orders]
+    assert asked[:4] == ["preflight", "preflight", "prepare", "fence"]
+    (record,) = calm.store.recent(0)
+    assert [s for s, _ in record.history][:3] == [Step.INTENDED, Step.PREPARED, Step.FENCED]
+    assert [r.body["step"] for r in calm.records][:3] == ["intended", "prepared", "fenced"]
+    world = fresh(tmp_path, OperationKind.MOVE, "refused")
+    world.faults = {1 + [n for n, _ in calm.orders].index(node): "refuse"}  # type: ignore[arg-type]
+    await carry_out(world, OperationKind.MOVE, lane="involuntary")
+    assert settled(world, OperationKind.MOVE) is Status.ROLLED_BACK
+    assert "fence" not in [step for _, step in world.orders]
+
+
+async def test_an_order_that_is_refused_is_taken_back_once_the_other_one_has_its_answer(tmp_path: Path) -> None:
+    """The slot isn't to be had, and the worker is being fenced at that moment."""
+    world = fresh(tmp_path, OperationKind.MOVE, "w")
+    fence, answered, may = world.agents["a"].fence, [], asyncio.Event()  # type: ignore[index]
+
+    async def slow(order: object, timeout: float) -> object:
+        await may.wait()
+        done = await fence(order, timeout)  # type: ignore[arg-type]
+        answered.append(True)
+        return done
+
+    world.agents["a"].fence = slow  # type: ignore[index, method-assign, assignment]
+    world.faults = {3: "refuse"}
+    moving = asyncio.create_task(carry_out(world, OperationKind.MOVE, lane="involuntary"))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert [step for _, step in world.orders] == ["preflight", "preflight", "prepare"], (
+        "nothing is taken back before it is known what was done"
+    )
+    may.set()
+    await moving
+    assert answered
+    assert settled(world, OperationKind.MOVE) is Status.ROLLED_BACK
+    assert ("a", "unfence") in world.orders
 
 
 async def test_each_step_is_durable_and_audited_before_the_next_effect(tmp_path: Path) -> None:

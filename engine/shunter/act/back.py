@@ -8,6 +8,7 @@ from shunter.act.run import Run, Unresolved, problem, spec_of
 from shunter.model.errors import Problem, Rejected, Retry, ShunterError, Stalled, Unknown
 from shunter.model.ids import ImageId, NodeId, SlotId, node_of
 from shunter.model.operation import Status, Step
+from shunter.model.plan import OperationKind
 from shunter.wire import agent_pb2 as pb
 
 _TRIES: Final = 2
@@ -20,7 +21,7 @@ async def thaw_back(run: Run, source: SlotId, destination: SlotId | None) -> Non
         await _abort_if_possible(run, destination)
     view = await _source_when_known(run, source)
     if view is None:
-        if run.had(Step.PREPARED):
+        if may_be_fenced(run):
             # It may be fenced, and nobody but us puts it back: left active, this is settled once its agent answers or it is declared gone.
             raise Unresolved(unanswered(node_of(source)))
         run.finish(Status.ROLLED_BACK, joined(run.record.problem, _untouched(node_of(source))))
@@ -34,9 +35,15 @@ async def thaw_back(run: Run, source: SlotId, destination: SlotId | None) -> Non
     if run.had(Step.FENCED) and view.copy != "running":
         raise Unresolved(problem("SH514", f"the source's copy is {view.copy}, not running", "It is asked again", run.planned.worker))
     await shown_soon(run, shown=True)
-    alive, wrong = await show(run, source) if run.had(Step.PREPARED) else (True, None)
+    alive, wrong = await show(run, source) if may_be_fenced(run) else (True, None)
     image = None if alive else await _image_left(run, view, destination)
     run.finish(Status.ROLLED_BACK if alive else Status.FAILED, joined(run.record.problem, wrong), image)
+
+
+def may_be_fenced(run: Run) -> bool:
+    """Whether the source may have been told to fence it: of a move that can't wait, before it is known to be prepared."""
+    hurried = run.planned.kind is OperationKind.MOVE and run.planned.lane == "involuntary"
+    return run.had(Step.PREPARED) or (hurried and not run.untouched)
 
 
 async def bring(run: Run, slot: SlotId) -> pb.ResumeReply:

@@ -14,7 +14,7 @@ from shunter.act.expect import unmet
 from shunter.act.move import MOVE
 from shunter.act.park import PARK
 from shunter.act.restore import RESTORE
-from shunter.act.run import Parts, Run, problem
+from shunter.act.run import Parts, Run, problem, told
 from shunter.model.errors import Problem, Rejected, Stalled
 from shunter.model.ids import Digest, Epoch
 from shunter.model.operation import OperationRecord, Status, Step
@@ -162,9 +162,12 @@ class Executor:
         return tuple(dropped)
 
     def _tell_intents(self, records: Sequence[OperationRecord]) -> None:
+        def what(record: OperationRecord) -> str:
+            return f"{record.planned.kind.value} of {record.planned.worker}: {record.planned.reason}"
+
+        self.parts.write([told(self.parts, record, RecordKind.INTENT, what(record)) for record in records])
         for record in records:
-            what = f"{record.planned.kind.value} of {record.planned.worker}: {record.planned.reason}"
-            Run(self.parts, record).tell(RecordKind.INTENT, what)
+            self.parts.progress(record)
 
     def _progress(self, record: OperationRecord) -> None:
         self._tell_people(record)

@@ -7,6 +7,7 @@ from shunter.act.back import image_back, must_view, thaw_back
 from shunter.act.drive import Machine
 from shunter.act.housing import gone_soon, home_of, room, shown_soon, withdrawn
 from shunter.act.run import Run, problem, spec_of
+from shunter.act.together import all_of
 from shunter.model.errors import Problem, Rejected
 from shunter.model.ids import NodeId, SlotId, node_of
 from shunter.model.operation import Step
@@ -22,15 +23,32 @@ def source_of(run: Run) -> SlotId:
 
 
 async def _prepare(run: Run) -> None:
+    """INTENDED to PREPARED; of what can't wait, to FENCED at once.
+
+    Nothing is touched before both sides have passed their preflight. A worker in a pod isn't fenced before its new pod is durable.
+    """
     source, destination = source_of(run), destination_of(run)
-    report = await run.at(source).report(run.times.quick)
-    spec = spec_of(report, run)
-    left = home_of(run, report)
-    checked = await run.preflight(source, destination=False, facts={}, size=0)
+    run.untouched = True
+    asking = asyncio.create_task(run.at(source).report(run.times.quick))
+    checking = asyncio.create_task(run.preflight(source, destination=False, facts={}, size=0))
+    there = asyncio.create_task(run.peer(node_of(destination)))
+    await all_of(asking, checking, there)
+    report, checked = asking.result(), checking.result()
+    spec, left = spec_of(report, run), home_of(run, report)
     await run.preflight(destination, destination=True, facts=dict(checked.facts or report.facts), size=checked.bytes)
     pod = await room(run, destination, left, spec) if left is not None else None
-    await run.ask(run.at(destination).prepare(run.order, destination, spec, run.times.quick, pod))
-    run.step(Step.PREPARED, pod=pod, left=left)
+    if left is not None or run.planned.lane == "voluntary":
+        await run.ask(run.at(destination).prepare(run.order, destination, spec, run.times.quick, pod))
+        run.step(Step.PREPARED, pod=pod, left=left)
+        return
+    run.may_go_on()
+    order = run.order
+    run.untouched = False
+    reserving = run.ask(run.at(destination).prepare(order, destination, spec, run.times.quick))
+    fencing = run.ask(run.at(source).fence(order, run.times.quick))
+    await all_of(asyncio.create_task(reserving), asyncio.create_task(fencing))
+    run.place = there.result()
+    run.step(Step.FENCED, by=Step.PREPARED)
 
 
 async def fence(run: Run) -> None:

@@ -4,7 +4,7 @@ A step is durable in the store and in the audit trail before the next effect is 
 and nothing more is asked: the operation is taken up again, to be brought to its end or back to where it was (see `act.store`).
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -50,10 +50,11 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """What operations are carried out with.
 
-    `audit` returns once the record is durable, or raises Stalled. `gone` says that a node is known to be dead for good (a notice of kind
-    `gone`), so that its copies needn't be asked for. `astray` says, when an operation is to begin, why where it would go won't last; empty:
-    nothing speaks against it. `progress` is told each step, for people. `lead` is asked before each order whether we still lead; None: that
-    can't be lost while it runs. `places` makes the pods that workers come to; None: they live in none.
+    `audit` returns once the record is durable, or raises Stalled; `audits` does the same with several, None: one after the other. `gone`
+    says that a node is known to be dead for good (a notice of kind `gone`), so that its copies needn't be asked for. `astray` says, when an
+    operation is to begin, why where it would go won't last; empty: nothing speaks against it. `progress` is told each step, for people.
+    `lead` is asked before each order whether we still lead; None: that can't be lost while it runs. `places` makes the pods that workers
+    come to; None: they live in none.
     `replicas` changes how many workers pools are kept at; None: nobody keeps them at a number.
     """
 
@@ -67,9 +68,18 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     astray: Callable[[PlannedOperation], str] = lambda _planned: ""
     progress: Callable[[OperationRecord], None] = lambda _record: None
     lead: Leadership | None = None
+    audits: Callable[[Sequence[Record]], None] | None = None
     places: Places | None = None
     replicas: Replicas | None = None
     times: Times = Times()
+
+    def write(self, records: Sequence[Record]) -> None:
+        """Audit them, in their order. Raises Stalled."""
+        if self.audits is not None:
+            self.audits(records)
+            return
+        for record in records:
+            self.audit(record)
 
     def still_leads(self) -> None:
         """Before each order. Raises Deposed once we lead no more: what a next engine orders mustn't be crossed."""
@@ -133,6 +143,10 @@ class Run:
         self.record = record
         self.planned = record.planned
         self.times = parts.times
+        self.untouched = False
+        """Nothing but questions was asked of any agent: known of an operation that this run has begun, and never of one that it took up."""
+        self.place: pb.Peer | None = None
+        """Where the destination receives images, if it was asked a moment ago."""
 
     # -- what is durable
 
@@ -149,10 +163,11 @@ class Run:
         frozen_at: float | None = None,
         pod: Pod | None = None,
         left: Pod | None = None,
+        by: Step | None = None,
     ) -> None:
         """Make `step` durable. `why` becomes the record's problem; None clears it unless the operation is being rolled back.
 
-        The others replace what the record knows, unless None.
+        `by` is a step that it came by at the same time. The others replace what the record knows, unless None.
         """
         kept = self.record.problem if step is Step.ROLLING_BACK else None
         self.record = self.parts.store.advance(
@@ -164,8 +179,13 @@ class Run:
             frozen_at=self.record.frozen_at if frozen_at is None else frozen_at,
             pod=pod or self.record.pod,
             left=left or self.record.left,
+            by=by,
         )
-        self.tell(RecordKind.STEP, f"{self.planned.kind.value}: {step.value}")
+        passed = [self.record] if by is None else [msgspec.structs.replace(self.record, step=by), self.record]
+        kind = self.planned.kind.value
+        self.parts.write([told(self.parts, one, RecordKind.STEP, f"{kind}: {one.step.value}") for one in passed])
+        for one in passed:
+            self.parts.progress(one)
 
     def note(self, why: Problem) -> None:
         """Make durable that an answer is outstanding."""
@@ -269,6 +289,8 @@ class Run:
 
     async def peer(self, node: NodeId) -> pb.Peer:
         """Where a node's images are received."""
+        if self.place is not None and self.place.node == node:
+            return self.place
         return pb.Peer(node=node, address=(await self.agent(node).report(self.times.quick)).image_address)
 
     # -- how to ask

@@ -193,16 +193,25 @@ class Store:
 
         self._write(work)
 
-    def advance(self, operation: OperationId, step: Step, at: float, **changes: Any) -> OperationRecord:  # noqa: ANN401  (record fields)
+    def advance(
+        self,
+        operation: OperationId,
+        step: Step,
+        at: float,
+        *,
+        by: Step | None = None,
+        **changes: Any,  # noqa: ANN401  (record fields)
+    ) -> OperationRecord:
         """Note that it has come to `step`, on disk before this returns; in memory if need be when it is involuntary, or this leads to its
-        end. `changes` are other fields of the record.
+        end. `by` is a step that it has come by at the same time. `changes` are other fields of the record.
 
         A step that it is at already gets no second line in its history. Raises Rejected SH505 (never heard of it), SH506 (it has ended).
         """
 
         def work() -> OperationRecord:
             record = self._open(operation)
-            history = record.history if record.step is step and record.history else (*record.history, (step, at))
+            passed = record.history if by is None else (*record.history, (by, at))
+            history = passed if record.step is step and record.history else (*passed, (step, at))
             record = msgspec.structs.replace(record, step=step, history=history, **changes)
             self._put(record)
             return record

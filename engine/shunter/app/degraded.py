@@ -6,8 +6,9 @@ starts; what is involuntary goes on, as a node that is going doesn't wait for a 
 under way comes to its end: back to where it was, or on if it is committed.
 """
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -52,6 +53,7 @@ class Watch:
         self._store, self._trail, self._room, self._clock = store, trail, room, clock
         self._path = condition_path(folder)
         self._written: Condition | None = None
+        self._gathered: list[Record] | None = None
         self.now: Condition | None = None
         store.gate = lambda: self.now is None and trail.problem is None
         self._write()
@@ -74,10 +76,31 @@ class Watch:
         """Take an operation's record: what operations are carried out with. Raises Stalled when it isn't durable and the operation is a
         voluntary one that has more to do than to come to its end.
         """
-        if self._trail.add([record]) or record.kind is RecordKind.OUTCOME or record.body.get("lane") == "involuntary":
+        self.audits([record])
+
+    def audits(self, records: Sequence[Record]) -> None:
+        """Take several, as one. Raises as `audit` does."""
+        if self._gathered is not None:
+            if all(_urgent(record) for record in records):
+                self._gathered += records
+                return
+            records, self._gathered = (*self._gathered, *records), []
+        if self._trail.add(records) or all(_may_wait(record) for record in records):
             return
-        if self._trail.problem is not None and record.body.get("step") not in ENDING:
+        if self._trail.problem is not None:
             raise Stalled(self._trail.problem)
+
+    @contextlib.contextmanager
+    def gathering(self, first: Sequence[Record]) -> Iterator[None]:
+        """Write `first`, and what is audited of involuntary operations within, at the end and as one. Nothing may be awaited within: what the
+        records license happens after it.
+        """
+        self._gathered = list(first)
+        try:
+            yield
+        finally:
+            records, self._gathered = self._gathered, None
+            self._trail.add(records)
 
     def farewell(self) -> Problem | None:
         """The engine ends: a last try, and what is lost with it, if anything (SH533)."""
@@ -115,6 +138,15 @@ class Watch:
         except OSError:
             return  # tried again each tick; a disk that is read-only shows without it
         self._written = self.now
+
+
+def _urgent(record: Record) -> bool:
+    return record.body.get("lane") == "involuntary"
+
+
+def _may_wait(record: Record) -> bool:
+    """What it licenses is done all the same, or it licenses nothing."""
+    return record.kind is RecordKind.OUTCOME or _urgent(record) or record.body.get("step") in ENDING
 
 
 def condition_path(folder: Path) -> Path:
