@@ -1,5 +1,7 @@
 """A preview that knows nothing but what was kept decides on `for` as the engine that has looked all the time."""
 
+import contextlib
+import sqlite3
 import tempfile
 from pathlib import Path
 
@@ -7,7 +9,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shunter.app import pictures
 from shunter.app.looking import Seen, during, history_of, past
+from shunter.app.pictures import Pictures
 from shunter.app.preview import decided
 from shunter.app.recording import Recording, load, save
 from shunter.app.sightings import MOST, Sightings, series, sightings_path, slack
@@ -31,6 +35,10 @@ WHENS = (
     'pools.decode.workers > 1 && node.id == "a"',
     'worker.slot == "a/0"',
     'node.labels["zone"] == "x" && node.id == "a"',
+    'worker.images > 0 && node.id == "a"',
+    'worker.images == 1 && node.id == "a"',
+    'worker.imageAge < 30.0 && node.id == "a"',
+    'worker.imageAge > 5.0 && node.id == "a"',
 )
 RULES = CelRules()
 
@@ -70,6 +78,8 @@ def snapshot(at: float, where: tuple[str, str], noticed: bool, zone: str) -> Sna
 
 
 PLACES = st.sampled_from(["a", "a", "a", "b", "c", ""])
+IMAGES = st.lists(st.tuples(st.integers(0, LENGTH), st.sampled_from(["d0", "d0", "d1"]), st.integers(1, 60)), max_size=8)
+"""At which tick there is a new image of which worker, and for how many ticks."""
 CHANGES = st.lists(
     st.tuples(st.integers(0, LENGTH), st.tuples(PLACES, PLACES), st.booleans(), st.sampled_from("xxxy"), st.booleans()), max_size=8
 )
@@ -87,6 +97,25 @@ def seen_by_engine(changes: list, always: bool) -> list[Snapshot]:
     return found
 
 
+def with_images(looks: list[Snapshot], images: list) -> list[Snapshot]:
+    """Each look with the images that there were then."""
+    found = []
+    for look in looks:
+        tick = int((look.at - BEGIN) / TICK)
+        there = [
+            image(f"i{n}", worker, BEGIN + begin * TICK) for n, (begin, worker, lasts) in enumerate(images) if 0 <= tick - begin < lasts
+        ]
+        found.append(msgspec.structs.replace(look, fleet=msgspec.structs.replace(look.fleet, images=tuple(there))))
+    return found
+
+
+def image(name: str, of: str, taken_at: float) -> Image:
+    return Image(
+        id=ImageId(name), worker=WorkerId(of), incarnation=Incarnation(0), taken_at=taken_at, bytes=1, nodes=(NodeId("b"),),
+        role="decode", graph="g", engine="vllm",
+    )  # fmt: skip
+
+
 def begins(evaluation: Evaluation) -> set[tuple[str, str, str | None]]:
     return {(o.kind.value, o.worker, o.to_slot) for o in evaluation.plan.operations}
 
@@ -100,15 +129,16 @@ def previewed(folder: Path, policies: PolicySet, live: Snapshot) -> Recording:
     """As `look` puts it together."""
     times = past(live.at, horizon(policies), TICK)
     kept = series(folder, times[0], live.at, TICK)
-    history = history_of(times, live.at, during(kept, [*times, live.at]), [Samples()] * (len(times) + 1))
+    instants = [*times, live.at]
+    history = history_of(times, live.at, during(kept, instants), kept.pictured(instants), [Samples()] * len(instants))
     return Recording.of(live, history, sightings=kept.sightings)
 
 
-@given(CHANGES, st.sampled_from(WHENS), st.sampled_from([10, 40, 90]), st.booleans())
+@given(CHANGES, IMAGES, st.sampled_from(WHENS), st.sampled_from([10, 40, 90]), st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_a_preview_agrees_with_the_engine_that_looked_all_the_time(changes, when, lasts, always):
+def test_a_preview_agrees_with_the_engine_that_looked_all_the_time(changes, images, when, lasts, always):
     policies = wanting(when, f"{lasts}s")
-    looks = seen_by_engine(changes, always)
+    looks = with_images(seen_by_engine(changes, always), images)
     with tempfile.TemporaryDirectory() as folder:
         engine = Sightings(Path(folder), TICK)
         for look in looks[:-1]:
@@ -131,7 +161,7 @@ def test_a_preview_agrees_with_the_engine_that_looked_all_the_time(changes, when
 @pytest.mark.parametrize(("when", "lasted"), [*((when, False) for when in WHENS), ('worker.id == "d0"', True)])
 def test_where_nobody_looked_nothing_has_held_that_is_about_the_fleet(tmp_path: Path, when: str, lasted: bool) -> None:
     policies = wanting(when, "10m")
-    live = snapshot(BEGIN, ("a", "a"), False, "x")
+    live = with_images([snapshot(BEGIN, ("a", "a"), False, "x")], [(-10, "d0", 99)])[0]
     shown = decided(policies, Seen(recording=previewed(tmp_path, policies, live)), rules=RULES)
     assert not begins(shown.evaluation)
     assert [("isn't known" in r, "(leave)" in r) for r in shown.remarks] == ([] if lasted else [(True, True)])
@@ -157,27 +187,100 @@ def test_only_what_changed_is_kept_and_no_more_than_so_much(tmp_path: Path) -> N
     assert sightings_path(tmp_path).stat().st_mode & 0o777 == 0o600
 
 
-def test_new_images_of_workers_that_run_are_no_new_fleet_and_no_condition_on_them_has_held(tmp_path: Path) -> None:
-    """They come every few minutes from each worker; what a preview says of them then is nothing."""
+def test_new_images_of_workers_that_run_are_no_new_fleet_and_conditions_on_them_have_held(tmp_path: Path) -> None:
+    """They come every few minutes from each worker, and are kept track of by themselves."""
     live = snapshot(BEGIN, ("a", ""), False, "x")
 
     def at(after: float, of: str) -> Snapshot:
-        image = Image(
-            id=ImageId(f"i{after}"), worker=WorkerId(of), incarnation=Incarnation(0), taken_at=BEGIN + after, bytes=1, nodes=(NodeId("b"),),
-            role="decode", graph="g", engine="vllm",
-        )  # fmt: skip
-        return msgspec.structs.replace(live, at=BEGIN + after, fleet=msgspec.structs.replace(live.fleet, images=(image,)))
+        images = (image(f"i{after}", of, BEGIN + after),)
+        return msgspec.structs.replace(live, at=BEGIN + after, fleet=msgspec.structs.replace(live.fleet, images=images))
 
     engine = Sightings(tmp_path, TICK)
     for after in range(60):
         engine.note(at(after, "d0"), 0.0)
     assert len(series(tmp_path, BEGIN, BEGIN + 60, TICK).sightings) == 1
-    policies = wanting("worker.images >= 0", "30s")
-    shown = decided(policies, Seen(recording=previewed(tmp_path, policies, at(60, "d0"))), rules=RULES)
-    assert [f.gate for f in shown.evaluation.findings if f.subject == "d0"] == ["for"]
+    for when, gate in (
+        ("worker.images >= 1", ""),
+        ("worker.imageAge < 1.0", ""),
+        ("worker.imageAge > 0.0", "when"),
+        ("worker.images > 1", "when"),
+    ):
+        policies = wanting(f'{when} && node.id == "a"', "30s")
+        shown = decided(policies, Seen(recording=previewed(tmp_path, policies, at(60, "d0"))), rules=RULES)
+        (found,) = [f for f in shown.evaluation.findings if f.subject == "d0"]
+        assert (found.gate == gate) if gate else (found.verdict is Verdict.ACT), (when, found)
+        assert not shown.remarks
     engine.note(at(60, "d1"), 0.0)
     engine.close()
     assert len(series(tmp_path, BEGIN, BEGIN + 60, TICK).sightings) == 2, "one that is lost can be brought back from its image"
+
+
+@pytest.mark.parametrize("when", ["worker.images > 0", "worker.imageAge < 3000.0"])
+def test_where_nobody_kept_track_of_images_it_is_said_which_conditions_count_from_when(tmp_path: Path, when: str) -> None:
+    """As in a folder of an engine that knew nothing of it: its fleets are there."""
+    live = with_images([snapshot(BEGIN + 100, ("a", "a"), False, "x")], [(0, "d0", 999)])[0]
+    engine = Sightings(tmp_path, TICK)
+    for tick in range(100):
+        engine.note(msgspec.structs.replace(live, at=BEGIN + tick), 60.0)
+    engine.close()
+    with contextlib.closing(sqlite3.connect(sightings_path(tmp_path))) as db:
+        db.executescript("DROP TABLE images; DROP TABLE images_known")
+    policies = wanting(f'{when} && node.id == "a"', "30s")
+    shown = decided(policies, Seen(recording=previewed(tmp_path, policies, live)), rules=RULES)
+    assert not begins(shown.evaluation)
+    (remark,) = shown.remarks
+    assert remark.startswith("How many images workers had at 2027-01-15 08:01:39 UTC and before")
+    assert "(leave)" in remark
+    (found,) = [f for f in shown.evaluation.findings if f.subject == "d0"]
+    assert found.gate == "for"
+    assert "it was undecided before (no value for worker.image" in found.evidence[-1].detail
+    assert not decided(wanting('node.id == "a"', "30s"), Seen(recording=previewed(tmp_path, policies, live)), rules=RULES).remarks
+
+
+def test_images_of_before_a_gap_or_a_new_engine_are_known_for_as_long_as_it_looked(tmp_path: Path) -> None:
+    live = snapshot(BEGIN, ("a", "a"), False, "x")
+    for first, last in ((0, 30), (31, 60), (80, 99)):  # the second begins where the first ends, the third after a gap
+        engine = Sightings(tmp_path, TICK)
+        for tick in range(first, last + 1):
+            looked = with_images([msgspec.structs.replace(live, at=BEGIN + tick)], [(0, "d0", 90), (20, "d0", 20), (35, "d1", 40)])[0]
+            assert engine.note(looked, 60.0) is None
+        engine.close()
+    kept = series(tmp_path, BEGIN, BEGIN + 99, TICK)
+    known = kept.pictured([BEGIN + tick for tick in (0, 10, 25, 50, 60, 85, 95)])
+    assert [one[-1] if one else None for one in known] == [
+        {"d0": (1, 0.0)},
+        {"d0": (1, 10.0)},
+        {"d0": (2, 5.0)},
+        {"d0": (1, 50.0), "d1": (1, 15.0)},
+        {"d0": (1, 60.0), "d1": (1, 25.0)},
+        {"d0": (1, 85.0)},
+        {},
+    ]
+    assert known[3] is not None
+    of_d0 = [layer["d0"] for layer in known[3][:-1]]
+    assert of_d0 == [(2, 10.0), (2, 11.0), (2, 19.0), (1, 40.0)], (
+        "as engines ended and began, when one was there last, and when it was gone"
+    )
+    assert Pictures().during([BEGIN]) == [None]
+
+
+def test_no_more_images_are_kept_track_of_than_a_limit_allows_and_what_is_forgotten_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pictures, "MOST", 50)
+    engine, live = Sightings(tmp_path, TICK), snapshot(BEGIN, ("a", "a"), False, "x")
+    for tick in range(200):
+        at = BEGIN + tick
+        fleet = msgspec.structs.replace(live.fleet, images=(image(f"i{tick}", "d0", at),))
+        engine.note(msgspec.structs.replace(live, at=at, fleet=fleet), 0.0)
+    engine.close()
+    with contextlib.closing(sqlite3.connect(sightings_path(tmp_path))) as db:
+        (count,) = db.execute("SELECT count(*) FROM images").fetchone()
+    assert count <= 50 + 60, "swept once a minute"
+    kept = series(tmp_path, BEGIN, BEGIN + 200, TICK).pictured([BEGIN + tick for tick in (0, 50, 150, 199)])
+    assert kept[:2] == [None, None]
+    assert kept[3] is not None
+    assert kept[3][-1] == {"d0": (1, 0.0)}
 
 
 def test_a_file_that_is_spoilt_is_begun_anew(tmp_path: Path) -> None:

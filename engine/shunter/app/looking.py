@@ -5,7 +5,7 @@ kept of it, and unknown where it kept nothing; what it did is read from its stor
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 import msgspec
 
@@ -14,6 +14,7 @@ from shunter.app.assumed import Assumed, with_assumed
 from shunter.app.gone import SOURCE, declared
 from shunter.app.housed import housing
 from shunter.app.inputs import Asked, asked, fitted
+from shunter.app.pictures import Pictured
 from shunter.app.recording import Past, Recording
 from shunter.app.roster import named
 from shunter.app.settings import Settings
@@ -57,7 +58,7 @@ async def look(
         fleet, open_notices = without_later(inventory.fleet, inventory.notices, at)
         times = past(moment, max((horizon(s) for s in sets), default=0.0), float(settings.tick))
         seen = series(settings.state, times[0], moment, float(settings.tick)) if times else Series((), 0.0)
-        spells = during(seen, [*times, moment])
+        spells, images = during(seen, [*times, moment]), seen.pictured([*times, moment])
         fleets = [seen.sightings[spell[-1]].fleet if spell else fleet for spell in spells[:-1]]
         found = await sampled(world, [*fleets, fleet], asked(sets), (*times, moment), float(settings.prometheus.deadline))
     told = with_assumed(open_notices, notices, moment, {node.id for node in fleet.nodes})
@@ -69,7 +70,7 @@ async def look(
         Seen(
             recording=Recording.of(
                 Snapshot(at=moment, fleet=fleet, samples=samples[-1], notices=told),
-                history_of(times, moment, spells, samples),
+                history_of(times, moment, spells, images, samples),
                 state,
                 settings.rates(),
                 seen.sightings,
@@ -123,13 +124,17 @@ def during(seen: Series, times: Sequence[float]) -> list[tuple[int, ...] | None]
 
 
 def history_of(
-    times: Sequence[float], moment: float, spells: Sequence[tuple[int, ...] | None], samples: Sequence[Samples]
+    times: Sequence[float],
+    moment: float,
+    spells: Sequence[tuple[int, ...] | None],
+    images: Sequence[tuple[Mapping[WorkerId, Pictured], ...] | None],
+    samples: Sequence[Samples],
 ) -> tuple[Past, ...]:
     """The last of `times`' spells, `moment`'s own, is followed by the look itself."""
     found: list[Past] = []
-    for at, spell, taken in zip((*times, moment), spells, samples, strict=True):
+    for at, spell, pictured, taken in zip((*times, moment), spells, images, samples, strict=True):
         if spell is not None:
-            found += [Past(at=at, samples=taken, seen=place) for place in spell]
+            found += [Past(at=at, samples=taken, seen=place, images=pictured) for place in spell]
         elif at < moment:
             found.append(Past(at=at, samples=taken))
     return tuple(found)

@@ -4,17 +4,20 @@ The file is a recorded snapshot with more keys, so that whatever reads snapshots
 same plan, byte for byte, whichever command reads it.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
+from shunter.app.pictures import Pictured
 from shunter.app.sightings import Sighting
 from shunter.decide.profile import Profile
 from shunter.model.canon import decode
 from shunter.model.errors import Problem, Rejected
+from shunter.model.ids import ImageId, WorkerId
 from shunter.model.operation import EngineState
-from shunter.model.snapshot import Fleet, Notice, Samples, Snapshot
+from shunter.model.snapshot import Fleet, Image, Notice, Samples, Snapshot, Worker
 from shunter.observe import recorded
 
 MAX_BYTES = 1024 * 2**20
@@ -26,6 +29,8 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     samples: Samples
     seen: int | None = None
+    images: tuple[Mapping[WorkerId, Pictured], ...] | None = None
+    """What the images of workers that run were since the instant before: see `Pictures.during`. None: it isn't known."""
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,15 +68,48 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
             profile=profile,
         )
 
-    def snapshots(self) -> list[Snapshot]:
-        """For `evaluate`: the history, then the current one. Where nobody looked the fleet is the one at the end: see `app.unseen`."""
-        return [*map(self._past, self.history), Snapshot(at=self.at, fleet=self.fleet, samples=self.samples, notices=self.notices)]
+    def snapshots(self, *, images: bool = False) -> list[Snapshot]:
+        """For `evaluate`: the history, then the current one. Where nobody looked the fleet is the one at the end: see `app.unseen`.
 
-    def _past(self, past: Past) -> Snapshot:
+        With `images`, workers have the number of images that they had then, and of that age; else those are of some other time.
+        """
+        past = [snapshot for one in self.history for snapshot in self._past(one, images=images)]
+        return [*past, Snapshot(at=self.at, fleet=self.fleet, samples=self.samples, notices=self.notices)]
+
+    def _past(self, past: Past, *, images: bool) -> Iterator[Snapshot]:
         if past.seen is None:
-            return Snapshot(at=past.at, fleet=self.fleet, samples=past.samples)
+            yield Snapshot(at=past.at, fleet=self.fleet, samples=past.samples)
+            return
         seen = self.sightings[past.seen]
-        return Snapshot(at=past.at, fleet=seen.fleet, samples=past.samples, notices=seen.notices)
+        fleets = _pictured(seen.fleet, past.at, past.images) if images and past.images else [seen.fleet]
+        yield from (Snapshot(at=past.at, fleet=fleet, samples=past.samples, notices=seen.notices) for fleet in fleets)
+
+
+def _pictured(fleet: Fleet, at: float, images: Sequence[Mapping[WorkerId, Pictured]]) -> Iterator[Fleet]:
+    """The fleet with each of these; images of workers that don't run are the fleet's own."""
+    running = [w for w in fleet.workers if w.slot is not None]
+    away = {w.id for w in fleet.workers if w.slot is None}
+    own, last = tuple(i for i in fleet.images if i.worker in away), images[-1]
+    for one in images:
+        found = [
+            _image(w, n, at - age) for w in running for number, age in (one.get(w.id) or last.get(w.id, (0, 0.0)),) for n in range(number)
+        ]
+        yield msgspec.structs.replace(fleet, images=(*own, *found))
+
+
+def _image(worker: Worker, number: int, taken_at: float) -> Image:
+    """One of which only that it was there, and how old the newest was, is known."""
+    return Image(
+        id=ImageId(f"{worker.id}~{number}"),
+        worker=worker.id,
+        incarnation=worker.incarnation,
+        taken_at=taken_at,
+        bytes=0,
+        nodes=(),
+        role=worker.role,
+        graph=worker.graph,
+        engine=worker.engine,
+    )
 
 
 def save(recording: Recording, path: Path) -> None:

@@ -1,7 +1,7 @@
 """What fleet the engine saw, and when: a bounded series beside its store, so that a preview knows where workers were.
 
 Only fleets that differ in what conditions can read are kept, each with the time from which to which it was seen. Images of workers that run
-don't count: there are new ones all the time, and how old they were then isn't said by previews (see `app.unseen`). Losing the series costs
+don't count: there are new ones all the time, so that they are kept track of by themselves (see `app.pictures`). Losing the series costs
 nothing but previews that hold back longer than the engine would, so it is kept without waiting for the disk.
 """
 
@@ -9,16 +9,18 @@ import contextlib
 import sqlite3
 import zlib
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from shunter.app.degraded import places
+from shunter.app.pictures import TABLES, Keeping, Pictured, Pictures, rows
 from shunter.decide.hold import MIN_TOLERANCE, STEPS
 from shunter.model.canon import decode, encode
 from shunter.model.errors import Problem
+from shunter.model.ids import WorkerId
 from shunter.model.snapshot import Fleet, Notice, Snapshot
 
 KEPT_S: Final = 3600.0
@@ -28,7 +30,7 @@ MOST: Final = 500
 BEAT_S: Final = 1.0
 """At least, between two notes that the fleet is still the same."""
 _TABLE: Final = """
-CREATE TABLE IF NOT EXISTS seen (id INTEGER PRIMARY KEY, begin REAL NOT NULL, till REAL NOT NULL, body BLOB NOT NULL) STRICT
+CREATE TABLE IF NOT EXISTS seen (id INTEGER PRIMARY KEY, begin REAL NOT NULL, till REAL NOT NULL, body BLOB NOT NULL) STRICT;
 """
 _AGAIN_S: Final = 60.0
 
@@ -61,6 +63,7 @@ class Sightings:
         self._retry_at = float("-inf")
         self._row: int | None = None
         self._key: object = None
+        self._images = Keeping()
         self._seen = self._written = float("-inf")
 
     def note(self, snapshot: Snapshot, reach: float) -> Problem | None:
@@ -97,43 +100,56 @@ class Sightings:
             self._db = sqlite3.connect(self._path, isolation_level=None, timeout=0.1)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
-            self._db.execute(_TABLE)
+            self._db.executescript(_TABLE + TABLES)
         return self._db
 
     def _note(self, db: sqlite3.Connection, snapshot: Snapshot, reach: float) -> None:
         at, key = snapshot.at, _read(snapshot)
         lasts = self._row is not None and 0 <= at - self._seen <= self._slack
-        if lasts and key == self._key:
-            if at - self._written >= BEAT_S:
-                db.execute("UPDATE seen SET till=? WHERE id=?", (at, self._row))
-                self._written = at
-            self._seen = at
-            return
-        body = zlib.compress(encode(Sighting(fleet=snapshot.fleet, notices=snapshot.notices)), 1)
+        same = lasts and key == self._key
+        kept_s = max(KEPT_S, 1.1 * reach + 60)
+        body = b"" if same else zlib.compress(encode(Sighting(fleet=snapshot.fleet, notices=snapshot.notices)), 1)
         db.execute("BEGIN IMMEDIATE")
         try:
-            if lasts:
-                db.execute("UPDATE seen SET till=? WHERE id=?", (self._seen, self._row))
-            db.execute("DELETE FROM seen WHERE begin>=? OR till<?", (at, at - max(KEPT_S, 1.1 * reach + 60)))
-            self._row = db.execute("INSERT INTO seen (begin, till, body) VALUES (?, ?, ?)", (at, at, body)).lastrowid
-            db.execute("DELETE FROM seen WHERE id <= ?", ((self._row or 0) - MOST,))
+            if not lasts:
+                (last,) = db.execute("SELECT max(till) FROM seen WHERE till<?", (at,)).fetchone()
+                self._images.begin(db, at, last, self._slack)
+            self._images.note(db, snapshot.fleet.images, at, self._seen, kept_s)
+            if not same:
+                self._add(db, body, at, at - kept_s, lasts=lasts)
+            elif at - self._written >= BEAT_S:
+                db.execute("UPDATE seen SET till=? WHERE id=?", (at, self._row))
             db.execute("COMMIT")
         except BaseException:
             if db.in_transaction:
                 db.execute("ROLLBACK")
             raise
-        self._key, self._seen, self._written = key, at, at
+        if not same or at - self._written >= BEAT_S:
+            self._written = at
+        self._key, self._seen = key, at
+
+    def _add(self, db: sqlite3.Connection, body: bytes, at: float, oldest: float, *, lasts: bool) -> None:
+        if lasts:
+            db.execute("UPDATE seen SET till=? WHERE id=?", (self._seen, self._row))
+        db.execute("DELETE FROM seen WHERE begin>=? OR till<?", (at, oldest))
+        self._row = db.execute("INSERT INTO seen (begin, till, body) VALUES (?, ?, ?)", (at, at, body)).lastrowid
+        db.execute("DELETE FROM seen WHERE id <= ?", ((self._row or 0) - MOST,))
 
 
 class Series:
     """A preview's side: what was seen between two times, oldest first. Empty where there is no such file."""
 
-    def __init__(self, rows: Sequence[tuple[float, float, Sighting]], slack_s: float) -> None:
-        """`rows`: from when to when each was seen. `slack_s`: see `slack`."""
+    def __init__(self, rows: Sequence[tuple[float, float, Sighting]], slack_s: float, pictures: Pictures | None = None) -> None:
+        """`rows`: from when to when each was seen. `slack_s`: see `slack`. `pictures`: the images that there were meanwhile."""
+        self._pictures = pictures or Pictures()
         self.sightings = tuple(sighting for _, _, sighting in rows)
         self._begins = [begin for begin, _, _ in rows]
         after = [*self._begins, float("inf")][1:]
         self._ends = [min(till + slack_s, later) for (_, till, _), later in zip(rows, after, strict=True)]
+
+    def pictured(self, times: Sequence[float]) -> list[tuple[Mapping[WorkerId, Pictured], ...] | None]:
+        """For each of the times the images of workers since the one before, see `Pictures.during`. None: it isn't known."""
+        return self._pictures.during(times)
 
     def during(self, begin: float, end: float) -> tuple[int, ...] | None:
         """The places in `sightings` of all that was seen from `begin` to `end`, oldest first. None: for some of that time nobody looked."""
@@ -153,9 +169,17 @@ def series(folder: Path, begin: float, end: float, tick: float) -> Series:
         with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=1.0)) as db:
             query = "SELECT begin, till, body FROM seen WHERE till >= ? AND begin <= ? ORDER BY id"
             found = db.execute(query, (begin - slack_s, end)).fetchall()
-        return Series([(since, till, decode(zlib.decompress(body), Sighting)) for since, till, body in found], slack_s)
+            pictures = _pictures(db, begin, end, found[-1][1]) if found else None
+        return Series([(since, till, decode(zlib.decompress(body), Sighting)) for since, till, body in found], slack_s, pictures)
     except (OSError, sqlite3.Error, zlib.error, ValueError, msgspec.MsgspecError):
         return Series((), slack_s)
+
+
+def _pictures(db: sqlite3.Connection, begin: float, end: float, looked: float) -> Pictures:
+    try:
+        return Pictures(*rows(db, begin, end), looked)
+    except sqlite3.Error:  # of an engine that kept no track of images
+        return Pictures()
 
 
 def _read(snapshot: Snapshot) -> object:

@@ -1,9 +1,10 @@
 """Deciding where it isn't known what the fleet was: what a condition read of it then has no answer, and breaks `for`.
 
-Samples of the past are Prometheus' own. Where workers were then, in which state and how many, is only known if an engine looked.
+Samples of the past are Prometheus' own. Where workers were then, in which state, how many, and which images they had, is only known if an
+engine looked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -17,8 +18,9 @@ from shunter.report.words import moment
 
 _LASTING: Final = frozenset({"worker.id", "worker.role", "worker.graph", "worker.engine", "now"})
 _IMAGES: Final = frozenset({"worker.imageAge", "worker.images"})
-"""What is known of now alone: images come and go too often to be kept track of."""
+"""What is kept track of by itself, as images come and go so often: see `app.pictures`."""
 _WHY: Final = "no engine on this state folder looked at the fleet then"
+_NO_IMAGES: Final = "no engine on this state folder kept track of images then"
 
 
 def reads_fleet(names: Sequence[str]) -> list[str]:
@@ -27,11 +29,13 @@ def reads_fleet(names: Sequence[str]) -> list[str]:
 
 
 class Unseen:
-    """Rules that don't answer what nobody saw. `unknown` are the times at which the fleet isn't known, `past` all but now."""
+    """Rules that don't answer what nobody saw. `unknown` are the times at which the fleet isn't known, `unpictured` those at which
+    workers' images aren't.
+    """
 
-    def __init__(self, rules: Rules, unknown: frozenset[float], past: frozenset[float]) -> None:
+    def __init__(self, rules: Rules, unknown: frozenset[float], unpictured: frozenset[float]) -> None:
         self._rules: BulkRules = in_bulk(rules)
-        self._unknown, self._past = unknown, past
+        self._unknown, self._unpictured = unknown, unpictured | unknown
         self.inputs = rules.inputs
 
     def test(self, expression: Expression, scope: Scope) -> bool | Undecided:
@@ -52,46 +56,63 @@ class Unseen:
 
     def _unseen(self, expression: Expression, scope: Scope) -> Undecided | None:
         at = scope.get("now")
-        if at not in self._past:
+        if at not in self._unpictured:
             return None
         names = [n for n in reads_fleet(self.inputs(expression)) if at in self._unknown or n in _IMAGES]
-        return (
-            Undecided(inputs=tuple((name, _WHY if at in self._unknown else "images of then aren't known") for name in names))
-            if names
-            else None
-        )
+        why = _WHY if at in self._unknown else _NO_IMAGES
+        return Undecided(inputs=tuple((name, why) for name in names)) if names else None
 
 
 def veiled(recording: Recording, policies: PolicySet, rules: Rules) -> tuple[list[Snapshot], Rules, tuple[str, ...]]:
     """The recording's snapshots, rules that don't answer what isn't known of them, and what a reader must know, in sentences."""
-    snapshots = recording.snapshots()
-    past = frozenset(one.at for one in recording.history if one.at < recording.at)
+    past = [one for one in recording.history if one.at < recording.at]
+    images = any(_looks_back(p, rules, 0.0, _images) for p in policies.policies)
+    snapshots = recording.snapshots(images=images)
     if not past:
         return snapshots, rules, ()
-    unknown = frozenset(one.at for one in recording.history if one.seen is None)
-    careful = Unseen(rules, unknown, past)
-    if not unknown:
-        return snapshots, careful, ()
-    told = tuple(p.name for p in policies.policies if p.mode != "off" and _looks_back(p, rules, recording.at - max(unknown)))
-    if any(_follows(p) for p in policies.policies):
+    unknown = frozenset(one.at for one in past if one.seen is None)
+    unpictured = frozenset(one.at for one in past if one.images is None) - unknown
+    careful, remarks = Unseen(rules, unknown, unpictured), list[str]()
+    if unknown and (told := _told(policies, rules, recording.at - max(unknown), reads_fleet)):
+        remarks.append(_remark(max(unknown), told))
+    if unpictured and (told := _told(policies, rules, recording.at - max(unpictured), _images)):
+        remarks.append(_remark_on_images(max(unpictured), told))
+    if unknown and any(_follows(p) for p in policies.policies):
         # what the planner wants is compared with the workers that there were
         snapshots = [_without_pools(s) if s.at in unknown else s for s in snapshots]
-    return snapshots, careful, (_remark(max(unknown), told),) if told else ()
+    return snapshots, careful, tuple(remarks)
 
 
 def _remark(at: float, policies: Sequence[str]) -> str:
     return (
-        f"What the fleet was at {moment(at)} and before isn't known: {_WHY}. Conditions with `for` that read places, states, labels or"
-        f" numbers of workers count as held only since then ({', '.join(sorted(policies))}); sums over a pool are"
+        f"What the fleet was at {moment(at)} and before isn't known: {_WHY}. Conditions with `for` that read places, states, labels,"
+        f" images or numbers of workers count as held only since then ({', '.join(policies)}); sums over a pool are"
         " those of its workers of now"
     )
 
 
-def _looks_back(policy: Policy, rules: Rules, known: float) -> bool:
-    """It has a `for` longer than `known` seconds on what the fleet is."""
+def _remark_on_images(at: float, policies: Sequence[str]) -> str:
+    return (
+        f"How many images workers had at {moment(at)} and before, and how old those were, isn't known: {_NO_IMAGES}. Conditions with `for`"
+        f" that read worker.images or worker.imageAge count as held only since then ({', '.join(policies)})"
+    )
+
+
+def _told(policies: PolicySet, rules: Rules, known: float, read: Callable[[Sequence[str]], list[str]]) -> list[str]:
+    return sorted(p.name for p in policies.policies if _looks_back(p, rules, known, read))
+
+
+def _images(names: Sequence[str]) -> list[str]:
+    return [n for n in names if n in _IMAGES]
+
+
+def _looks_back(policy: Policy, rules: Rules, known: float, read: Callable[[Sequence[str]], list[str]]) -> bool:
+    """It is in force and has a `for` longer than `known` seconds on what is `read`."""
     document = policy.document
+    if policy.mode == "off":
+        return False
     if _follows(policy):
-        return isinstance(document, ReassignmentPolicy) and float(document.spec.for_) > known
+        return read is reads_fleet and isinstance(document, ReassignmentPolicy) and float(document.spec.for_) > known
     asked: list[tuple[Expression | None, float]] = []
     if isinstance(document, RebalancePolicy):
         asked.append((document.spec.when, float(document.spec.for_)))
@@ -99,7 +120,7 @@ def _looks_back(policy: Policy, rules: Rules, known: float) -> bool:
         asked.append((document.spec.when, float(document.spec.for_)))
         if document.spec.revert is not None:
             asked.append((document.spec.revert.when, float(document.spec.revert.for_)))
-    return any(when is not None and lasts > known and bool(reads_fleet(rules.inputs(when))) for when, lasts in asked)
+    return any(when is not None and lasts > known and bool(read(rules.inputs(when))) for when, lasts in asked)
 
 
 def _follows(policy: Policy) -> bool:

@@ -304,19 +304,18 @@ class Deciding:
             return ()
         return (partial(_asked, self, policy, worker, gate, expression),)
 
-    def earlier(self, policy: Policy, graph: str, when: Expression) -> list[tuple[float, bool | None]]:
-        """What a condition on a graph was in each earlier snapshot, with their times, oldest first; None: it had no answer. A snapshot is
-        asked once, for however many decisions it is kept.
+    def earlier(self, policy: Policy, graph: str, when: Expression) -> list[tuple[float, bool | Undecided]]:
+        """What a condition on a graph was in each earlier snapshot, with their times, oldest first. A snapshot is asked once, for however
+        many decisions it is kept.
         """
         return [(w.at, self._was(s, policy, graph, when)) for w, s in zip(self.worlds[:-1], self._all_scopes[:-1], strict=True)]
 
-    def _was(self, scopes: Scopes, policy: Policy, graph: str, when: Expression) -> bool | None:
+    def _was(self, scopes: Scopes, policy: Policy, graph: str, when: Expression) -> bool | Undecided:
         key = (id(policy), when.text, graph)
         known = scopes.answers.get(key)
         if known is not None and known[0] is policy and known[1] is self.rules:
             return known[2]
-        answer = self.rules.test(when, scopes.graph(policy, graph))
-        found = None if isinstance(answer, Undecided) else answer
+        found = self.rules.test(when, scopes.graph(policy, graph))
         scopes.answers[key] = (policy, self.rules, found)
         return found
 

@@ -6,6 +6,8 @@ from statistics import median
 
 import msgspec
 
+from shunter.decide.gates import missing
+from shunter.model.expression import Undecided
 from shunter.model.policy import PolicySet, ReassignmentPolicy, RebalancePolicy
 
 MIN_TOLERANCE = 5.0
@@ -33,11 +35,11 @@ def tolerance(times: Sequence[float]) -> float:
     return max(MIN_TOLERANCE, STEPS * median(steps)) if steps else MIN_TOLERANCE
 
 
-def held(answers: Sequence[tuple[float, bool | None]], now: float, needed: float) -> Held:
+def held(answers: Sequence[tuple[float, bool | Undecided | None]], now: float, needed: float) -> Held:
     """Whether the newest unbroken run of True reaches back `needed` seconds.
 
-    `answers` are (time, answer) of each snapshot, oldest first; None is an undecided answer, and breaks the run like False. The run ends
-    with the newest snapshot, not with `now`: what wasn't looked at hasn't held.
+    `answers` are (time, answer) of each snapshot, oldest first; an undecided answer, or None, breaks the run like False. The run ends with
+    the newest snapshot, not with `now`: what wasn't looked at hasn't held.
     """
     if not answers or answers[-1][1] is not True:
         return Held(since=None, remaining=needed, why="it doesn't hold now")
@@ -53,11 +55,15 @@ def held(answers: Sequence[tuple[float, bool | None]], now: float, needed: float
             broken, begun = f"a gap of {since - at:g} s in the snapshots before it", True
             break
         if answer is not True:
-            broken, begun = ("it was undecided before" if answer is None else "it didn't hold before"), True
+            broken, begun = ("it didn't hold before" if answer is False else _undecided(answer)), True
             break
         since = at
     remaining = max(0.0, needed - (newest - since))
     return Held(since=since, remaining=remaining, begun=begun, why=f"not long enough seen: {broken}" if remaining > 0 else "")
+
+
+def _undecided(answer: Undecided | None) -> str:
+    return f"it was undecided before ({missing(answer)})" if answer is not None else "it was undecided before"
 
 
 def horizon(policies: PolicySet) -> float:

@@ -118,13 +118,13 @@ def _leaver(d: Deciding, policy: Policy, worker: Worker) -> Leaver | None:
     return None
 
 
-def _answers(d: Deciding, policy: Policy, worker: Worker) -> list[tuple[float, bool | None]]:
+def _answers(d: Deciding, policy: Policy, worker: Worker) -> list[tuple[float, bool | Undecided | None]]:
     """What `when` was in each snapshot, oldest first, true now; no further back than to where it last wasn't true."""
     when = spec_of(policy).when
-    found: deque[tuple[float, bool | None]] = deque([(d.world.at, True)])
+    found: deque[tuple[float, bool | Undecided | None]] = deque([(d.world.at, True)])
     for at, scope in reversed(d.worker_series(policy, worker.id)[:-1]):
         answer = d.rules.test(when, scope) if scope is not None else None
-        found.appendleft((at, answer if isinstance(answer, bool) else None))
+        found.appendleft((at, answer))
         if answer is not True:
             break
     return list(found)

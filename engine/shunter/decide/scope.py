@@ -6,7 +6,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 from shunter.decide.world import AWAY, STANDING, World, in_order
-from shunter.model.expression import Rules, Scope, Value
+from shunter.model.expression import Rules, Scope, Undecided, Value
 from shunter.model.ids import WorkerId, pool_id
 from shunter.model.policy import MetricInput, Policy
 from shunter.model.sample import Known, Missing, Sample, Stale, say
@@ -139,7 +139,7 @@ class Scopes:
         self._pools: dict[str, Pools] = {}
         self._nodes: dict[str, dict[str, Value]] = {}
         self.now: Final = world.at
-        self.answers: dict[tuple[int, str, str], tuple[Policy, Rules, bool | None]] = {}
+        self.answers: dict[tuple[int, str, str], tuple[Policy, Rules, bool | Undecided]] = {}
         """What conditions on graphs came out as, by the policy's identity, the condition and the graph: to be looked up and added to."""
         self._now: dict[str, Value] = {"now": world.at}
 
