@@ -1,11 +1,12 @@
 """A preview: what the engine would decide, from the same inputs by the same function, without carrying it out."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
+from shunter.app.again import rates_of
 from shunter.app.assumed import Assumed
 from shunter.app.looking import Seen, look, look_again
 from shunter.app.policies import PolicyFeed
@@ -22,6 +23,7 @@ from shunter.model.expression import Rules
 from shunter.model.plan import Evaluation
 from shunter.model.policy import PolicySet
 from shunter.model.snapshot import Snapshot
+from shunter.report.kept import Rate
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +34,8 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     policies: PolicySet
     unreachable: tuple[Problem, ...] = ()
     remarks: tuple[str, ...] = ()
+    again: Mapping[str, Rate] = {}
+    """How fast workers compute context again, by GPU model."""
     recording: Recording | None = None
     """All that it was decided on; None only where a test made the preview."""
 
@@ -69,6 +73,7 @@ def decided(policies: PolicySet, seen: Seen, profile: Profile | None = None, rul
         policies=policies,
         unreachable=seen.unreachable,
         remarks=(*seen.remarks, *unseen),
+        again=rates_of(policies, snapshots[-1].fleet),
         recording=recording,
     )
 

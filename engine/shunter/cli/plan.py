@@ -118,14 +118,14 @@ def _settings(config: Path | None, directory: Path | None) -> Settings:
 def _show(seen: Preview, output: Format, link: str) -> None:
     problems = (*seen.policies.problems, *seen.unreachable)
     if output is Format.MARKDOWN:
-        page = plan_markdown(seen.evaluation, seen.snapshot, problems=problems, remarks=seen.remarks, link=link)
+        page = plan_markdown(seen.evaluation, seen.snapshot, problems=problems, remarks=seen.remarks, link=link, again=seen.again)
         typer.echo(page, nl=False)
         return
     if output is Format.JSON:
-        for part in plan_json_parts(seen.evaluation, seen.snapshot):
+        for part in plan_json_parts(seen.evaluation, seen.snapshot, seen.again):
             typer.echo(part, nl=False)
     else:
-        plan_text(seen.evaluation, seen.snapshot, Console(width=None if sys.stdout.isatty() else 140))
+        plan_text(seen.evaluation, seen.snapshot, Console(width=None if sys.stdout.isatty() else 140), seen.again)
     for problem in problems:
         typer.echo(f"warning: {problem}", err=True)
     for remark in seen.remarks:

@@ -1,14 +1,14 @@
 """A plan as a pull request's comment: the verdict, the counts, the ten changes that matter most, and the rest folded."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from shunter.model.errors import Problem
 from shunter.model.finding import Finding, Verdict
 from shunter.model.plan import Evaluation, OperationKind, PlannedOperation
 from shunter.model.snapshot import Snapshot
-from shunter.report.kept import Kept, kept
+from shunter.report.kept import Rate, kept, kept_line
 from shunter.report.markdown import LIMIT, code, escaped, page, table
 from shunter.report.marks import Marks
 from shunter.report.plan import budget_lines, headline
@@ -44,14 +44,18 @@ def plan_markdown(
     problems: Sequence[Problem] = (),
     remarks: Sequence[str] = (),
     link: str = "",
+    again: Mapping[str, Rate] | None = None,
     limit: int = LIMIT,
 ) -> str:
-    """At most `limit` bytes of Markdown. `problems` are of policy files and of silent nodes; `link` leads to the whole."""
+    """At most `limit` bytes of Markdown. `problems` are of policy files and of silent nodes; `link` leads to the whole; `again` as in
+    `kept`.
+    """
     plan, marks = evaluation.plan, Marks(snapshot.fleet)
     real = [o for o in plan.operations if not o.preview]
     before = [MARK, f"### Shunter: {_verdict(real)}", ""]
     before += [f"Policies at {code(short(plan.commit))}, fleet and metrics at {moment(plan.at)}, snapshot {code(snapshot.id[:19])}.", ""]
-    before += [_counts(evaluation), *_kept(kept(real, snapshot))]
+    before += [_counts(evaluation)]
+    before += ["", alive] if (alive := kept_line(kept(real, snapshot, again))) else []
     for remark in remarks[:_PROBLEMS]:
         before += ["", f"> {escaped(_cut(remark))}."]
     if marks.nodes:
@@ -105,14 +109,6 @@ def _budgets(evaluation: Evaluation) -> list[str]:
     if len(lines) > _MOST:
         shown.append(f"- and {len(lines) - _MOST:,} more")
     return ["", "**Budgets**", "", *shown] if shown else []
-
-
-def _kept(found: Kept) -> list[str]:
-    if not found.workers:
-        return []
-    unknown = f", as far as it is known: {found.unknown:,} of them can't be told" if found.unknown else ""
-    kept_now = f"{found.sessions:,.0f} sessions with {found.tokens:,.0f} tokens of context"
-    return ["", f"{kept_now} on {count(found.workers, 'decode worker')} stay alive{unknown}."]
 
 
 def _problems(problems: Sequence[Problem]) -> list[str]:

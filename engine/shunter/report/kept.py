@@ -1,6 +1,8 @@
-"""What operations keep alive: sessions and tokens of context of the workers that move, park or come back, as far as metrics tell."""
+"""What operations keep alive: sessions and tokens of context of the workers that move, park or come back, as far as metrics tell, and what
+it would take to compute that context again.
+"""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -8,32 +10,82 @@ import msgspec
 from shunter.model.ids import WorkerId
 from shunter.model.plan import OperationKind, PlannedOperation
 from shunter.model.sample import Known
-from shunter.model.snapshot import Snapshot
+from shunter.model.snapshot import Slot, Snapshot
+from shunter.report.words import count
 
 _CARRIES: Final = (OperationKind.MOVE, OperationKind.PARK)
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over `workers` decode workers; `unknown` of them have no value for one of the two, and count as nothing in it."""
+class Rate(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast workers on a GPU model compute context again: `tokens_per_s`, of a whole worker or (`per_gpu`) of each of its GPUs; `basis`
+    says whose figure that is.
+    """
+
+    tokens_per_s: float
+    per_gpu: bool
+    basis: str
+
+    def gpu_seconds(self, tokens: float, gpus: int) -> float:
+        """GPUs x tokens / rate, for a worker with that many GPUs."""
+        return tokens / self.tokens_per_s * (1 if self.per_gpu else gpus)
+
+    def __str__(self) -> str:
+        return f"{self.tokens_per_s:,.0f} tokens a second and {'GPU' if self.per_gpu else 'worker'}, {self.basis}"
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Sums over `workers` decode workers; `unknown` of them have no value for one of the two, and count as nothing in it.
+
+    `gpu_seconds` is what it would take to compute the tokens again, None where no worker has GPUs whose rate is known; `rates` says by what
+    figures, in words.
+    """
 
     workers: int = 0
     sessions: float = 0.0
     tokens: float = 0.0
     unknown: int = 0
+    gpu_seconds: float | None = None
+    rates: tuple[str, ...] = ()
 
 
-def kept(operations: Iterable[PlannedOperation], snapshot: Snapshot) -> Kept:
-    """What these operations keep that stopping their workers would lose. A worker counts once."""
-    roles = {w.id: w.role for w in snapshot.fleet.workers}
-    carried = {o.worker for o in operations if o.kind in _CARRIES and roles.get(o.worker) == "decode"}
-    sessions = [_value(snapshot, worker, "sessions") for worker in sorted(carried)]
-    tokens = [_value(snapshot, worker, "kvTokens") for worker in sorted(carried)]
+def kept(operations: Iterable[PlannedOperation], snapshot: Snapshot, again: Mapping[str, Rate] | None = None) -> Kept:
+    """What these operations keep that stopping their workers would lose. A worker counts once. `again` is by GPU model."""
+    workers = {w.id: w for w in snapshot.fleet.workers}
+    carried = sorted({o.worker for o in operations if o.kind in _CARRIES and o.worker in workers and workers[o.worker].role == "decode"})
+    slots = {slot.id: slot for node in snapshot.fleet.nodes for slot in node.slots}
+    sessions, tokens, unknown, spent = 0.0, 0.0, 0, 0.0
+    used: dict[str, None] = {}
+    for worker in carried:
+        its, held = _value(snapshot, worker, "sessions"), _value(snapshot, worker, "kvTokens")
+        sessions, tokens, unknown = sessions + (its or 0.0), tokens + (held or 0.0), unknown + (its is None or held is None)
+        slot: Slot | None = slots.get(at) if (at := workers[worker].slot) else None
+        rate = (again or {}).get(slot.gpu_model) if slot is not None and slot.gpus else None
+        if slot is not None and rate is not None and held is not None:
+            spent += rate.gpu_seconds(held, slot.gpus)
+            used[str(rate)] = None
     return Kept(
         workers=len(carried),
-        sessions=sum(v for v in sessions if v is not None),
-        tokens=sum(v for v in tokens if v is not None),
-        unknown=sum(s is None or t is None for s, t in zip(sessions, tokens, strict=True)),
+        sessions=sessions,
+        tokens=tokens,
+        unknown=unknown,
+        gpu_seconds=spent if used else None,
+        rates=tuple(used),
     )
+
+
+def kept_line(found: Kept) -> str:
+    """In a sentence; empty where no decode worker is carried."""
+    if not found.workers:
+        return ""
+    if found.unknown == found.workers and not found.sessions and not found.tokens:
+        who = "1 decode worker stays" if found.workers == 1 else f"{found.workers:,} decode workers stay"
+        return f"{who} alive, and all the context there; how much that is isn't known."
+    unknown = f", as far as it is known: {found.unknown:,} of them can't be told" if found.unknown else ""
+    what = f"{count(round(found.sessions), 'session')} with {count(round(found.tokens), 'token')} of context"
+    told = f"{what} on {count(found.workers, 'decode worker')} stay alive{unknown}."
+    if found.gpu_seconds is None:
+        return told
+    return f"{told} Computing that context again would take {found.gpu_seconds:,.3g} GPU-seconds ({'; '.join(found.rates)})."
 
 
 def _value(snapshot: Snapshot, worker: WorkerId, field: str) -> float | None:

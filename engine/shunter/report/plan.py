@@ -12,6 +12,7 @@ from shunter.model.ids import OperationId
 from shunter.model.plan import Estimate, Evaluation, OperationKind, PlannedOperation
 from shunter.model.sample import say
 from shunter.model.snapshot import Snapshot
+from shunter.report.kept import Rate, kept, kept_line
 from shunter.report.marks import Marks
 from shunter.report.words import Page, count, moment, short, size, span
 
@@ -27,11 +28,15 @@ _MOST: Final = 50
 """Findings of one verdict that are shown in full."""
 
 
-def plan_text(evaluation: Evaluation, snapshot: Snapshot, console: Console) -> None:
-    """Write the plan to the console. What a preview policy decides, and what is on nodes that only pretend, is marked on its line."""
+def plan_text(evaluation: Evaluation, snapshot: Snapshot, console: Console, again: Mapping[str, Rate] | None = None) -> None:
+    """Write the plan to the console. What a preview policy decides, and what is on nodes that only pretend, is marked on its line. `again`
+    as in `kept`.
+    """
     page, marks, plan = Page(console), Marks(snapshot.fleet), evaluation.plan
     page.title(f"Plan at {moment(plan.at)}, policies at {short(plan.commit)}")
     page.line(_counts(evaluation), indent=2, hang=2)
+    if alive := kept_line(kept((o for o in plan.operations if not o.preview), snapshot, again)):
+        page.line(alive, indent=2, hang=2)
     if marks.nodes:
         page.line(f"pretend: nothing really moves on {', '.join(sorted(marks.nodes))}", indent=2, hang=2, style="yellow")
     numbers = _numbers(plan.operations)

@@ -1,20 +1,23 @@
 """A plan for a pull request: within a forge's limit, with nothing that a name could turn into markup."""
 
+import json
 import re
 from random import Random
 
 import msgspec
 import pytest
-from report_world import CHECKPOINT, EVERYTHING, FINDINGS, MOVE, SNAPSHOT, evaluation, worker
+from report_world import CHECKPOINT, EVERYTHING, FINDINGS, FLEET, MOVE, SNAPSHOT, evaluation, worker
 from shunter.model.errors import Place, Problem
 from shunter.model.finding import Evidence, Finding, Verdict
 from shunter.model.ids import OperationId, PolicyName, WorkerId
 from shunter.model.sample import Known
 from shunter.model.snapshot import Samples
 from shunter.report.comment import MARK, plan_markdown
-from shunter.report.kept import Kept, kept
+from shunter.report.json import plan_json
+from shunter.report.kept import Kept, Rate, kept, kept_line
 from shunter.report.markdown import LIMIT, code, escaped, page
-from test_report_text import same_as_golden
+from shunter.report.plan import plan_text
+from test_report_text import printed, same_as_golden
 
 KNOWN = {
     "decode-0": {
@@ -143,3 +146,36 @@ def test_what_is_kept_counts_a_decode_worker_once_and_says_what_is_not_known() -
     moves = [msgspec.structs.replace(MOVE, worker=WorkerId(w)) for w in ("decode-0", "decode-0", "decode-1", "prefill-0")]
     assert kept(moves, seen) == Kept(workers=2, sessions=3, tokens=5120, unknown=1)
     assert kept([CHECKPOINT], seen) == Kept()
+
+
+B200 = Rate(tokens_per_s=18_000.0, per_gpu=True, basis="a public figure")
+OWN = Rate(tokens_per_s=40_000.0, per_gpu=False, basis="as ours says")
+
+
+@pytest.mark.parametrize(("rate", "seconds"), [(B200, 5120 / 18_000), (OWN, 5120 / 40_000 * 8)])
+def test_what_it_would_take_to_compute_the_context_again(rate: Rate, seconds: float) -> None:
+    """GPUs x tokens / the rate of the whole worker; or tokens / the rate of one GPU, however many share them."""
+    nodes = tuple(
+        msgspec.structs.replace(n, slots=tuple(msgspec.structs.replace(s, gpu_model="B200", gpus=8) for s in n.slots)) for n in FLEET.nodes
+    )
+    seen = msgspec.structs.replace(SEEN, fleet=msgspec.structs.replace(FLEET, nodes=nodes))
+    found = kept([MOVE], seen, {"B200": rate})
+    assert found.gpu_seconds == pytest.approx(seconds)
+    assert found.rates == (str(rate),)
+    line = kept_line(found)
+    assert line.startswith(
+        "3 sessions with 5,120 tokens of context on 1 decode worker stay alive. Computing that context again would take "
+    )
+    assert f"{seconds:,.3g} GPU-seconds ({rate})." in line
+    assert line in " ".join(printed(lambda console: plan_text(evaluation(MOVE), seen, console, {"B200": rate}), 500).split())
+    told = json.loads(plan_json(evaluation(MOVE), seen, {"B200": rate}))["kept"]
+    assert (told["sessions"], told["tokens"], told["gpuSeconds"]) == (3.0, 5120.0, pytest.approx(seconds))
+
+
+def test_without_gpus_or_a_rate_no_gpu_seconds_are_made_up() -> None:
+    for again in ({}, {"H100": B200}):
+        found = kept([MOVE], SEEN, again)
+        assert found.gpu_seconds is None
+        assert kept_line(found) == "3 sessions with 5,120 tokens of context on 1 decode worker stay alive."
+    assert kept_line(kept([MOVE], SNAPSHOT)) == "1 decode worker stays alive, and all the context there; how much that is isn't known."
+    assert kept_line(Kept()) == ""
