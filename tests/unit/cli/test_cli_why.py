@@ -219,6 +219,10 @@ def test_a_recorded_snapshot_is_the_one_that_was_decided_on(look, tmp_path: Path
     assert read_snapshot(tmp_path / "fleet.json").id == what.snapshot.id
     assert execute(["snapshot", "-"]) == 0
     assert capsysbinary.readouterr().out == (tmp_path / "fleet.json").read_bytes() + b"\n"
+    assert execute(["snapshot", "save", "again.json"]) == 0
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "fleet.json").read_bytes()
+    assert [execute(["snapshot", *wrong]) for wrong in (["save"], ["a.json", "b.json"])] == [2, 2]
+    capsysbinary.readouterr()
     (tmp_path / "p.yaml").write_bytes(POLICIES.replace(b"role: prefill", b"graph: tinny"))
     assert execute(["validate", "p.yaml", "--fleet", "fleet.json"]) == 0
     assert b"SH143 warning: the fleet has no graph tinny" in capsysbinary.readouterr().out
