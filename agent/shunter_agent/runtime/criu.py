@@ -161,7 +161,7 @@ class CriuRuntime:
         else:
             self._cuda.give_back(taken, process)
 
-    def _dump(self, process: Process, network: Network, folder: Path, on_frozen: Callable[[float], None]) -> holds.CriuFrozen:
+    def _dump(self, process: Process, network: Network, folder: Path, on_frozen: Callable[[float], None]) -> Frozen:
         began = time.monotonic()
         frozen_at = self._clock()
 

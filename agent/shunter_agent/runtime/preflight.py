@@ -65,16 +65,17 @@ def _status(pid: int) -> dict[str, str]:
     return {name: value.strip() for name, _mark, value in (line.partition(":") for line in text.splitlines())}
 
 
-def check(process: Process, *, ghost_limit: int) -> tuple[Problem, ...]:
+def check(process: Process, *, ghost_limit: int, contained: bool = False) -> tuple[Problem, ...]:
     """Everything known against a dump of this process tree; empty when nothing is. `ghost_limit`: bytes of an unlinked file that fit in.
+    `contained`: it lives in a container, which is dumped with its mounts.
 
     A tree changes while it is looked at: what has been closed or has ended meanwhile is left out.
     """
     if not processes.find(process):
         return (processes.gone(process.pid),)
     pids = processes.tree(process.pid)
-    found = [*_of_root(process.pid), *_of_namespace(process.pid)]
-    opened = [file for pid in pids for file in _open_files(pid)]
+    found = [*_of_root(process.pid), *(() if contained else _of_namespace(process.pid))]
+    opened = [file for pid in pids for file in open_files(pid)]
     for file in opened:
         found.extend(_of_file(file, ghost_limit))
     for pid in pids:
@@ -117,7 +118,8 @@ def _of_namespace(pid: int) -> Iterator[Problem]:
         )
 
 
-def _open_files(pid: int) -> Iterator[File]:
+def open_files(pid: int) -> Iterator[File]:
+    """What a process has open; nothing when it is gone."""
     try:
         names = os.listdir(f"/proc/{pid}/fd")
     except OSError:

@@ -40,8 +40,7 @@ worker() {
   done
 } 2>/dev/null
 trap 'worker; code=0; [ -n "$found" ] || exit 0; kill -TERM $found' TERM
-trap 'exit 0' USR2
-trap 'exit 1' USR1
+trap 'lived=1' HUP
 while :; do
   worker
   if [ -n "$found" ]; then lived=1; elif [ -n "$lived" ]; then exit "${code:-1}"; fi
@@ -52,9 +51,8 @@ done
 PLACEHOLDER: Final = ("/bin/sh", "-c", _WAIT)
 """Command of a container that waits for its worker, instead of the command of the worker's own; it needs a `sh` and a `sleep`.
 
-An agent restores the worker into a PID namespace within the container's. SIGTERM goes on to the worker, as it would if that were process 1
-of the container; the container ends when the worker does: with 0 when it was asked to end or its agent says that it ended well (SIGUSR2), else
-with 1. Only without an agent that says so it takes a second.
+An agent restores the worker into a PID namespace within the container's, and says so by SIGHUP. SIGTERM goes on to the worker, as it would
+if that were process 1 of the container. The container ends within a second of the worker: with 0 when it was asked to end, else with 1.
 """
 
 _GRAPH: Final = "nvidia.com/dynamo-graph-deployment-name"

@@ -1,0 +1,415 @@
+"""Workers in containers that others have started: dumped from outside, restored into the container of a placeholder.
+
+The dump takes the container's PID and mount namespaces; its mounts are named, and not taken. The restore happens within the placeholder:
+its network, host name, IPC, cgroup and, for a PID namespace of the worker's own within it, PID namespace; each mount that the image names
+is the placeholder's own of that name. So the kubelet's container is the worker's: its limits hold, its log is the worker's, and its end
+ends it. See docs/decisions for why, and for what is left behind.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from shunter.model.errors import Problem, Rejected
+from shunter.model.pod import Pod
+
+from shunter_agent.runtime import containers_check as checks
+from shunter_agent.runtime import containers_files as files
+from shunter_agent.runtime import containers_links as links
+from shunter_agent.runtime import containers_volumes as volumes
+from shunter_agent.runtime import criu_rpc_pb2 as rpc
+from shunter_agent.runtime import holds, preflight, swrk
+from shunter_agent.runtime import process as processes
+from shunter_agent.runtime.containers_mounts import Namespaces, Root, beside, within
+from shunter_agent.runtime.containers_mounts import of as mounts_of
+from shunter_agent.runtime.criu import GHOST_LIMIT, CriuRuntime, Way
+from shunter_agent.runtime.cuda.node import CudaNode
+from shunter_agent.runtime.namespaces import network_of
+from shunter_agent.runtime.network import Uplink
+from shunter_agent.runtime.pods import Container, Pods, inner_pids, pids_in
+from shunter_agent.runtime.port import Frozen, Held, Network, Process, WorkerSpec
+
+NOTE: Final = "container.json"
+CARRY: Final = 1 << 30
+"""Bytes of files that go along with a worker, if nothing else is set."""
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """What an image of a container says of it. `standard`: the pipes that led out of it, and which standard stream each is; `label`: what
+    the kernel's security module called it (empty: none); `gone`: see `containers_files`."""
+
+    pod: Pod
+    image: str
+    points: tuple[str, ...]
+    standard: dict[str, int]
+    addresses: tuple[str, ...]
+    label: str
+    gone: files.Gone = files.Gone()
+
+
+class PodNetwork:
+    """Implements `port.Network` for a worker in a pod: whoever made the pod has made it, and removes it with the pod."""
+
+    def __init__(self, netns: int) -> None:
+        """`netns` is this object's own from here on."""
+        self._netns: int | None = netns
+        shared = os.stat("/proc/1/ns/net")
+        about = os.fstat(netns)
+        self.own = (about.st_dev, about.st_ino) != (shared.st_dev, shared.st_ino)
+
+    @property
+    def netns(self) -> int | None:
+        """The pod's network namespace as a descriptor. None once it was let go of."""
+        return self._netns
+
+    def connect(self) -> None:
+        """See `port.Network`. A pod is connected all the time, by an address that is no other pod's."""
+
+    def disconnect(self) -> None:
+        """See `port.Network`."""
+
+    def elsewhere(self) -> bool:
+        """See `port.Network`: its address is this pod's alone, and doesn't go along with the worker."""
+        return False
+
+    def destroy(self) -> None:
+        """See `port.Network`. Lets go of it."""
+        if self._netns is not None:
+            os.close(self._netns)
+            self._netns = None
+
+
+class PodFrozen:
+    """Implements `port.Frozen`, with the worker's connections with others, whose peers are told when it is released."""
+
+    def __init__(self, inner: Frozen, outside: links.Outside, network: Network) -> None:
+        """`outside` is this object's own from here on."""
+        self.dump = inner.dump
+        self._inner, self._outside, self._network = inner, outside, network
+
+    def alive(self) -> bool:
+        """See `port.Frozen`."""
+        return self._inner.alive()
+
+    def thaw(self) -> None:
+        """See `port.Frozen`. Raises Unknown SH711."""
+        self._outside.close()
+        self._inner.thaw()
+
+    def release(self) -> None:
+        """See `port.Frozen`. Raises Rejected SH708, Unknown SH707: then no peer hears anything from here."""
+        try:
+            self._inner.release()
+        except BaseException:
+            self._outside.close()
+            raise
+        holds.sweep_lock(self._network, None)  # or the dump's lock would keep the resets back
+        self._outside.reset()
+
+
+class PodHeld:
+    """Implements `port.Held`; tells the placeholder that its worker has come."""
+
+    def __init__(self, inner: Held, home: Process) -> None:
+        """`home`: the placeholder's process 1."""
+        self.process = inner.process
+        self._inner, self._home = inner, home
+
+    def resume(self) -> Process:
+        """See `port.Held`. Raises Rejected SH702, SH708, of GPUs SH741."""
+        copy = self._inner.resume()
+        if processes.find(self._home):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._home.pid, signal.SIGHUP)  # to one that doesn't know it, it means nothing: it is a process 1
+        return copy
+
+    def abort(self) -> None:
+        """See `port.Held`. Raises Rejected SH708, Unknown SH707."""
+        self._inner.abort()
+
+
+class ContainerRuntime(CriuRuntime):
+    """Implements `port.Runtime` for workers in pods, and is a `CriuRuntime` for all others."""
+
+    def __init__(
+        self,
+        criu: Path,
+        uplink: Uplink,
+        pods: Pods,
+        stage: Path,
+        *,
+        carry: int = CARRY,
+        keep_streams: bool = False,
+        clock: Callable[[], float] = time.time,
+        cuda: CudaNode | None = None,
+    ) -> None:
+        """`stage`: a folder of this agent's alone, made if it is missing, for what a restore needs while it lasts. `carry`: bytes of files
+        that may go along with a worker. `keep_streams`: refuse to move one that has connections with others. Raises as `CriuRuntime`."""
+        super().__init__(criu, uplink, clock, cuda)
+        self.pods = pods
+        self._stage = stage
+        self._carry, self._keep_streams = carry, keep_streams
+
+    def network(self, spec: WorkerSpec, process: Process | None = None) -> Network:
+        """See `port.Runtime`. Of a worker that comes to a pod: its placeholder's. Raises Rejected SH750, SH751; Retry SH706, SH760."""
+        if spec.pod is None:
+            return super().network(spec, process)
+        home = process or self.pods.find(spec.pod).init
+        try:
+            return PodNetwork(network_of(home.pid))
+        except OSError as error:
+            raise Rejected(processes.gone(home.pid)) from error
+
+    def check(self, process: Process, spec: WorkerSpec) -> tuple[Problem, ...]:
+        """See `port.Runtime`. Codes besides a `CriuRuntime`'s: SH752 to SH756, SH761."""
+        if spec.pod is None:
+            return super().check(process, spec)
+        return (
+            *preflight.check(process, ghost_limit=GHOST_LIMIT, contained=True),
+            *checks.check(process, spec.pod.uid, carry=self._carry, keep_streams=self._keep_streams),
+            *self._cuda.check(process, spec),
+        )
+
+    # -- at the source
+
+    def freeze(self, process: Process, spec: WorkerSpec, network: Network, folder: Path, on_frozen: Callable[[float], None]) -> Frozen:
+        """See `port.Runtime`. Raises besides Rejected SH754, SH755."""
+        if isinstance(network, PodNetwork) and spec.pod is not None:
+            self._note(process, spec.pod, network, folder)
+        return super().freeze(process, spec, network, folder, on_frozen)
+
+    def _note(self, process: Process, pod: Pod, network: PodNetwork, folder: Path) -> None:
+        """What of the container doesn't change while it runs, and the pipes that lead out of it."""
+        try:
+            opened = [file for pid in processes.tree(process.pid) for file in preflight.open_files(pid)]
+            image = self.pods.find(pod).image
+            note = Note(
+                pod=pod,
+                image=image,
+                points=tuple(volumes.points(volumes.of(process.pid, pod.uid))),
+                standard=checks.standard(process, opened),
+                addresses=links.addresses(network.netns) if network.own else (),
+                label=_label(process.pid),
+            )
+            (folder / NOTE).write_bytes(msgspec.json.encode(note))
+        except OSError as error:
+            raise Rejected(_unseen(process, str(error))) from error
+
+    def _way_out(self, process: Process, network: Network, folder: Path) -> Way:
+        if not isinstance(network, PodNetwork):
+            return super()._way_out(process, network, folder)
+        note = read(folder)
+        assert note is not None  # `freeze` has just written it
+
+        def place(spawn: Callable[[], "subprocess.Popen[bytes]"]) -> "subprocess.Popen[bytes]":
+            spaces = Namespaces(process.pid)
+            try:
+                if not processes.find(process):
+                    raise ProcessLookupError(f"process {process.pid} is gone")
+                return beside(spaces, spawn)
+            finally:
+                spaces.close()
+
+        external = [f"mnt[{point}]:{point}" for point in dict.fromkeys(note.points)]
+        return Way(place, {**_MOUNTED, "external": external, "tcp_skip_in_flight": True})
+
+    def _dump(self, process: Process, network: Network, folder: Path, on_frozen: Callable[[float], None]) -> Frozen:
+        frozen = super()._dump(process, network, folder, on_frozen)
+        if not isinstance(network, PodNetwork):
+            return frozen
+        try:
+            self._take_along(process, folder)
+            outside = links.Outside(processes.tree(process.pid))
+        except (OSError, tarfile.TarError) as error:
+            frozen.thaw()
+            raise Rejected(_unseen(process, str(error))) from error
+        except BaseException:
+            frozen.thaw()
+            raise
+        return PodFrozen(frozen, outside, network)
+
+    def _take_along(self, process: Process, folder: Path) -> None:
+        note = read(folder)
+        assert note is not None  # `freeze` has written it
+        found = volumes.of(process.pid, note.pod.uid)
+        if found[0].mount.writable and volumes.upper(found) is None:
+            raise Rejected(_unseen(process, f"its root is {found[0].mount.kind}, not an overlay that this node's runtime has mounted"))
+        with volumes.trees(found, process.pid) as trees:
+            size = files.size(trees, note.points)
+            if size > self._carry:
+                raise Rejected(checks.too_much(size, self._carry, process))
+            gone = files.pack(trees, note.points, folder / files.ARCHIVE)
+        (folder / NOTE).write_bytes(msgspec.json.encode(msgspec.structs.replace(note, gone=gone)))
+
+    # -- at the destination
+
+    def restore(self, spec: WorkerSpec, network: Network, folder: Path, born: Callable[[Process], None] = lambda _process: None) -> Held:
+        """See `port.Runtime`. Raises besides Rejected SH750, SH757, Retry SH760."""
+        if spec.pod is None:
+            return super().restore(spec, network, folder, born)
+        home = self.pods.find(spec.pod)
+        return PodHeld(super().restore(spec, network, folder, born), home.init)
+
+    @contextlib.contextmanager
+    def _way_in(self, spec: WorkerSpec, network: Network, folder: Path) -> Iterator[Way]:
+        note = read(folder)
+        if note is None and not isinstance(network, PodNetwork):
+            with super()._way_in(spec, network, folder) as way:
+                yield way
+            return
+        if note is None or spec.pod is None or not isinstance(network, PodNetwork):
+            of = "a container" if note else "a worker without a container"
+            raise Rejected(_unfit(spec, f"the image is of {of}, and is to go {'into a pod' if spec.pod else 'without one'}"))
+        home = self.pods.find(spec.pod)
+        against = differences(note, home)
+        if against:
+            raise Rejected(_unfit(spec, "; ".join(against)))
+        with contextlib.ExitStack() as stack:
+            try:
+                way = self._moved_in(spec, note, home, network, folder, stack)
+            except (OSError, ValueError, tarfile.TarError) as error:
+                raise Rejected(_unfit(spec, f"its files or its connections can't be put there: {error}")) from error
+            yield way
+
+    def _moved_in(
+        self, spec: WorkerSpec, note: Note, home: Container, network: PodNetwork, folder: Path, stack: contextlib.ExitStack
+    ) -> Way:
+        self._stage.mkdir(mode=0o700, parents=True, exist_ok=True)
+        top = Path(tempfile.mkdtemp(prefix="root-", dir=self._stage))
+        stack.callback(top.rmdir)
+        sockets = self._stage / f"{top.name}.img"
+        stack.callback(sockets.unlink, missing_ok=True)
+        there = links.addresses(network.netns) if network.own else ()
+        _closed, unmovable = links.rewrite(folder, sockets, links.moves(note.addresses, there) if network.own else {})
+        if unmovable:
+            bound = ", ".join(f"{one.address}:{one.port}" for one in unmovable)
+            raise Rejected(_unfit(spec, f"it has sockets bound to {bound}, and the placeholder has {', '.join(there) or 'no address'}"))
+        _unpack(note, home, folder)
+        streams = {target: _stream(home, number) for target, number in note.standard.items() if number >= 0}
+        for descriptor in streams.values():
+            stack.callback(os.close, descriptor)
+        return Way(
+            _inside(home, top, (folder / links.FILES, sockets)),
+            {
+                **_MOUNTED,
+                "images_dir_fd": -1,  # CRIU, in another PID namespace, couldn't tell whose it is
+                "images_dir": str(folder.absolute()),
+                "root": str(top),
+                "external": [f"mnt[{point}]:{top}{point}" for point in dict.fromkeys(note.points)],
+                "inherit_fd": [rpc.InheritFd(key=target, fd=descriptor) for target, descriptor in streams.items()],
+                "network_lock": rpc.SKIP,
+            },
+            tuple(streams.values()),
+            lambda pid: outer_pid(home, pid),
+        )
+
+
+_MOUNTED: Final = {"manage_cgroups_mode": rpc.IGNORE, "ext_sharing": True, "ext_masters": True}
+"""What both directions are told: a copy is in the cgroup that its CRIU is in, and mounts are whoever's they are."""
+
+
+def read(folder: Path) -> Note | None:
+    """The note in an image. None: it isn't of a container. Raises Rejected SH757 for one that can't be read."""
+    try:
+        return msgspec.json.decode((folder / NOTE).read_bytes(), type=Note)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        raise Rejected(_misfit(str(folder), f"the image's {NOTE} can't be read: {error}")) from error
+
+
+def differences(note: Note, home: Container) -> list[str]:
+    """Why a worker can't live in this container instead of its own, each with the two values. Raises Rejected SH750."""
+    found = []
+    if note.image and home.image and note.image != home.image:
+        found.append(f"the worker's image is {note.image}, the placeholder's {home.image}")
+    try:
+        label, points = _label(home.init.pid), {one.point for one in mounts_of(home.init.pid)}
+    except OSError as error:
+        raise Rejected(processes.gone(home.init.pid)) from error
+    if note.label != label:
+        found.append(f"the worker is confined as {note.label or 'nothing'!r}, the placeholder as {label or 'nothing'!r}")
+    missing = [point for point in note.points if point not in points]
+    if missing:
+        found.append(f"the worker has mounted {', '.join(missing)}, where the placeholder has nothing")
+    return found
+
+
+def outer_pid(home: Container, pid: int) -> int:
+    """The agent's pid for the first process of what CRIU restores in a container, which it calls `pid` there. Raises Rejected SH710."""
+    for outer in pids_in(home.cgroup):
+        if inner_pids(outer)[-2:] == [pid, 1]:
+            return outer
+    raise Rejected(processes.gone(pid))
+
+
+def _inside(home: Container, top: Path, instead: tuple[Path, Path]) -> swrk.Place:
+    def place(spawn: Callable[[], "subprocess.Popen[bytes]"]) -> "subprocess.Popen[bytes]":
+        spaces = Namespaces(home.init.pid)
+        try:
+            if not processes.find(home.init):
+                raise ProcessLookupError(f"process {home.init.pid} is gone")
+            criu = within(spaces, top, instead, spawn)
+            try:
+                (home.cgroup / "cgroup.procs").write_text(str(criu.pid))  # it has been asked for nothing yet, and has no children
+            except OSError:
+                criu.kill()
+                criu.wait()
+                raise
+            return criu
+        finally:
+            spaces.close()
+
+    return place
+
+
+def _unpack(note: Note, home: Container, folder: Path) -> None:
+    points: Sequence[str] = [one.point for one in mounts_of(home.init.pid)]
+    root = Root(home.init.pid)
+    try:
+        files.unpack(folder / files.ARCHIVE, note.gone, root, set(points))
+    finally:
+        root.close()
+
+
+def _stream(home: Container, number: int) -> int:
+    """One of a placeholder's standard streams, opened anew, for the worker. Raises OSError."""
+    return os.open(f"/proc/{home.init.pid}/fd/{number}", (os.O_RDONLY if number == 0 else os.O_WRONLY) | os.O_CLOEXEC)
+
+
+def _label(pid: int) -> str:
+    """What the kernel's security module calls a process; empty without one."""
+    try:
+        return Path(f"/proc/{pid}/attr/current").read_text().strip("\0\n ")
+    except OSError:
+        return ""
+
+
+def _unseen(process: Process, what: str) -> Problem:
+    return Problem(
+        code="SH755",
+        what=f"what its container has changed can't be taken along, and the worker runs on: {what}",
+        remedy="See what preflight says of the worker; the agent needs hostPID and the rights of deploy/kubernetes",
+        subject=f"pid {process.pid}",
+    )
+
+
+def _unfit(spec: WorkerSpec, what: str) -> Problem:
+    return _misfit(spec.worker, what)
+
+
+def _misfit(subject: str, what: str) -> Problem:
+    return Problem(
+        code="SH757",
+        what=f"the worker can't be restored there, and no copy was made: {what}",
+        remedy="Make the placeholder's pod of the template of the worker's own, with the same image and volumes; the image is as it was",
+        subject=subject,
+    )
