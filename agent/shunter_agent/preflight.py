@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 from shunter.model.errors import Problem
+from shunter.model.room import DISK_MARGIN, MEMORY_MARGIN
 from shunter.model.snapshot import Taint
 from shunter.model.units import Bytes
 from shunter.wire import agent_pb2 as pb
@@ -19,8 +20,6 @@ from shunter_agent.guard import Asked, in_other_operation
 from shunter_agent.node import Node
 from shunter_agent.runtime.port import WorkerSpec
 
-DISK_MARGIN: Final = 1.2
-MEMORY_MARGIN: Final = 1.1
 FACTS: Final = {
     "runtime": "checkpoint runtime",
     "arch": "processor architecture",

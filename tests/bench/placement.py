@@ -11,8 +11,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shunter.decide.place import Job, Option, place
-from shunter.model.ids import NodeId, SlotId, WorkerId, slot_id
+import msgspec
+from shunter.decide.jobs import Job, Option
+from shunter.decide.place import place
+from shunter.decide.rooms import Left, Rooms
+from shunter.model.ids import NodeId, SlotId, WorkerId, node_of, slot_id
 
 NOW, NODES, WORKERS, ELSEWHERE = 1_800_000_000.0, 60, 500, 220
 DUMP, NETWORK, RESTORE, FIXED = 5e9, 40e9, 9e9, 1.0
@@ -54,9 +57,30 @@ def instance(seed: int = 1, *, free: float = 0.75) -> Instance:
     return jobs, whose, {NodeId("node-07"): 30.0}
 
 
-def relaxed(jobs: Sequence[Job], options: Mapping[WorkerId, Mapping[SlotId, Option]], lanes: Mapping[NodeId, float]) -> float | None:
-    """The value of the linear relaxation: parts of workers in parts of slots, each lane's dumps in time at every due time. None without
-    scipy.
+class FixedRooms(Rooms):
+    """What nodes have left, as given."""
+
+    def __init__(self, left: Mapping[NodeId, Left]) -> None:
+        self._left = dict(left)
+
+
+def with_room(made: Instance, seed: int, each: float) -> tuple[Instance, FixedRooms]:
+    """The instance with the workers' sizes, and nodes with memory for about `each` bytes, a third to five thirds of it."""
+    jobs, options, lanes = made
+    dice = random.Random(seed)
+    nodes = sorted({node_of(slot) for own in options.values() for slot in own})
+    sized = [msgspec.structs.replace(job, bytes=int(dice.uniform(5e9, 180e9))) for job in jobs]
+    return (sized, options, lanes), FixedRooms({node: Left(memory=dice.uniform(1 / 3, 5 / 3) * each) for node in nodes})
+
+
+def relaxed(
+    jobs: Sequence[Job],
+    options: Mapping[WorkerId, Mapping[SlotId, Option]],
+    lanes: Mapping[NodeId, float],
+    rooms: Rooms | None = None,
+) -> float | None:
+    """The value of the linear relaxation: parts of workers in parts of slots, each lane's dumps in time at every due time, each node's
+    workers no larger than it has room for. None without scipy.
     """
     try:
         import numpy as np
@@ -64,7 +88,8 @@ def relaxed(jobs: Sequence[Job], options: Mapping[WorkerId, Mapping[SlotId, Opti
         from scipy.sparse import coo_matrix
     except ImportError:
         return None
-    pairs = [(n, slot) for n, job in enumerate(jobs) for slot in options[job.worker]]
+    wide = [(n, slot) for n, job in enumerate(jobs) for slot in options[job.worker]]
+    pairs = [(n, slot) for n, slot in wide if rooms is None or jobs[n].bytes <= rooms.left(node_of(slot)).bytes]
     slots = {slot: i for i, slot in enumerate(sorted({slot for _, slot in pairs}))}
     entries: list[tuple[int, int, float]] = []
     limits: list[float] = []
@@ -78,6 +103,10 @@ def relaxed(jobs: Sequence[Job], options: Mapping[WorkerId, Mapping[SlotId, Opti
         for count, last in enumerate(there, 1):
             entries += [(len(limits), column, jobs[n].occupy) for n in there[:count] for column in own[n]]
             limits.append(max(0.0, _due(jobs[last]) - lanes.get(lane, 0.0)))
+    for node in {node_of(slot) for slot in slots} if rooms is not None else ():
+        there = [c for c, (n, slot) in enumerate(pairs) if node_of(slot) == node]
+        entries += [(len(limits), c, jobs[pairs[c][0]].bytes / 1e9) for c in there]
+        limits.append(rooms.left(node).memory / 1e9 if rooms is not None else 0.0)
     rows, columns, values = zip(*entries, strict=True)
     matrix = coo_matrix((values, (rows, columns)), shape=(len(limits), len(pairs)))
     worth = np.array([-jobs[n].value for n, _ in pairs])

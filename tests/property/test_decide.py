@@ -8,7 +8,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shunter.decide.evaluate import evaluate
-from shunter.decide.place import Job, Option, place
+from shunter.decide.jobs import Job, Option
+from shunter.decide.place import place
 from shunter.decide.profile import Profile
 from shunter.model.canon import encode
 from shunter.model.errors import Place

@@ -3,14 +3,19 @@
 import itertools
 import math
 import sys
+from math import inf
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
+from shunter.decide import pack as packing
 from shunter.decide import place as placing
 from shunter.decide.assign import _assign, assign
+from shunter.decide.jobs import Job, Option
 from shunter.decide.lanes import Slots, Task, choose, menu
-from shunter.decide.place import Job, Option, place, timetable
+from shunter.decide.place import place, timetable
+from shunter.decide.rooms import Left, Rooms
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 from placement import NOW as BENCH_NOW
@@ -23,7 +28,15 @@ def case(dice: Random) -> tuple[list[Job], dict[str, dict[str, Option]], dict[st
     """Up to seven workers of one to three kinds on up to three lanes of their own rates and times left."""
     slots = [f"s/{i}" for i in range(dice.randint(1, 5))]
     kinds = [
-        {s: Option(doubtful=dice.choice([0, 0, 1, 2]), prefer=dice.choice([None, 0.0, 1.0, 2.5]), load=dice.randint(0, 3)) for s in own}
+        {
+            s: Option(
+                doubtful=dice.choice([0, 0, 1, 2]),
+                shunned=dice.choice([0, 0, 1]),
+                prefer=dice.choice([None, 0.0, 1.0, 2.5]),
+                load=dice.randint(0, 3),
+            )
+            for s in own
+        }
         for own in (dice.sample(slots, dice.randint(0, len(slots))) for _ in range(dice.randint(1, 3)))
     ]
     rates = {lane: dice.choice([0.5, 1.0, 1.7]) for lane in "abc"}
@@ -140,6 +153,117 @@ def test_500_workers_that_leave_60_nodes_are_within_two_percent_of_the_bound(see
     assert len(set(result.slots.values())) == len(result.slots) > 80
     assert all(slot in options[worker] for worker, slot in result.slots.items())
     assert timetable([j for j in jobs if j.worker in result.slots], lanes, BENCH_NOW) == result.ends
+
+
+def roomed(dice: Random, jobs, options):
+    """The case with sizes, on up to three nodes with room for a part of them. Slots that are made empty for a worker free something."""
+    slots = sorted({s for own in options.values() for s in own})
+    of = {s: f"{dice.choice('xyz')}/{n}" for n, s in enumerate(slots)}
+    kinds = {id(own): own for own in options.values()}
+    renamed = {
+        who: {
+            of[s]: msgspec.structs.replace(o, prefer=o.prefer or 0.0, freed=dice.choice([0, 0, 3]), kept=dice.choice([0, 0, 2]))
+            for s, o in own.items()
+        }
+        for who, own in kinds.items()
+    }
+    sized = [msgspec.structs.replace(j, bytes=dice.choice([0, 2, 3, 5, 7])) for j in jobs]
+    left = {node: Left(dice.choice([inf, 3.0, 7.5, 12.0]), dice.choice([inf, inf, 8.0])) for node in "xyz"}
+    return sized, {worker: renamed[id(own)] for worker, own in options.items()}, FixedRooms(left)
+
+
+class FixedRooms(Rooms):
+    """What nodes have left, as given."""
+
+    def __init__(self, left: dict[str, Left]) -> None:
+        self._left = left
+
+
+def have_room(placed, rooms) -> bool:
+    """`placed`: each job with the slot and the option that it has."""
+    for node in {slot.split("/")[0] for _, slot, _ in placed}:
+        own = [(j, o) for j, slot, o in placed if slot.split("/")[0] == node]
+        if sum(max(0, j.bytes - o.freed) for j, o in own) > rooms.left(node).memory:
+            return False
+        if sum(j.bytes + o.kept for j, o in own) > rooms.left(node).disk:
+            return False
+    return True
+
+
+def reluctance(placed) -> tuple[int, int, float, int]:
+    """As the cost: doubt, taints, preference, spread, each before the next."""
+    options = [o for _, _, o in placed]
+    return (
+        sum(o.doubtful for o in options),
+        sum(o.shunned for o in options),
+        -sum(o.prefer or 0.0 for o in options),
+        sum(o.load for o in options),
+    )
+
+
+def everything(jobs, options, lanes, rooms):
+    """The best of all ways to place any of the jobs that have room: value, number, and then whatever is least reluctant."""
+    best: list = [(0.0, 0), (0, 0, 0.0, 0)]
+
+    def descend(at, placed, taken):
+        if not have_room(placed, rooms):
+            return
+        worth = (sum(j.value for j, _, _ in placed), len(placed))
+        if worth >= best[0] and in_time(tuple(j for j, _, _ in placed), lanes) and (worth > best[0] or reluctance(placed) < best[1]):
+            best[:] = [worth, reluctance(placed)]
+        if at == len(jobs):
+            return
+        for slot, option in options[jobs[at].worker].items():
+            if slot not in taken:
+                descend(at + 1, [*placed, (jobs[at], slot, option)], taken | {slot})
+        descend(at + 1, placed, taken)
+
+    descend(0, [], frozenset())
+    return best
+
+
+def placed_by(jobs, options, result):
+    return [(j, result.slots[j.worker], options[j.worker][result.slots[j.worker]]) for j in jobs if j.worker in result.slots]
+
+
+@pytest.mark.parametrize("seeds", [range(at, at + 500) for at in range(0, 2000, 500)])
+def test_small_cases_are_the_best_there_are_where_nodes_have_little_room(seeds):
+    tight = 0
+    for seed in seeds:
+        dice = Random(seed)
+        jobs, options, lanes = case(dice)
+        jobs, options, rooms = roomed(dice, jobs[:6], options)
+        result = place(jobs, options, lanes, NOW, rooms)
+        sound(jobs, options, lanes, result)
+        placed = placed_by(jobs, options, result)
+        assert have_room(placed, rooms), seed
+        best = everything(jobs, options, lanes, rooms)[0]
+        assert worth_of(jobs, result) == pytest.approx(best), seed
+        assert reluctance(placed) == pytest.approx(everything([j for j, _, _ in placed], options, lanes, rooms)[1], abs=1e-6), seed
+        assert result.most is None or result.most >= best[0] - 1e-9, seed
+        tight += worth_of(jobs, result) < worth_of(jobs, place(jobs, options, lanes, NOW))
+    assert tight > 30, "the room mattered"
+
+
+def test_what_is_done_for_many_is_near_the_best_where_nodes_have_little_room(monkeypatch):
+    """The way for large cases, on cases small enough to know the best."""
+    monkeypatch.setattr(packing, "EXACT", 0)
+    exact, total, had = 0, 0.0, 0.0
+    for seed in range(400):
+        dice = Random(seed)
+        jobs, options, lanes = case(dice)
+        jobs, options, rooms = roomed(dice, jobs[:6], options)
+        result = place(jobs, options, lanes, NOW, rooms)
+        sound(jobs, options, lanes, result)
+        assert have_room(placed_by(jobs, options, result), rooms), seed
+        best = everything(jobs, options, lanes, rooms)[0]
+        value = worth_of(jobs, result)[0]
+        assert value <= best[0] + 1e-9
+        exact += math.isclose(value, best[0])
+        total, had = total + best[0], had + value
+    print(exact, had / total)
+    assert exact >= 380
+    assert had >= 0.99 * total
 
 
 def test_the_bound_is_no_looser_than_the_relaxation_over_single_workers():

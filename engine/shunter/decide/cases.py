@@ -8,7 +8,8 @@ import msgspec
 from shunter.decide.deciding import Deciding
 from shunter.decide.gates import ask, weigh
 from shunter.decide.history import FAILURES
-from shunter.decide.place import Job, Placement
+from shunter.decide.jobs import Job
+from shunter.decide.place import Placement
 from shunter.decide.plan import round_of
 from shunter.decide.said import UNCOVERED, Part, Said
 from shunter.decide.words import clock, happens, holds
@@ -178,7 +179,15 @@ def lanes(d: Deciding, cases: Iterable[Case]) -> dict[NodeId, float]:
 def job_of(d: Deciding, case: Case, value: float) -> Job:
     """The case as something to place: its node dumps one worker at a time, the restore follows elsewhere."""
     phases = d.phases(case.worker)
-    return Job(worker=case.worker.id, value=value, lane=case.worker.node, occupy=phases.freeze, tail=phases.restore, limit=case.limit)
+    return Job(
+        worker=case.worker.id,
+        value=value,
+        lane=case.worker.node,
+        occupy=phases.freeze,
+        tail=phases.restore,
+        limit=case.limit,
+        bytes=d.size(case.worker).bytes,
+    )
 
 
 def values_of(d: Deciding, policy: Policy, cases: Sequence[Case]) -> dict[WorkerId, float]:

@@ -18,12 +18,13 @@ from shunter.decide.keep import Holding, Turns
 from shunter.decide.memory import Memory
 from shunter.decide.plan import Ranked, operation_id, patience
 from shunter.decide.profile import Costs, Phases, Profile
+from shunter.decide.rooms import Rooms, Size
 from shunter.decide.said import Explain, Gist, Left, Notes, Part, Said
 from shunter.decide.scope import UNCHANGING, Scopes
 from shunter.decide.sheet import Workers
 from shunter.model.expression import Expression, Rules, Scope, Undecided, in_bulk
 from shunter.model.finding import Chapter, Evidence, Lane, Verdict
-from shunter.model.ids import NodeId, PolicyName, WorkerId
+from shunter.model.ids import ImageId, NodeId, PolicyName, WorkerId
 from shunter.model.operation import EngineState
 from shunter.model.plan import Estimate, OperationKind, PlannedOperation, Preconditions
 from shunter.model.policy import Policy, PolicySet, PreemptionPolicy, WorkerSelector
@@ -57,7 +58,8 @@ class Deciding:
         self.history = memory.history(state)
         self.costs = Costs(profile, self.history.past.measured)
         self.ledger = Ledger(self.history.active, self.world.vacant, self.world.failing, self.world.pinned)
-        self.finder = Finder(self.world, self.scopes, self.rules, self.ledger)
+        self.rooms = Rooms(self.world, self.history.active)
+        self.finder = Finder(self.world, self.scopes, self.rules, self.ledger, self.rooms)
         self._concerning: dict[tuple[str, str], list[Policy]] = {}
         self._sheets: dict[str | None, Workers] = {}
         self._covered: dict[PolicyName, Mapping[WorkerId, bool | None]] = {}
@@ -164,6 +166,7 @@ class Deciding:
             **more,
         )
         self.ledger.take(operation)
+        self.rooms.plan(operation, self.size(worker, operation.image).bytes)
         self._count(operation)
         if worker.node is not None and operation.from_slot and kind in (OperationKind.MOVE, OperationKind.PARK):
             self.dumped[worker.node].append(worker)
@@ -334,6 +337,16 @@ class Deciding:
     def needs(self, subject: Worker | Image) -> Needs:
         """What a destination of this worker or image must offer."""
         return needs_of_worker(self.world, subject) if isinstance(subject, Worker) else needs_of_image(self.world, subject)
+
+    def size(self, worker: Worker, image: ImageId | None = None) -> Size:
+        """What a destination must have room for: as measured, or, of a worker that comes back, as its image says. What isn't known isn't
+        guessed: the agents look again.
+        """
+        found = next((i for i in self.world.images.get(worker.id, ()) if i.id == image), None) if image is not None else None
+        if found is None:
+            return Size(worker.memory or 0, worker.gpu_memory or 0)
+        most = found.facts.get("gpu_memory", "")
+        return Size(found.bytes, int(most) if most.isdecimal() else 0)
 
     @cached_property
     def _figures(self) -> AllFigures:

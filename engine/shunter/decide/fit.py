@@ -1,5 +1,6 @@
 """Where a worker or an image can go: hard limits first, then the policy's own words."""
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property, partial
@@ -8,19 +9,22 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 
 from shunter.decide.conflict import Ledger
-from shunter.decide.place import Option
+from shunter.decide.jobs import Option
+from shunter.decide.rooms import Rooms, Size, short
 from shunter.decide.scope import Scopes
 from shunter.decide.sheet import Destinations, alike
 from shunter.decide.world import STANDING, World
 from shunter.model.expression import BulkRules, Expression, Scope
-from shunter.model.ids import NodeId, SlotId
+from shunter.model.ids import NodeId, SlotId, node_of
 from shunter.model.policy import Destination
-from shunter.model.snapshot import Image, Node, Role, Slot, Worker
+from shunter.model.snapshot import Image, Node, Role, Slot, Taint, Toleration, Worker
+from shunter.model.units import Bytes
 
 FACTS: Final = ("arch", "cpu", "criu", "cuda", "driver", "kernel")
 """Node facts that must be equal where both sides have them."""
 OF_GPUS: Final = frozenset({"cuda", "driver"})
 """Those that matter to workers with GPUs alone."""
+UNSIZED: Final = Size()
 _SAID = 3
 _OF_NODE: Final = "node."
 _PROMISED: Final = 1000
@@ -36,6 +40,14 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True):
     runtime: str = ""
     facts: tuple[tuple[str, str], ...] = ()
     """Those of `FACTS` that are known, in that order."""
+    tolerations: tuple[Toleration, ...] = ()
+    """Taints of a node that don't matter. Where nobody said what the worker tolerates: those of the node that it is on."""
+    linked: bool = False
+    """Its GPUs have to be in one NVLink domain."""
+    models: str = ""
+    """The models of its GPUs as the driver calls them."""
+    gpus_all: int = 0
+    """As many GPUs as the driver wants to see on the node, whoever uses them. 0: not known, or none."""
 
 
 def needs_of_worker(world: World, worker: Worker) -> Needs:
@@ -49,13 +61,43 @@ def needs_of_worker(world: World, worker: Worker) -> Needs:
         gpus=slot.gpus if slot else None,
         runtime=node.runtime if node else "",
         facts=_known(node.facts, without) if node else (),
+        tolerations=_tolerations(worker.tolerations, (node,) if node else ()),
+        linked=slot is not None and slot.gpus > 1 and len(slot.domains) == 1,
+        gpus_all=_number(node.facts, "gpus_all") or 0 if node and not without else 0,
     )
 
 
 def needs_of_image(world: World, image: Image) -> Needs:
-    """What an image needs: the facts of where it was taken, and the runtime if all its holders have the same one."""
-    runtimes = {world.nodes[n].runtime for n in image.nodes if n in world.nodes}
-    return Needs(role=image.role, runtime=runtimes.pop() if len(runtimes) == 1 else "", facts=_known(image.facts))
+    """What an image needs: the facts of where it was taken, and the runtime if all its holders have the same one. What its worker
+    tolerates is asked of the worker as it was last known, then of the image, then of its holders.
+    """
+    holders = [world.nodes[n] for n in image.nodes if n in world.nodes]
+    runtimes = {node.runtime for node in holders}
+    worker = world.workers.get(image.worker)
+    said = worker.tolerations if worker is not None and worker.tolerations is not None else image.tolerations
+    return Needs(
+        role=image.role,
+        gpus=_number(image.facts, "gpus"),
+        runtime=runtimes.pop() if len(runtimes) == 1 else "",
+        facts=_known(image.facts),
+        tolerations=_tolerations(said, holders),
+        linked=bool(image.linked),
+        models=image.facts.get("gpu", ""),
+        gpus_all=_number(image.facts, "gpus_all") or 0,
+    )
+
+
+def _tolerations(said: tuple[Toleration, ...] | None, beside: Sequence[Node]) -> tuple[Toleration, ...]:
+    """What is tolerated. Where nobody said: the taints that all these nodes have, on which it is or was kept."""
+    if said is not None:
+        return said
+    common = set.intersection(*(set(node.taints) for node in beside)) if beside else set[Taint]()
+    return tuple(Toleration(key=t.key, value=t.value, effect=t.effect) for t in sorted(common, key=str))
+
+
+def _number(facts: Mapping[str, str], name: str) -> int | None:
+    text = facts.get(name, "")
+    return int(text) if text.isdecimal() else None
 
 
 def _known(facts: Mapping[str, str], without: Set[str] = frozenset()) -> tuple[tuple[str, str], ...]:
@@ -74,20 +116,43 @@ def unfit_node(world: World, needs: Needs, node: Node) -> str | None:
         there = node.facts.get(fact)
         if there and here != there:
             return f"its {fact} is {there}, not {here}"
+    return _intolerable(needs, node) or _unlike(needs, node)
+
+
+def _intolerable(needs: Needs, node: Node) -> str | None:
+    for taint in node.taints:
+        if taint.hard and not tolerated(needs, taint):
+            return f"it is tainted with {taint}, and the worker tolerates {', '.join(map(str, needs.tolerations)) or 'no taint'}"
+    return None
+
+
+def tolerated(needs: Needs, taint: Taint) -> bool:
+    """Whether something with these needs doesn't mind the taint."""
+    return any(one.tolerates(taint) for one in needs.tolerations)
+
+
+def _unlike(needs: Needs, node: Node) -> str | None:
+    """What the driver would refuse, by all GPUs of the node."""
+    here = _number(node.facts, "gpus_all")
+    if here is not None and here < needs.gpus_all:
+        return f"it has {here} GPUs in all, not {needs.gpus_all}, all of which the driver asks for"
+    models = node.facts.get("gpu", "")
+    if needs.models and models and not set(needs.models.split(", ")) <= set(models.split(", ")):
+        return f"its GPUs are {models}, not {needs.models}"
     return None
 
 
 class Fitness:
-    """`unfit_node`, asked once for what is alike: it depends on the node, the runtime and the facts alone."""
+    """`unfit_node`, asked once for what is alike: it depends on the node and on what `_key` takes of the needs."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._known: dict[tuple[str, tuple[tuple[str, str], ...]], dict[NodeId, str | None]] = defaultdict(dict)
-        self._fit: dict[tuple[str, tuple[tuple[str, str], ...]], list[Node]] = {}
+        self._known: dict[Hashable, dict[NodeId, str | None]] = defaultdict(dict)
+        self._fit: dict[Hashable, list[Node]] = {}
 
     def of(self, needs: Needs) -> Callable[[NodeId], str | None]:
         """Why things with these needs can't go to a node of the fleet, in words, or None."""
-        known, world = self._known[needs.runtime, needs.facts], self._world
+        known, world = self._known[_key(needs)], self._world
 
         def unfit(node: NodeId) -> str | None:
             if node not in known:
@@ -98,11 +163,15 @@ class Fitness:
 
     def nodes(self, needs: Needs) -> Sequence[Node]:
         """The nodes to which things with these needs can go, in order."""
-        key = (needs.runtime, needs.facts)
+        key = _key(needs)
         if key not in self._fit:
             unfit = self.of(needs)
             self._fit[key] = [node for name, node in self._world.nodes.items() if unfit(name) is None]
         return self._fit[key]
+
+
+def _key(needs: Needs) -> Hashable:
+    return needs.runtime, needs.facts, needs.tolerations, needs.models, needs.gpus_all
 
 
 def unfit_slot(needs: Needs, slot: Slot) -> str | None:
@@ -113,6 +182,8 @@ def unfit_slot(needs: Needs, slot: Slot) -> str | None:
         return f"its GPUs are {slot.gpu_model or 'none'}, not {needs.gpu_model}"
     if needs.gpus is not None and slot.gpus != needs.gpus:
         return f"it has {slot.gpus} GPUs, not {needs.gpus}"
+    if needs.linked and len(slot.domains) > 1:
+        return f"its GPUs are in {len(slot.domains)} NVLink domains ({', '.join(slot.domains)}), not in one"
     return None
 
 
@@ -121,6 +192,9 @@ class Found:
 
     def __init__(self, options: Mapping[SlotId, Option], refused: Callable[[], Mapping[NodeId, str]], leaving: NodeId | None) -> None:
         self.options, self._refused, self._leaving = options, refused, leaving
+        self._ranks: tuple[list[float], list[int]] | None = None
+        self._changes = -1
+        self._narrow: dict[tuple[int, int], dict[SlotId, Option]] = {}
 
     def why(self) -> str:
         """The reasons in one line: the first few by name, the rest by number."""
@@ -132,6 +206,42 @@ class Found:
         told = [f"{node}: {why}" for node, why in refused[:_SAID]]
         rest = Counter(why for _, why in refused[_SAID:])
         return "; ".join([*told, *(f"{n} more: {why}" for why, n in rest.most_common(_SAID))]) or "there is no node"
+
+    def within(self, size: Size, rooms: Rooms, slots: Mapping[SlotId, Slot]) -> "Found":
+        """Only what has room for a worker of this size. Whoever is of about the same size shares the options."""
+        nodes, gpus = self._rooms(rooms, slots)
+        # all that have room for the one and for no more than the other have the same slots
+        rank = bisect_left(nodes, size.bytes), bisect_left(gpus, size.gpu)
+        if rank == (0, 0):
+            return self
+        if rank not in self._narrow:
+            self._narrow[rank] = {s: o for s, o in self.options.items() if _cramped(size, rooms, slots[s]) is None}
+        options = self._narrow[rank]
+        return Found(options, partial(self._cramped, size, rooms, slots, options), self._leaving)
+
+    def _rooms(self, rooms: Rooms, slots: Mapping[SlotId, Slot]) -> tuple[list[float], list[int]]:
+        """What the nodes have left, and the memory of the slots' GPUs: each that there is, sorted."""
+        if self._ranks is None or self._changes != rooms.changes:
+            nodes = {rooms.left(node).bytes for node in {node_of(slot) for slot in self.options}}
+            self._ranks = sorted(nodes), sorted({m for s in self.options if (m := slots[s].gpu_memory) is not None})
+            self._changes, self._narrow = rooms.changes, {}
+        return self._ranks
+
+    def _cramped(self, size: Size, rooms: Rooms, slots: Mapping[SlotId, Slot], options: Container[SlotId]) -> dict[NodeId, str]:
+        refused = dict(self._refused())
+        some = {node_of(slot) for slot in self.options if slot in options}
+        for slot in self.options:
+            if (node := node_of(slot)) not in some and (why := _cramped(size, rooms, slots[slot])) is not None:
+                refused.setdefault(node, why)
+        return dict(sorted(refused.items()))
+
+
+def _cramped(size: Size, rooms: Rooms, slot: Slot) -> str | None:
+    """Why a worker of this size has no room in the slot, with both values; None where it has."""
+    if slot.gpu_memory is not None and slot.gpu_memory < size.gpu:
+        return f"a GPU of {slot.id} has {Bytes(slot.gpu_memory)}, not {Bytes(size.gpu)}"
+    left = rooms.left(node_of(slot.id))
+    return short(left, size.bytes) if left.bytes < size.bytes else None
 
 
 Options: TypeAlias = dict[SlotId, Option]
@@ -170,8 +280,8 @@ class Finder:
     given away since, only their nodes are looked at again.
     """
 
-    def __init__(self, world: World, scopes: Scopes, rules: BulkRules, ledger: Ledger) -> None:
-        self._world, self._scopes, self._rules, self._ledger = world, scopes, rules, ledger
+    def __init__(self, world: World, scopes: Scopes, rules: BulkRules, ledger: Ledger, rooms: Rooms) -> None:
+        self._world, self._scopes, self._rules, self._ledger, self._rooms = world, scopes, rules, ledger, rooms
         self._fitness = Fitness(world)
         self._offers: dict[Hashable, Offer] = {}
         self._where: dict[str, dict[NodeId, bool | None]] = {}
@@ -195,21 +305,30 @@ class Finder:
         to: Destination | None = None,
         avoid: frozenset[NodeId] = frozenset(),
         leaving: NodeId | None = None,
+        size: Size = UNSIZED,
     ) -> Found:
-        """The slots among `free` (by node, in order) that will do. `avoid` are nodes where an earlier attempt failed: the last resort.
+        """The slots among `free` (by node, in order) that will do, and have room for `size`. `avoid` are nodes where an earlier attempt
+        failed: the last resort.
 
         A destination's condition without an answer excludes nothing, but is sorted last: an involuntary move doesn't wait for a metric.
         """
-        search, changes = Search(needs, to, scope, avoid), self._ledger.changes
+        found = self._find(Search(needs, to, scope, avoid), free).found(leaving)
+        if self._rooms.roomy(size.bytes) and size.gpu <= self._world.least_gpu:
+            return found
+        return found.within(size, self._rooms, self._world.slots)
+
+    def _find(self, search: Search, free: Mapping[NodeId, Sequence[Slot]]) -> Offer:
+        needs, to, scope, avoid = search
+        changes = self._ledger.changes
         if free is not self._ledger.vacant():
-            return self._offer(search, free, self._fitting(needs, free)).found(leaving)
+            return self._offer(search, free, self._fitting(needs, free))
         key = (needs, avoid, *self._asked(to, scope))
         offer = self._offers.get(key)
         if offer is None:
             offer = self._offers[key] = self._offer(search, free, self._fitness.nodes(needs))
         elif offer.changes < len(changes):
             offer = self._offers[key] = self._renewed(offer, search, free, set(changes[offer.changes :]))
-        return offer.found(leaving)
+        return offer
 
     def _asked(self, to: Destination | None, scope: Scope) -> Iterator[Hashable]:
         """What of the policy and of the scope a destination is chosen by, but for the destination's own variables."""
@@ -260,7 +379,8 @@ class Finder:
                 continue
             base = standing.get(node.id, 0) + arriving.get(node.id, 0)
             doubt = 2 if node.id in avoid else 1 if answer is None or (wished and liking is None) else 0
-            found[node.id] = {s.id: Option(doubtful=doubt, prefer=liking, load=base + rank) for rank, s in enumerate(own)}
+            shunned = int(any(not t.hard and not tolerated(needs, t) for t in node.taints)) if node.taints else 0
+            found[node.id] = {s.id: Option(doubtful=doubt, shunned=shunned, prefer=liking, load=base + rank) for rank, s in enumerate(own)}
             for slot in promised & found[node.id].keys() if promised else ():
                 found[node.id][slot] = msgspec.structs.replace(found[node.id][slot], load=_PROMISED)
         return found

@@ -93,7 +93,7 @@ def _into_free(d: Deciding, shift: Shift, waiting: Sequence[tuple[Worker, Image]
     """Restore one of the waiting into a free slot: nobody has to make way. None when there is no such slot."""
     free = d.free_slots()
     for worker, image in waiting:
-        found = d.finder.find(d.needs(image), free, scope={})
+        found = d.finder.find(d.needs(image), free, scope={}, size=d.size(worker, image.id))
         placed = place([Job(worker=worker.id)], {worker.id: found.options}, {}, d.now)
         if (slot := placed.slots.get(worker.id)) is not None:
             restore(d, shift, worker, image, slot, f"{slot} is free: no {spec_of(shift.policy).from_} worker has to make way")
@@ -173,7 +173,7 @@ def _leave(d: Deciding, shift: Shift, worker: Worker, estimate: Estimate | None)
     slot: SlotId | None = None
     if sessions == "move":
         # agents don't move a worker between slots of their own node: its address would be there twice
-        found = d.finder.find(d.needs(worker), d.free_slots(), scope={}, leaving=worker.node)
+        found = d.finder.find(d.needs(worker), d.free_slots(), scope={}, leaving=worker.node, size=d.size(worker))
         slot = place([Job(worker=worker.id)], {worker.id: found.options}, {}, d.now).slots.get(worker.id)
         if slot is None:
             return None, f"there is no slot on another node to move a {worker.role} worker to ({found.why()})"

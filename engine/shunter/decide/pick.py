@@ -3,8 +3,9 @@
 import msgspec
 
 from shunter.decide.deciding import Deciding
-from shunter.decide.fit import Needs, unfit_node, unfit_slot
+from shunter.decide.fit import UNSIZED, Needs, unfit_node, unfit_slot
 from shunter.decide.gates import ask, missing, weigh
+from shunter.decide.rooms import Size, host_of
 from shunter.decide.shift import spec_of
 from shunter.model.expression import Undecided
 from shunter.model.finding import Evidence, Verdict
@@ -72,8 +73,11 @@ def kept(d: Deciding, worker: Worker) -> str | None:
     return d.world.leaving(worker) or d.ledger.blocked(worker.id) or d.ledger.claimed(worker.slot)
 
 
-def fits(d: Deciding, needs: Needs, worker: Worker) -> bool:
-    """Whether something with these needs could have the slot that the worker occupies now."""
+def fits(d: Deciding, needs: Needs, worker: Worker, size: Size = UNSIZED) -> bool:
+    """Whether something with these needs, and of this size, could have the slot that the worker occupies now, once it has left."""
     assert worker.slot is not None, "a candidate occupies a slot"
     slot, node = d.world.slots.get(worker.slot), d.world.node_of_slot(worker.slot)
-    return slot is not None and node is not None and unfit_slot(needs, slot) is None and unfit_node(d.world, needs, node) is None
+    if slot is None or node is None or unfit_slot(needs, slot) is not None or unfit_node(d.world, needs, node) is not None:
+        return False
+    room = d.rooms.left(node.id).bytes + d.rooms.freed(node.id, host_of(worker, slot), 0)
+    return size.bytes <= room and size.gpu <= (slot.gpu_memory or size.gpu)

@@ -1,18 +1,24 @@
 """Which workers are saved, and where each goes.
 
 The set is chosen first: the most value, then the most workers, such that each has a slot of its own and each node's dumps, one after the
-other, end in time. Then the slots: the fewest doubtful ones, the highest preference, the widest spread.
+other, end in time. Then the slots: the fewest doubtful ones, the fewest on nodes that had rather be spared, the highest preference, the
+widest spread. Only where a node then gets more workers than it has memory or disk for, is it done again with an eye on that (see `pack`):
+otherwise what is best without that limit is best with it.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final
 
 import msgspec
 
 from shunter.decide.assign import assign
+from shunter.decide.jobs import Job, Option, Options
 from shunter.decide.lanes import MOST_CLASSES, Slots, Task, choose, menu
-from shunter.model.ids import NodeId, SlotId, WorkerId
+from shunter.decide.pack import Loads, pack
+from shunter.decide.rooms import Rooms, short
+from shunter.model.ids import NodeId, SlotId, WorkerId, node_of
 
 EXACT_SET = 16
 """Up to so many workers that compete for time the set is the best there is; above, the better of two greedy ones."""
@@ -22,38 +28,12 @@ _FINE = 10**9
 """Preferences are compared to this part of their range."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A worker to be placed. Its node's lane is occupied for `occupy` seconds, then `tail` seconds pass elsewhere; all must be over by
-    `limit` (None: whenever). `value` is not negative.
-    """
-
-    worker: WorkerId
-    value: float = 0.0
-    lane: NodeId | None = None
-    occupy: float = 0.0
-    tail: float = 0.0
-    limit: float | None = None
-
-
-class Option(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A slot that a worker may have. `doubtful`: an earlier attempt failed there (2), or a condition on it has no answer (1).
-
-    `load` counts the workers that its node would have before it.
-    """
-
-    doubtful: int = 0
-    prefer: float | None = None
-    load: int = 0
-
-
-Options: TypeAlias = Mapping[WorkerId, Mapping[SlotId, Option]]
-"""Workers that can have the same slots may share one mapping: placing them is faster then."""
 _NO_OPTIONS: Final[Mapping[SlotId, Option]] = {}
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """`slots` of the placed; `ends` is when each is expected to be over; `late` had a slot but no time, `without` no slot. `most` is a
-    value that no placement could exceed, None where it isn't known.
+    """`slots` of the placed; `ends` is when each is expected to be over; `late` had a slot but no time, `without` no slot, or none that has
+    room beside the others. `most` is a value that no placement could exceed, None where it isn't known.
     """
 
     slots: dict[WorkerId, SlotId]
@@ -63,12 +43,19 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     most: float | None = None
 
 
-def place(jobs: Sequence[Job], options: Options, lanes: Mapping[NodeId, float], now: float) -> Placement:
-    """Place what can be placed. `lanes` are seconds for which a node's lane is still occupied."""
+def place(jobs: Sequence[Job], options: Options, lanes: Mapping[NodeId, float], now: float, rooms: Rooms | None = None) -> Placement:
+    """Place what can be placed. `lanes` are seconds for which a node's lane is still occupied, `rooms` what nodes have left for who comes
+    to them (None: enough).
+    """
     if not jobs:
         return Placement(slots={}, ends={}, late=(), without=(), most=0.0)
     queue = sorted(jobs, key=lambda j: (-j.value, j.worker))
     chosen, most = _choose(queue, options, lanes, now)
+    slots = _slots(chosen, options)
+    if rooms is not None and not Loads(rooms).have_room(chosen, slots, options):
+        able = [j for j in queue if options.get(j.worker) and timetable([j], lanes, now) is not None]
+        slots = pack(able, options, _costs_of(able, options), partial(_lane_in_time, lanes, now), rooms, [chosen])
+        chosen = [j for j in queue if j.worker in slots]
     ids = {j.worker for j in chosen}
     own = _by_lane(chosen)
     left = [j for j in queue if j.worker not in ids]
@@ -77,7 +64,19 @@ def place(jobs: Sequence[Job], options: Options, lanes: Mapping[NodeId, float], 
     assert ends is not None, "only what fits was chosen"
     some = frozenset(late)
     without = tuple(j.worker for j in left if j.worker not in some)
-    return Placement(slots=_slots(chosen, options), ends=ends, late=tuple(late), without=without, most=most)
+    return Placement(slots=slots, ends=ends, late=tuple(late), without=without, most=most)
+
+
+def beside(rooms: Rooms, size: int, options: Mapping[SlotId, Option], placed: Placement) -> str:
+    """Why the slots that nobody got won't do for a worker of `size` bytes, with both values; empty where there are none, or there is room.
+    Ask once what is placed is planned.
+    """
+    taken = set(placed.slots.values())
+    nodes = sorted({node_of(slot) for slot in options if slot not in taken})
+    roomiest = max(nodes, key=lambda n: rooms.left(n).bytes, default=None)
+    if roomiest is None or rooms.left(roomiest).bytes >= size:
+        return ""
+    return f", and of the nodes with a slot left {roomiest} has the most room: {short(rooms.left(roomiest), size)}"
 
 
 def timetable(jobs: Sequence[Job], lanes: Mapping[NodeId, float], now: float) -> dict[WorkerId, float] | None:
@@ -96,6 +95,10 @@ def timetable(jobs: Sequence[Job], lanes: Mapping[NodeId, float], now: float) ->
             return None
         ends[job.worker] = over
     return ends
+
+
+def _lane_in_time(lanes: Mapping[NodeId, float], now: float, jobs: Sequence[Job]) -> bool:
+    return timetable(jobs, lanes, now) is not None
 
 
 def _due(job: Job) -> tuple[float, float, WorkerId]:
@@ -121,7 +124,7 @@ class _Tried:
         own = self._options.get(worker, _NO_OPTIONS)
         found = self._lists.get(id(own))
         if found is None:
-            found = self._lists[id(own)] = sorted(own, key=lambda s: (own[s].doubtful, -(own[s].prefer or 0.0), own[s].load, s))
+            found = self._lists[id(own)] = sorted(own, key=lambda s: (*own[s].last_resort, -(own[s].prefer or 0.0), own[s].load, s))
         return id(own), found
 
 
@@ -296,7 +299,21 @@ def _many_slots(chosen: Sequence[Job], options: Options) -> dict[WorkerId, SlotI
 
 
 def _costs(rows: Sequence[WorkerId], columns: Sequence[SlotId], options: Options) -> list[list[int | None]]:
-    """Doubt, preference and spread in one whole number each, no sum of the lesser ever outweighing one of the greater."""
+    """Doubt, taints, preference and spread in one whole number each, no sum of the lesser ever outweighing one of the greater."""
+    cost = _cost(rows, options)
+    costs = {id(own): [cost(own.get(s)) for s in columns] for own in (options[w] for w in rows)}
+    return [costs[id(options[w])] for w in rows]
+
+
+def _costs_of(jobs: Sequence[Job], options: Options) -> dict[int, dict[SlotId, int]]:
+    """The same by the mappings of options that there are (by `id`), and by slot."""
+    rows = [j.worker for j in jobs]
+    cost = _cost(rows, options)
+    different = {id(options[w]): options[w] for w in rows}
+    return {alike: {s: c for s, o in own.items() if (c := cost(o)) is not None} for alike, own in different.items()}
+
+
+def _cost(rows: Sequence[WorkerId], options: Options) -> Callable[[Option | None], int | None]:
     different = {id(options[w]): options[w] for w in rows}
     known = [o.prefer for own in different.values() for o in own.values() if o.prefer is not None]
     top, span = max(known, default=0.0), (max(known) - min(known)) if known else 0.0
@@ -307,7 +324,7 @@ def _costs(rows: Sequence[WorkerId], columns: Sequence[SlotId], options: Options
         if option is None:
             return None
         short = round((top - option.prefer) / span * _FINE) if span and option.prefer is not None else 0
-        return (option.doubtful * liking + short) * spread + option.load
+        reluctance = option.doubtful * (1 + len(rows)) + option.shunned
+        return (reluctance * liking + short) * spread + option.load
 
-    costs = {alike: [cost(own.get(s)) for s in columns] for alike, own in different.items()}
-    return [costs[id(options[w])] for w in rows]
+    return cost

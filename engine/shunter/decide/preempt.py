@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from shunter.decide.cases import Case, cases_of, found, job_of, lanes, plan_move, spec_of, values_of
 from shunter.decide.deciding import Deciding
 from shunter.decide.history import failed_nodes, said
-from shunter.decide.place import place
+from shunter.decide.place import beside, place
 from shunter.decide.recover import recover
 from shunter.decide.room import make_room
 from shunter.decide.words import happens, holds
@@ -43,18 +43,20 @@ def _move(d: Deciding, policy: Policy, cases: Sequence[Case]) -> tuple[list[Case
             to=spec_of(policy).move.to,
             avoid=failed_nodes(case.failed(OperationKind.MOVE)),
             leaving=case.worker.node,
+            size=d.size(case.worker),
         )
         options[case.worker.id] = found.options
         if not found.options:
             against[case.worker.id] = f"no slot ({found.why()})"
-    placed = place([job_of(d, c, values[c.worker.id]) for c in able], options, lanes(d, able), d.now)
+    placed = place([job_of(d, c, values[c.worker.id]) for c in able], options, lanes(d, able), d.now, d.rooms)
     for case in able:
         if case.worker.id in placed.slots:
             plan_move(d, policy, case, placed, values[case.worker.id])
-        elif case.worker.id in placed.late:
-            against[case.worker.id] = "no time: the move wouldn't end before the reserve"
-        elif options[case.worker.id]:
-            against[case.worker.id] = "no slot: others are saved first"
+    for worker in (c.worker for c in able if c.worker.id not in placed.slots):
+        if worker.id in placed.late:
+            against[worker.id] = "no time: the move wouldn't end before the reserve"
+        elif own := options[worker.id]:
+            against[worker.id] = f"no slot: others are saved first{beside(d.rooms, d.size(worker).bytes, own, placed)}"
     return [c for c in cases if c.worker.id not in placed.slots], against
 
 

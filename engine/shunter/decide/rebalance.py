@@ -215,7 +215,7 @@ def _go(d: Deciding, policy: Policy, one: Leaver, free: Mapping[NodeId, Sequence
     if worth.refusal is not None:
         return worth.verdict, worth.refusal, "cost"
     avoid = failed_nodes(r for r in d.history.of_worker(worker.id) if r.planned.kind is OperationKind.MOVE and r.status in FAILURES)
-    found = d.finder.find(d.needs(worker), free, scope=one.scope, to=spec.to, avoid=avoid, leaving=worker.node)
+    found = d.finder.find(d.needs(worker), free, scope=one.scope, to=spec.to, avoid=avoid, leaving=worker.node, size=d.size(worker))
     one = msgspec.structs.replace(one, here=_worth_here(d, spec, one))
     options, against = places(d, policy, Leaving(worker=worker, scope=one.scope, here=one.here), found)
     slot = place([Job(worker=worker.id)], {worker.id: options}, {}, d.now).slots.get(worker.id)

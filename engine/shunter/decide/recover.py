@@ -7,7 +7,8 @@ import msgspec
 from shunter.decide.cases import TRIES, spec_of
 from shunter.decide.deciding import Deciding
 from shunter.decide.history import failed_nodes, said
-from shunter.decide.place import Job, place
+from shunter.decide.jobs import Job
+from shunter.decide.place import beside, place
 from shunter.decide.plan import round_of
 from shunter.decide.words import clock
 from shunter.model.finding import Evidence, Verdict
@@ -41,15 +42,17 @@ def recover(d: Deciding, policy: Policy, role: Role) -> None:
             scope=d.scopes.worker(policy, a.worker),
             to=spec_of(policy).move.to,
             avoid=failed_nodes(a.failed),
+            size=d.size(a.worker, a.image.id),
         )
         for a in ready
     }
-    jobs = [Job(worker=a.worker.id, tail=d.phases(a.worker, a.image.bytes).restore) for a in ready]
-    placed = place(jobs, {w: f.options for w, f in founds.items()}, {}, d.now)
+    jobs = [Job(worker=a.worker.id, tail=d.phases(a.worker, a.image.bytes).restore, bytes=a.image.bytes) for a in ready]
+    placed = place(jobs, {w: f.options for w, f in founds.items()}, {}, d.now, d.rooms)
     for a in ready:
         slot = placed.slots.get(a.worker.id)
         if slot is None:
-            why = "others come first" if founds[a.worker.id].options else founds[a.worker.id].why()
+            options = founds[a.worker.id].options
+            why = f"others come first{beside(d.rooms, a.image.bytes, options, placed)}" if options else founds[a.worker.id].why()
             d.find(policy, a.worker.id, Verdict.HOLD, f"{a.why}, and there is no slot to restore it into ({why})", gate="move.to")
             continue
         d.plan(

@@ -3,10 +3,14 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from shunter.decide.cases import Case, job_of, lanes, plan_move, spec_of, values_of
 from shunter.decide.deciding import Deciding
 from shunter.decide.history import FAILURES, failed_nodes
-from shunter.decide.place import Option, place
+from shunter.decide.jobs import Option
+from shunter.decide.place import place
+from shunter.decide.rooms import Size, host_of
 from shunter.decide.words import happens
 from shunter.model.ids import NodeId, OperationId, PoolId, SlotId, WorkerId
 from shunter.model.plan import OperationKind, Preconditions
@@ -33,17 +37,26 @@ def make_room(d: Deciding, policy: Policy, cases: Sequence[Case]) -> list[Case]:
             to=spec_of(policy).move.to,
             avoid=failed_nodes(case.failed(OperationKind.MOVE)),
             leaving=case.worker.node,
+            size=Size(gpu=d.size(case.worker).gpu),
         ).options
+    options = {w: {slot: _emptied(d, givers[slot], option) for slot, option in own.items()} for w, own in options.items()}
     # A move can't begin before the slot is empty: every lane starts when the slowest of the givers is parked.
     wait = max((d.phases(w).freeze for w in givers.values()), default=0.0)
     busy = {node: max(seconds, wait) for node, seconds in lanes(d, able).items()}
     values = values_of(d, policy, able)
-    placed = place([job_of(d, c, values[c.worker.id]) for c in able], options, busy, d.now)
+    placed = place([job_of(d, c, values[c.worker.id]) for c in able], options, busy, d.now, d.rooms)
     for case in able:
         if (slot := placed.slots.get(case.worker.id)) is not None:
             parked = _park(d, policy, case, givers[slot], values[case.worker.id])
             plan_move(d, policy, case, placed, values[case.worker.id], after=(parked,))
     return [c for c in cases if c.worker.id not in placed.slots]
+
+
+def _emptied(d: Deciding, giver: Worker, option: Option) -> Option:
+    """The slot once its worker is parked: its memory is free then, and its image lies on the node."""
+    assert giver.node is not None, "it was seen to run on a node that stays"
+    image, slot = giver.memory or 0, d.world.slots.get(giver.slot) if giver.slot else None
+    return msgspec.structs.replace(option, freed=d.rooms.freed(giver.node, host_of(giver, slot), image), kept=image)
 
 
 def _givers(d: Deciding, graphs: set[str]) -> dict[SlotId, Worker]:

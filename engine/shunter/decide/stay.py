@@ -9,7 +9,7 @@ from shunter.decide.deciding import Deciding
 from shunter.decide.fit import Found
 from shunter.decide.gates import missing
 from shunter.decide.history import HOUR
-from shunter.decide.place import Option
+from shunter.decide.jobs import Option
 from shunter.decide.scope import Bound
 from shunter.decide.words import clock
 from shunter.model.expression import Scope, Undecided, Value

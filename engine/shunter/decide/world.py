@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
+from math import inf
 from operator import attrgetter
 
 from shunter.model.ids import NodeId, PoolId, SlotId, WorkerId, node_of, pool_id
@@ -32,6 +33,11 @@ class Nodes:
     def slots(self) -> dict[SlotId, Slot]:
         """All slots, to be looked up."""
         return {s.id: s for node in self.by_id.values() for s in node.slots}
+
+    @cached_property
+    def least_gpu(self) -> float:
+        """The least bytes that a worker could have on a GPU of any slot; infinite where none is known."""
+        return min((s.gpu_memory for s in self.slots.values() if s.gpu_memory is not None), default=inf)
 
     @cached_property
     def vacant(self) -> dict[NodeId, tuple[Slot, ...]]:
@@ -234,6 +240,11 @@ class World:
     def slots(self) -> dict[SlotId, Slot]:
         """All slots, to be looked up."""
         return self._nodes.slots
+
+    @property
+    def least_gpu(self) -> float:
+        """The least bytes that a worker could have on a GPU of any slot, as far as that is known."""
+        return self._nodes.least_gpu
 
     @cached_property
     def vacant(self) -> dict[NodeId, tuple[Slot, ...]]:

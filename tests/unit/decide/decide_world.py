@@ -87,7 +87,7 @@ def ex(text: str) -> Expression:
 
 def node(name: str, slots: Sequence[str | None] = (None,), **more: Any) -> Node:
     """A node whose slots hold the named workers."""
-    fields = {k: more.pop(k) for k in ("roles", "gpu_model", "gpus", "reserved_by") if k in more}
+    fields = {k: more.pop(k) for k in ("roles", "gpu_model", "gpus", "reserved_by", "gpu_memory", "domains") if k in more}
     made = tuple(Slot(id=slot_id(NodeId(name), i), worker=WorkerId(w) if w else None, **fields) for i, w in enumerate(slots))
     return Node(id=NodeId(name), slots=made, **more)
 

@@ -25,7 +25,8 @@ from shunter.decide.conflict import Ledger
 from shunter.decide.evaluate import evaluate
 from shunter.decide.explain import explain
 from shunter.decide.hold import held, tolerance
-from shunter.decide.place import Job, Option, place, timetable
+from shunter.decide.jobs import Job, Option
+from shunter.decide.place import place, timetable
 from shunter.decide.plan import operation_id, round_of
 from shunter.decide.scope import Scopes
 from shunter.decide.world import World
