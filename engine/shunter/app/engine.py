@@ -12,6 +12,7 @@ from shunter.act.store import Store
 from shunter.app.audits import audit_path, shipping, write
 from shunter.app.degraded import Watch
 from shunter.app.duty import Duty
+from shunter.app.graphs import graphed
 from shunter.app.health import serve
 from shunter.app.housed import housing
 from shunter.app.keeping import Keeper, Keeping
@@ -68,14 +69,14 @@ class Engine(Duty):
             room.hold()
             watch = Watch(store, trail, room, state, self.clock)
             stack.enter_context(self.serving())
-            housed = await housing(self.settings)
+            housed, graphs = await housing(self.settings), await graphed(self.settings)
             agents = named(self.settings)
             prometheus = Prometheus(self.settings.prometheus.url, deadline_s=float(self.settings.prometheus.deadline))
             keeping = Keeping(audit, journal, keeper, shipper)
             try:
-                await Leading(self, store, lease, trail, watch, agents, prometheus, keeping, housed, origins).run(stop)
+                await Leading(self, store, lease, trail, watch, agents, prometheus, keeping, housed, origins, graphs).run(stop)
             finally:
-                await asyncio.gather(agents.close(), prometheus.aclose(), *([housed.close()] if housed is not None else []))
+                await asyncio.gather(agents.close(), prometheus.aclose(), *(one.close() for one in (housed, graphs) if one is not None))
 
     def pretends(self, operation: PlannedOperation) -> bool:
         """A node that the operation is about doesn't really move anything."""

@@ -28,6 +28,7 @@ from shunter.app.degraded import Watch, urgent
 from shunter.app.digests import Digests
 from shunter.app.duty import Duty, Told
 from shunter.app.following import Following
+from shunter.app.graphs import Drifting, Graphs, known
 from shunter.app.heeding import Haste, Heard, Heeding
 from shunter.app.housed import Housed
 from shunter.app.keeping import Keeping
@@ -87,9 +88,10 @@ class Leading:
         keeping: Keeping | None = None,
         housed: Housed | None = None,
         origins: Origins | None = None,
+        graphs: Graphs | None = None,
     ) -> None:
         self.duty, self.store, self.lease, self.trail, self.watch, self.agents = duty, store, lease, trail, watch, agents
-        self.keeping, self.housed = keeping, housed
+        self.keeping, self.housed, self.graphs = keeping, housed, graphs
         self.epoch: Epoch = lease.epoch
         self.voice = Voice.of(duty, trail, self.epoch)
         self.prometheus = prometheus
@@ -97,8 +99,7 @@ class Leading:
         self.heeding = Heeding(duty, self.epoch, self.aside.breathe)
         self.haste = Haste(self.aside)
         self.standing = Standing(duty, agents, self.epoch, store, call=self.aside.call, tell=self.voice.tell_or_clear, add=trail.add)
-        joins = (housed.joined, housed.reported) if housed is not None else ()
-        world = World(agents, prometheus, duty.settings.prometheus.catalog(), self.aside, self.standing.learn, *joins)
+        world = World(agents, prometheus, duty.settings.prometheus.catalog(), self.aside, self.standing.learn, **known(housed, graphs))
         self.sight = Sight(duty, store, watch, world, agents, self.voice, self.aside, self.standing.knows)
         self.origins = origins or Origins()
         self.following = Following(duty, self.voice, self._learn)
@@ -124,6 +125,7 @@ class Leading:
             progress=self._progress,
             lead=lease,
             places=housed.places if housed is not None else None,
+            replicas=graphs.replicas if graphs is not None else None,
             times=Times(hold=float(duty.settings.hold)),
         )
         self.executor = Executor(parts, self.epoch)
@@ -135,6 +137,7 @@ class Leading:
         )
         self.tidying = Beside(duty.clock, lambda about, problem: self.voice.tell_or_clear(f"tidying {about}", problem))
         self.watching: dict[NodeId, asyncio.Task[None]] = {}
+        self.drifting = Drifting(self.voice.tell_or_clear)
         self.turns = Turns(duty.settings.state, self.epoch)
         self.sendings = Sendings(duty.settings.state, self.epoch, duty.clock, lease.show)
         self.unfencing = Unfencing(
@@ -395,6 +398,8 @@ class Leading:
             self.voice.tell_or_clear("cluster's pods", self.housed.follow(self.agents, self.duty.scene.fleet))
             self.tidying.check()
             self.housed.tidy(self.tidying, self.store, self.duty.scene.fleet, self._tidied)
+        if self.graphs is not None:
+            self.drifting.tell(self.graphs.note(self.duty.settings.state, self.epoch, self.duty.clock()))
         self.watching = {node: task for node, task in self.watching.items() if not task.done() or task.exception()}
         for node in self.agents:
             if node not in self.watching:

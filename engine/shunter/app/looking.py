@@ -12,6 +12,7 @@ import msgspec
 from shunter.act.store import Store
 from shunter.app.assumed import Assumed, with_assumed
 from shunter.app.gone import SOURCE, declared
+from shunter.app.graphs import graphed, known
 from shunter.app.housed import housing
 from shunter.app.inputs import Asked, asked, fitted
 from shunter.app.pictures import Pictured
@@ -146,18 +147,20 @@ def _unheard(_views: Sequence[NodeView]) -> None:
 
 @contextlib.asynccontextmanager
 async def _connected(settings: Settings) -> AsyncIterator[World]:
-    housed = await housing(settings)
+    housed, graphs = await housing(settings), await graphed(settings)
     agents = named(settings, looks_on=True)
     try:
         if housed is not None:
             housed.follow(agents, Fleet())
-        joins = (housed.joined, housed.reported) if housed is not None else ()
+        if graphs is not None:
+            await graphs.listed(VIEW_TIMEOUT_S)
         async with Prometheus(settings.prometheus.url, deadline_s=float(settings.prometheus.deadline)) as prometheus:
-            yield World(agents, prometheus, settings.prometheus.catalog(), None, _unheard, *joins)
+            yield World(agents, prometheus, settings.prometheus.catalog(), None, _unheard, **known(housed, graphs))
     finally:
         await agents.close()
-        if housed is not None:
-            await housed.close()
+        for one in (housed, graphs):
+            if one is not None:
+                await one.close()
 
 
 async def sampled(world: World, fleets: Sequence[Fleet], ask: Asked, times: Sequence[float], within_s: float) -> list[list[Samples]]:

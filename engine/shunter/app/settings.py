@@ -22,6 +22,7 @@ policies = "10m"
 lasts = "15s"
 [cluster.pods]                       # optional: workers in pods, and agents that are found
 namespace = "dynamo"
+[cluster.dynamo]                     # optional: reassignments act on Dynamo's graphs (docs/how-to/move-a-dynamo-worker.md)
 [prometheus]
 url = "http://prometheus:9090"
 [tls]
@@ -109,6 +110,15 @@ class PodsSettings(_Section, frozen=True, kw_only=True):
     """What the container of a new pod runs until its worker comes: something that its image has and that doesn't end."""
 
 
+class DynamoSettings(_Section, frozen=True, kw_only=True):
+    """Dynamo's graphs: how many workers they are to have is read there, and changed there when hardware changes sides. A section without
+    keys is enough.
+    """
+
+    namespace: str = ""
+    """Where the graphs are. Empty: where `[cluster.pods]` has the workers' pods, else the namespace of `[cluster]`."""
+
+
 class LeaseSettings(_Section, frozen=True, kw_only=True):
     """The engine as one of several in a Kubernetes cluster: a Lease says which of them leads, operations are custom resources, and another
     goes on with what one began. A section without keys is enough in a pod.
@@ -127,6 +137,8 @@ class LeaseSettings(_Section, frozen=True, kw_only=True):
     longer it is, the longer an outage of the API server may last until what is under way has to wait for its end."""
     pods: PodsSettings | None = None
     """None: workers live in no pods, and `[[agents]]` names all agents."""
+    dynamo: DynamoSettings | None = None
+    """None: nobody keeps pools at a number, or not Dynamo's operator."""
 
 
 class PoliciesSettings(_Section, frozen=True, kw_only=True):

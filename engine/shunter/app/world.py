@@ -63,11 +63,12 @@ class World:
         told: Callable[[Sequence[NodeView]], None] = lambda _views: None,
         join: Callable[[Fleet], Fleet] = lambda fleet: fleet,
         bare: Callable[[Fleet], Fleet] = lambda fleet: fleet,
+        more: Callable[[Samples, float], Samples] = lambda samples, _at: samples,
     ) -> None:
         """What takes long is done `aside`, where `metrics` then belongs; None: where it is called. `told` gets all answers of a round.
-        `join` adds to the fleet what others know of it, and `bare` takes that away again.
+        `join` adds to the fleet what others know of it, and `bare` takes that away again; `more` adds to the samples of a time.
         """
-        self._told, self._join, self._bare = told, join, bare
+        self._told, self._join, self._bare, self._more = told, join, bare, more
         self._agents, self._metrics, self._catalog = agents, metrics, catalog
         self._aside = aside or Aside()
         self.unreachable: dict[NodeId, Problem] = {}
@@ -109,7 +110,9 @@ class World:
 
     async def measure(self, fleet: Fleet, policies: PolicySet, at: float, *, within_s: float) -> Samples:
         """Samples at `at` of all that the catalog and the policies name. Ends `within_s` seconds after it began at the latest."""
-        return await self._aside.do(lambda: sample(self._metrics, fleet, inputs_of(policies), at, catalog=self._catalog, within_s=within_s))
+        asked = inputs_of(policies)
+        taken = await self._aside.do(lambda: sample(self._metrics, fleet, asked, at, catalog=self._catalog, within_s=within_s))
+        return self._more(taken, at)
 
     async def history(self, fleet: Fleet, policies: PolicySet, times: Sequence[float]) -> list[Snapshot]:
         """Snapshots at past times, with the fleet as it is now: what a condition's `for` is judged by when nobody looked before."""

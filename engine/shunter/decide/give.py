@@ -7,6 +7,7 @@ import msgspec
 
 from shunter.decide.deciding import Deciding
 from shunter.decide.gates import missing
+from shunter.decide.numbers import number
 from shunter.decide.pick import candidates, fits
 from shunter.decide.place import Job, place
 from shunter.decide.shift import Condition, Stop, spec_of
@@ -66,6 +67,8 @@ def _one(d: Deciding, shift: Shift, done: int) -> tuple[Stop | str, list[Evidenc
         if not within.result:
             return Stop(verdict=Verdict.HOLD, reason=f"there are {serving} {to} workers, as many as may be", gate="limits.to.max"), [within]
     waiting = _waiting(d, shift.graph, to)
+    if not waiting and shift.make_way and (kept := number(d, shift.graph, to)) is not None:
+        return _start_natively(d, shift, kept, serving)
     if not waiting:
         reason = f"no parked {to} worker of {shift.graph} has an image that can be restored, and native starts aren't done here"
         return Stop(verdict=Verdict.HOLD, reason=reason, gate="to"), [Evidence(gate="to", result=False, detail=reason)]
@@ -75,6 +78,18 @@ def _one(d: Deciding, shift: Shift, done: int) -> tuple[Stop | str, list[Evidenc
         reason = f"there is no free slot for a {to} worker, and no pool has a worker too many"
         return Stop(verdict=Verdict.HOLD, reason=reason, gate="to"), [Evidence(gate="to", result=False, detail=reason)]
     return _make_way(d, shift, waiting)
+
+
+def _start_natively(d: Deciding, shift: Shift, kept: int, serving: int) -> tuple[Stop | str, list[Evidence]]:
+    """One worker leaves, and whoever keeps the other pool at a number starts one for it: nobody waits in an image."""
+    to, sessions = spec_of(shift.policy).to, spec_of(shift.policy).sessions
+    if kept > serving:
+        reason = f"{kept} {to} workers are asked for and {serving} serve: who was asked for last is still to come"
+    elif sessions == "move":
+        reason = f"no parked {to} worker has an image, and one that is started natively needs what a worker leaves by `park` or `drain`"
+    else:
+        return _make_way(d, shift, ())
+    return Stop(verdict=Verdict.HOLD, reason=reason, gate="to"), [Evidence(gate="to", result=False, detail=reason)]
 
 
 def _standing(d: Deciding, graph: str, role: str) -> int:
@@ -93,7 +108,7 @@ def _into_free(d: Deciding, shift: Shift, waiting: Sequence[tuple[Worker, Image]
     """Restore one of the waiting into a free slot: nobody has to make way. None when there is no such slot."""
     free = d.free_slots()
     for worker, image in waiting:
-        found = d.finder.find(d.needs(image), free, scope={}, size=d.size(worker, image.id))
+        found = d.finder.find(d.needs(image), free, scope={})
         placed = place([Job(worker=worker.id)], {worker.id: found.options}, {}, d.now)
         if (slot := placed.slots.get(worker.id)) is not None:
             restore(d, shift, worker, image, slot, f"{slot} is free: no {spec_of(shift.policy).from_} worker has to make way")
@@ -134,7 +149,7 @@ def _swap(d: Deciding, shift: Shift, leaver: Worker, waiting: Sequence[tuple[Wor
     """Have this worker make way for one of the waiting: what was planned in words, or why nothing was. The whole chain or none of it."""
     spec = spec_of(shift.policy)
     pair = next((p for p in waiting if fits(d, d.needs(p[1]), leaver)), None)
-    if pair is None:
+    if pair is None and waiting:
         why = f"no waiting {spec.to} worker fits into the slot of a {spec.from_} worker that may be taken"
         return Stop(verdict=Verdict.HOLD, reason=why, gate="pick"), ()
     kind = _KINDS[spec.sessions]
@@ -148,9 +163,13 @@ def _swap(d: Deciding, shift: Shift, leaver: Worker, waiting: Sequence[tuple[Wor
     if worth is not None and worth.refusal is not None:
         d.find(shift.policy, leaver.id, worth.verdict, worth.refusal, gate="cost", evidence=gates)
         return Stop(verdict=worth.verdict, reason=f"{leaver.id}: {worth.refusal}", gate="cost"), gates
-    left, reason = _leave(d, shift, leaver, worth.estimate if worth else None)
+    left, reason = _leave(d, shift, leaver, worth.estimate if worth else None, native=pair is None)
     if left is None:
         return Stop(verdict=Verdict.HOLD, reason=reason, gate="pick"), ()
+    if pair is None:
+        told = f"it makes way for a {spec.to} worker that is started natively: {reason}"
+        d.find(shift.policy, leaver.id, Verdict.ACT, told, gate="pick.prefer", evidence=gates)
+        return f"{leaver.id} makes way for a {spec.to} worker that is started natively: {reason}"
     worker, image = pair
     assert leaver.slot is not None, "a candidate occupies a slot"
     restore(d, shift, worker, image, leaver.slot, f"{leaver.id} makes way ({spec.sessions})", after=(left.id,))
@@ -166,14 +185,16 @@ def _leaving(d: Deciding, graph: str, role: str) -> int:
     return sum(w.id in gone and w.state in STANDING for w in d.world.pools.get(pool_id(graph, role), ()))
 
 
-def _leave(d: Deciding, shift: Shift, worker: Worker, estimate: Estimate | None) -> tuple[PlannedOperation | None, str]:
-    """Plan how the worker leaves its slot, and say it; or say why it can't. `estimate` is that of a move."""
+def _leave(d: Deciding, shift: Shift, worker: Worker, estimate: Estimate | None, *, native: bool) -> tuple[PlannedOperation | None, str]:
+    """Plan how the worker leaves its slot, and say it; or say why it can't. `estimate` is that of a move. `native`: what it leaves is for a
+    worker that is started there.
+    """
     sessions = spec_of(shift.policy).sessions
     told = holds(worker, d.scopes.worker(shift.policy, worker))
     slot: SlotId | None = None
     if sessions == "move":
         # agents don't move a worker between slots of their own node: its address would be there twice
-        found = d.finder.find(d.needs(worker), d.free_slots(), scope={}, leaving=worker.node, size=d.size(worker))
+        found = d.finder.find(d.needs(worker), d.free_slots(), scope={}, leaving=worker.node)
         slot = place([Job(worker=worker.id)], {worker.id: found.options}, {}, d.now).slots.get(worker.id)
         if slot is None:
             return None, f"there is no slot on another node to move a {worker.role} worker to ({found.why()})"
@@ -190,6 +211,7 @@ def _leave(d: Deciding, shift: Shift, worker: Worker, estimate: Estimate | None)
         from_slot=worker.slot,
         to_slot=slot,
         copies=(worker.node,) if sessions == "park" and worker.node else (),
+        hands_to=pool_id(shift.graph, spec_of(shift.policy).to) if native else None,
     )
     return operation, {"move": f"it moves to {slot}", "park": "it is parked", "drain": "it finishes its streams and ends"}[sessions]
 

@@ -2,6 +2,7 @@
 
 from shunter.decide.deciding import Deciding
 from shunter.decide.give import Shift, restore, waiting_worker
+from shunter.decide.numbers import number
 from shunter.decide.pick import fits, kept
 from shunter.decide.shift import Stop, records, spec_of
 from shunter.model.finding import Evidence, Verdict
@@ -11,6 +12,7 @@ from shunter.model.plan import OperationKind, Preconditions
 from shunter.model.policy import Policy
 from shunter.model.snapshot import Image, Worker, WorkerState
 
+_LEAVING = (OperationKind.PARK, OperationKind.DRAIN)
 _KEEP = 1
 """Workers that the pool which gives back keeps: without any its role isn't served at all."""
 
@@ -20,7 +22,7 @@ def undo(d: Deciding, policy: Policy, graph: str, cause: str) -> tuple[Stop, tup
     spec = spec_of(policy)
     own = records(d, policy, graph)
     standing = [w for w in d.world.pools.get(pool_id(graph, spec.to), ()) if w.state is WorkerState.RUNNING]
-    brought = _brought(d, standing, own) or (_likely(standing) if _parked(d, policy, graph, own) else None)
+    brought = _brought(d, standing, own) or (_likely(standing) if _parked(d, policy, graph, own) else None) or _started(standing, own)
     if brought is None:
         return _stop(Verdict.PASS, "there is no shift to undo", "revert")
     if len(standing) <= _KEEP:
@@ -32,6 +34,9 @@ def undo(d: Deciding, policy: Policy, graph: str, cause: str) -> tuple[Stop, tup
         return Stop(verdict=Verdict.HOLD, reason=f"{brought.id}: {allowed.refusal}", gate="budget"), allowed.evidence
     shift = Shift(policy=policy, graph=graph, cause=cause, why=f"`revert.when` has held: {spec.revert.when.text if spec.revert else ''}")
     assert brought.node is not None, "it was seen to run on a node that stays"
+    pair = _parked(d, policy, graph, own)
+    fitting = pair is not None and brought.slot is not None and fits(d, d.needs(pair[1]), brought)
+    native = not fitting and number(d, graph, spec.from_) is not None
     park = d.plan(
         policy,
         OperationKind.PARK,
@@ -42,10 +47,10 @@ def undo(d: Deciding, policy: Policy, graph: str, cause: str) -> tuple[Stop, tup
         estimate=d.phases(brought).dumping(copies=False),
         from_slot=brought.slot,
         copies=(brought.node,),
+        hands_to=pool_id(graph, spec.from_) if native else None,
     )
-    told = f"{brought.id} is parked"
-    pair = _parked(d, policy, graph, own)
-    if pair is not None and brought.slot is not None and fits(d, d.needs(pair[1]), brought):
+    told = f"{brought.id} is parked" + (f", and a {spec.from_} worker is started natively" if native else "")
+    if fitting and pair is not None and brought.slot is not None:
         restore(d, shift, pair[0], pair[1], brought.slot, f"{pair[0].id} comes back", after=(park.id,))
         told = f"{told}, {pair[0].id} comes back into {brought.slot}"
     stop, evidence = _stop(Verdict.ACT, told, "revert.when")
@@ -63,6 +68,14 @@ def _brought(d: Deciding, standing: list[Worker], own: list[OperationRecord]) ->
     last: dict[WorkerId, OperationRecord] = {r.planned.worker: r for r in own if r.status is Status.SUCCEEDED}
     shifts = [r for r in reversed(own) if last.get(r.planned.worker) is r and r.planned.kind is OperationKind.RESTORE]
     return next((running[r.planned.worker] for r in shifts if r.planned.worker in running and _is_shift(r)), None)
+
+
+def _started(standing: list[Worker], own: list[OperationRecord]) -> Worker | None:
+    """Where the last shift had a worker started natively, which of the pool that is can't be said: one that was never restored."""
+    last = next((r for r in reversed(own) if r.planned.kind in _LEAVING and _is_shift(r)), None)
+    if last is None or last.planned.hands_to is None or last.status is not Status.SUCCEEDED:
+        return None
+    return min(standing, key=lambda w: (w.incarnation, w.id), default=None)
 
 
 def _is_shift(record: OperationRecord) -> bool:

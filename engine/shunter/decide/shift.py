@@ -8,11 +8,12 @@ from shunter.decide.deciding import Deciding
 from shunter.decide.gates import ask
 from shunter.decide.history import FAILURES, HOUR
 from shunter.decide.hold import Held, held
+from shunter.decide.numbers import fixed
 from shunter.decide.words import clock
 from shunter.model.expression import Expression, Undecided
 from shunter.model.finding import Evidence, Verdict
 from shunter.model.operation import OperationRecord
-from shunter.model.plan import OperationKind
+from shunter.model.plan import OperationKind, PlannedOperation
 from shunter.model.policy import Policy, ReassignmentPolicy, ReassignmentSpec
 
 MOST_PER_HOUR = 3
@@ -62,7 +63,15 @@ def condition(d: Deciding, policy: Policy, graph: str, when: Expression, needed:
 def records(d: Deciding, policy: Policy, graph: str) -> list[OperationRecord]:
     """Operations of the policy on workers of the graph that began within the hour or are under way, oldest first."""
     recent = [r for r in d.history.of_policy(policy.name) if r.created_at > d.now - HOUR or r in d.history.active]
-    return [r for r in recent if (w := d.world.workers.get(r.planned.worker)) is not None and w.graph == graph]
+    return [r for r in recent if _graph_of(d, r.planned) == graph]
+
+
+def _graph_of(d: Deciding, planned: PlannedOperation) -> str | None:
+    """Of one that was drained only its operation knows."""
+    worker = d.world.workers.get(planned.worker)
+    if worker is not None:
+        return worker.graph
+    return planned.pool.rpartition("/")[0] if planned.pool is not None else None
 
 
 def restraints(d: Deciding, policy: Policy, graph: str) -> tuple[Stop | None, tuple[Evidence, ...]]:
@@ -74,6 +83,7 @@ def restraints(d: Deciding, policy: Policy, graph: str) -> tuple[Stop | None, tu
         ("snapshot", d.outdated()),
         ("lane", d.involuntary(graph, preview=preview)),
         ("active", f"busy with {busy.planned.kind.value} {busy.id}" if busy else None),
+        *(("replicas", why) for why in (fixed(d, graph),) if why is not None),
         ("cooldown", _cooling(d, policy, own)),
         ("repeats", _repeats(own)),
     )

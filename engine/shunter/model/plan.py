@@ -83,6 +83,8 @@ class PlannedOperation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The policy's mode is `preview`: shown and audited, never carried out."""
     pool: PoolId | None = None
     """The pool that its worker serves in, also once the worker is gone. None: not recorded."""
+    hands_to: PoolId | None = None
+    """The pool that gets what the worker leaves, by a worker that is started natively for it. None: nobody is started."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):

@@ -1,7 +1,8 @@
 """What Dynamo's resources say of pools, as samples that decisions are made on, and what people are to be told. Pure.
 
-`replicas` of a pool is how many its resources of record ask for. It is missing, with the reason, while nothing may be changed of them: then
-nobody changes sides there. A pool that Dynamo has no resource of has no such sample.
+`settled` is 1 where its graph is as its operator wants it, and missing, with the reason, where it isn't: nothing voluntary is begun there.
+`replicas` of a pool is how many its resources of record ask for; missing, with the reason, where that isn't changed by us: nobody changes
+sides there. A pool that Dynamo has no resource of has no such samples.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,10 +16,10 @@ from shunter.model.ids import PoolId, pool_id
 from shunter.model.sample import Known, Missing, Sample
 from shunter.model.snapshot import Role
 
+SETTLED: Final = "settled"
 REPLICAS: Final = "replicas"
 DESIRED: Final = "desired"
 _ROLES: Final[tuple[Role, ...]] = get_args(Role)
-Pools = Mapping[PoolId, Mapping[str, Sample]]
 
 
 def samples(view: View, at: float) -> dict[PoolId, dict[str, Sample]]:
@@ -32,7 +33,7 @@ def samples(view: View, at: float) -> dict[PoolId, dict[str, Sample]]:
     for broken in view.broken:
         if broken.graph:
             why = Missing(reason=f"{broken.problem.subject}: {broken.problem.what}")
-            found.update({pool_id(broken.graph, role): {REPLICAS: why, DESIRED: why} for role in _ROLES})
+            found.update({pool_id(broken.graph, role): {SETTLED: why, REPLICAS: why, DESIRED: why} for role in _ROLES})
     return found
 
 
@@ -40,16 +41,20 @@ def _pool(view: View, graph: Graph, own: tuple[Component, ...], adapters: list[A
     query = f"DynamoGraphDeployment {graph.namespace}/{graph.name}: {', '.join(one.name for one in own)}"
     counts = [_of_record(one, adapters) for one in own]
     number = sum(count for count in counts if count is not None)
-    why = view.doubt.what if view.doubt is not None else _kept(graph, own, adapters)
+    doubt = view.doubt.what if view.doubt is not None else ""
     known = Known(value=float(number), unit="workers", at=at, query=query)
-    replicas: Sample = known if not why else Missing(reason=why, query=query)
-    if not (graph.plans or any(one.adapter for one in own)):
-        return {REPLICAS: replicas}
-    if view.doubt is not None:
-        return {REPLICAS: replicas, DESIRED: Missing(reason=view.doubt.what, query=query)}
-    if None in counts:
-        return {REPLICAS: replicas, DESIRED: Missing(reason="a component has a scaling adapter that isn't there", query=query)}
-    return {REPLICAS: replicas, DESIRED: known}
+    found: dict[str, Sample] = {
+        SETTLED: _unless(doubt or unsettled(graph), Known(value=1.0, unit="1", at=at, query=query)),
+        REPLICAS: _unless(doubt or _kept(graph, own, adapters), known),
+    }
+    if graph.plans or any(one.adapter for one in own):
+        lacking = "a component has a scaling adapter that isn't there" if None in counts else ""
+        found[DESIRED] = _unless(doubt or lacking, known)
+    return found
+
+
+def _unless(why: str, known: Known) -> Sample:
+    return Missing(reason=why, query=known.query) if why else known
 
 
 def _of_record(component: Component, adapters: Iterable[Adapter]) -> int | None:
@@ -59,9 +64,7 @@ def _of_record(component: Component, adapters: Iterable[Adapter]) -> int | None:
 
 
 def _kept(graph: Graph, own: tuple[Component, ...], adapters: list[Adapter]) -> str:
-    """Why a pool's replicas can't be changed now; empty: they can."""
-    if why := unsettled(graph):
-        return why
+    """Why a pool's replicas are never changed by us; empty: they may be."""
     if len(own) > 1:
         return f"{graph.name} has several components of one role ({', '.join(one.name for one in own)}), and which is meant can't be said"
     for one in own:
@@ -73,9 +76,9 @@ def _kept(graph: Graph, own: tuple[Component, ...], adapters: list[Adapter]) -> 
     return ""
 
 
-def merged(taken: Pools, view: View, at: float) -> dict[PoolId, dict[str, Sample]]:
+def merged(taken: Mapping[str, Mapping[str, Sample]], view: View, at: float) -> dict[PoolId, dict[str, Sample]]:
     """Samples of pools with Dynamo's. What a planner publishes as a metric of its own counts before what stands in a resource."""
-    both: dict[PoolId, dict[str, Sample]] = {pool: dict(fields) for pool, fields in taken.items()}
+    both: dict[PoolId, dict[str, Sample]] = {PoolId(pool): dict(fields) for pool, fields in taken.items()}
     for pool, fields in samples(view, at).items():
         own = both.setdefault(pool, {})
         published = own.get(DESIRED)

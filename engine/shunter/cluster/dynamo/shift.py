@@ -25,6 +25,7 @@ import msgspec
 from shunter.cluster.api import Absent, Api, Conflict, Object
 from shunter.cluster.dynamo.drift import moving, unsettled
 from shunter.cluster.dynamo.parse import controlled
+from shunter.cluster.dynamo.parse import graph as read_graph
 from shunter.cluster.dynamo.parse import pod as read_pod
 from shunter.cluster.dynamo.record import MANAGER, Mark, Place, body, changeable, git_has_not, place
 from shunter.cluster.dynamo.values import Component, Graph, Pod
@@ -156,6 +157,10 @@ class Shifts:
             raise Retry(_restless(shift))
         if shift.uid:
             await self._cost_back(shift)
+
+    async def graph(self, namespace: str, name: str) -> Graph:
+        """A graph as it is now. Raises Absent SH252 where there is none, Retry as `Api.get` does, Rejected SH270."""
+        return read_graph(await self._api.get(f"{collection(await self.version(), GRAPHS, namespace)}/{name}"))
 
     async def see(self, shift: Shift) -> Seen:
         """What there is of it now. Raises Absent, Retry, Rejected SH270 and SH272."""

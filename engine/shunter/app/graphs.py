@@ -1,0 +1,225 @@
+"""Dynamo's graphs in the cluster, as the `[cluster.dynamo]` of the settings says: what they say of pools, and their replicas of record.
+
+What is of record now says nothing of the past: it goes into samples of now alone.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+import msgspec
+
+from shunter.app.clustered import reached
+from shunter.app.housed import Housed
+from shunter.app.settings import DynamoSettings, LeaseSettings, Settings
+from shunter.cluster.api import Absent, Api
+from shunter.cluster.dynamo.following import Following, View
+from shunter.cluster.dynamo.pools import merged, troubles
+from shunter.cluster.dynamo.shift import Shift, Shifts
+from shunter.cluster.dynamo.values import Graph
+from shunter.model.canon import decode, encode
+from shunter.model.errors import Problem, Rejected
+from shunter.model.ids import Epoch, PoolId
+from shunter.model.operation import OperationRecord
+from shunter.model.plan import OperationKind
+from shunter.model.pod import Pod
+from shunter.model.sample import Known, Missing, Sample, say
+from shunter.model.snapshot import Samples
+
+REQUEST_S: Final = 3.0
+NOW_S: Final = 30.0
+"""Samples older than this are of the past."""
+_SHOWN: Final = 50
+"""Lines that are kept for `shunter status`; of more, the number is told."""
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """What Dynamo's resources said when the engine of `epoch` last wrote it down, for people: a line a pool, and what is wrong."""
+
+    epoch: Epoch
+    pools: tuple[str, ...] = ()
+    troubles: tuple[Problem, ...] = ()
+    more: int = 0
+    """Troubles beyond those."""
+
+
+class Graphs:
+    """For one engine. `open` it in the event loop in which operations are carried out."""
+
+    def __init__(self, lease: LeaseSettings, dynamo: DynamoSettings, *, clock: Callable[[], float] = time.time) -> None:
+        """Raises Stalled SH250 for an access that can't work. `clock`: seconds since the epoch. Touches nothing yet."""
+        self._access = reached(lease.kubeconfig, lease.context)
+        pods = lease.pods.namespace if lease.pods is not None else ""
+        self.namespace = dynamo.namespace or pods or lease.namespace or self._access.namespace
+        self._clock = clock
+        self._written: Shown | None = None
+        self._following: Following
+        self._api: Api
+        self.replicas: Counted
+
+    async def open(self) -> Self:
+        """Follow. What isn't known yet is missing."""
+        self._following = Following(lambda: Api(self._access), self.namespace)
+        self._api = Api(self._access, timeout_s=REQUEST_S)
+        self.replicas = Counted(Shifts(self._api), self.namespace)
+        return self
+
+    async def listed(self, within_s: float) -> None:
+        """Return once all is known, or that time is over: then samples say why they are missing."""
+        with contextlib.suppress(Exception):
+            await asyncio.to_thread(self._following.wait, within_s)
+
+    async def close(self) -> None:
+        """End all connections."""
+        await asyncio.to_thread(self._following.close)
+        await self._api.aclose()
+
+    def view(self) -> View:
+        """All of it as it is now."""
+        return self._following.view()
+
+    def measured(self, samples: Samples, at: float) -> Samples:
+        """With what Dynamo's resources say of pools, if `at` is now."""
+        if self._clock() - at > NOW_S:
+            return samples
+        return msgspec.structs.replace(samples, pools=merged(samples.pools, self.view(), at))
+
+    def note(self, state: Path, epoch: Epoch, at: float) -> tuple[Problem, ...]:
+        """Write down for `shunter status` what there is, if it changed; what is wrong is returned. A full disk keeps the older one."""
+        view = self.view()
+        wrong = troubles(view)
+        pools = tuple(_line(pool, fields) for pool, fields in sorted(merged({}, view, at).items()))
+        shown = Shown(epoch=epoch, pools=pools[:_SHOWN], troubles=wrong[:_SHOWN], more=max(0, len(wrong) - _SHOWN))
+        if shown != self._written:
+            partial = _path(state).with_name(f".{_path(state).name}")
+            with contextlib.suppress(OSError):
+                partial.touch(mode=0o600)
+                partial.write_bytes(encode(shown))
+                partial.replace(_path(state))
+                self._written = shown
+        return wrong
+
+
+def _line(pool: PoolId, fields: dict[str, Sample]) -> str:
+    replicas, settled, desired = (fields.get(name) for name in ("replicas", "settled", "desired"))
+    told = []
+    if isinstance(replicas, Known):
+        told.append(f"{replicas.value:g} of record")
+    elif isinstance(replicas, Missing):
+        told.append(f"not to be changed: {replicas.reason}")
+    if isinstance(settled, Missing):
+        told.append(f"not now: {settled.reason}")
+    if desired is not None:
+        told.append(f"wanted: {say(desired)}")
+    return f"{pool}: {'; '.join(told)}"
+
+
+def shown(state: Path, epoch: Epoch) -> Shown:
+    """What the engine of `epoch` last wrote down; nothing where there is no such word."""
+    with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):
+        found = decode(_path(state).read_bytes(), Shown)
+        if found.epoch == epoch:
+            return found
+    return Shown(epoch=epoch)
+
+
+def _path(state: Path) -> Path:
+    return state / "graphs"
+
+
+class Counted:
+    """`act.replicas.Replicas` over Dynamo's resources of record. A worker whose pod is of no graph of Dynamo's is kept at no number."""
+
+    def __init__(self, shifts: Shifts, namespace: str) -> None:
+        self._shifts, self._namespace = shifts, namespace
+
+    async def check(self, record: OperationRecord, left: Pod | None, then: PoolId | None) -> None:
+        """See `Replicas`."""
+        shift = await self._shift(record, left, then)
+        if shift is not None:
+            await self._shifts.check(shift, begins=record.planned.kind is not OperationKind.RESTORE)
+
+    async def change(self, record: OperationRecord) -> None:
+        """See `Replicas`."""
+        shift = await self._shift(record, record.left, None)
+        if shift is not None:
+            await self._shifts.carry(shift)
+
+    async def take_back(self, record: OperationRecord) -> None:
+        """See `Replicas`."""
+        shift = await self._shift(record, record.left, None)
+        if shift is not None:
+            await self._shifts.undo(shift)
+
+    async def _shift(self, record: OperationRecord, left: Pod | None, then: PoolId | None) -> Shift | None:
+        planned = record.planned
+        comes = planned.kind is OperationKind.RESTORE
+        if planned.pool is None or (left is None if not comes else False):
+            return None
+        name, _, role = planned.pool.rpartition("/")
+        try:
+            graph = await self._shifts.graph(left.namespace if left is not None else self._namespace, name)
+        except Absent:
+            return None
+        taker = planned.pool if comes else planned.hands_to or then
+        gives = "" if comes else _component(graph, role)
+        takes = _component(graph, taker.rpartition("/")[2]) if taker is not None else ""
+        return Shift(
+            operation=planned.id,
+            namespace=graph.namespace,
+            graph=graph.name,
+            gives=gives,
+            pod=left.name if left is not None else "",
+            uid=left.uid if left is not None else "",
+            takes=takes,
+        )
+
+
+def _component(graph: Graph, role: str) -> str:
+    """Raises Rejected SH272 where it can't be said which is meant."""
+    own = [one.name for one in graph.components if one.role == role]
+    if len(own) == 1:
+        return own[0]
+    what = f"the graph has {'no component' if not own else 'several components'} for {role}{': ' if own else ''}{', '.join(own)}"
+    remedy = "Leave this graph out of the policy, or give it one component a role"
+    raise Rejected(Problem(code="SH272", what=what, remedy=remedy, subject=f"{graph.namespace}/{graph.name}"))
+
+
+async def graphed(settings: Settings) -> Graphs | None:
+    """What the settings say of Dynamo's graphs, opened; None: nothing. Raises Stalled SH250."""
+    if settings.cluster is None or settings.cluster.dynamo is None:
+        return None
+    return await Graphs(settings.cluster, settings.cluster.dynamo).open()
+
+
+def known(housed: Housed | None, graphs: Graphs | None) -> dict[str, Any]:
+    """What a `World` is told by them."""
+    told: dict[str, Any] = {} if housed is None else {"join": housed.joined, "bare": housed.reported}
+    return told if graphs is None else {**told, "more": graphs.measured}
+
+
+class Drifting:
+    """Tells what is wrong with graphs, and when it is over. What is there for a moment only, between a write and what follows from it, is
+    told by nobody.
+    """
+
+    def __init__(self, tell_or_clear: Callable[[str, Problem | None], None], *, looks: int = 5) -> None:
+        """`looks` in a row it has to be there, the same."""
+        self._tell_or_clear, self._looks = tell_or_clear, looks
+        self._seen: dict[str, tuple[Problem, int]] = {}
+
+    def tell(self, wrong: Sequence[Problem]) -> None:
+        """What is wrong by this look."""
+        now = {f"{one.code} {one.subject}: {one.what}": one for one in wrong}
+        for about in self._seen.keys() - now.keys():
+            _, times = self._seen.pop(about)
+            if times >= self._looks:
+                self._tell_or_clear(f"graph {about}", None)
+        for about, one in now.items():
+            _, times = self._seen.get(about, (one, 0))
+            self._seen[about] = (one, times + 1)
+            if times + 1 == self._looks:
+                self._tell_or_clear(f"graph {about}", one)
