@@ -34,6 +34,7 @@ class Node:
         self.config = self.folder / "agent.toml"
         self.log = self.folder / "agent.log"
         self._logged_before = 0
+        self.command = [str(BIN / "shunter-agent"), "run", "--config", str(self.config)]
         self._holder: subprocess.Popen[bytes] | None = None
         self.agent: subprocess.Popen[bytes] | None = None
 
@@ -99,7 +100,7 @@ class Node:
         with self.log.open("ab") as log:
             self._logged_before = log.tell()
             self.agent = subprocess.Popen(
-                [*enter, str(BIN / "shunter-agent"), "run", "--config", str(self.config)],
+                [*enter, *self.command],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,

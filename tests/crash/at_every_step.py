@@ -1,14 +1,14 @@
 """Break something at every step of every operation, on real processes with CRIU, and see that one worker and its stream come through.
 
-    scripts/lab .venv/bin/python tests/crash/at_every_step.py [--only move,engine] [--every N]
+    scripts/lab .venv/bin/python tests/crash/at_every_step.py [--only move,engine] [--every N [--seed K]]
 
 Two nodes, one worker, and one client that streams from it for as long as all of this takes. At each point an operation is begun, stopped at
-a step, and something is done to it: the engine is killed (and a next one takes over), an agent is killed (and started again a second
-later), a link is cut for two seconds or made slow, a disk is filled, a chunk of the image is changed. `late` points do it while the next
-order is being carried out instead of before it. After each the worker must be there once, or in a whole image, and the stream must go on
-with every token once, in order and right. While it runs, nothing may ever see two copies that run free.
+a step, and something is done to it (see `FAULTS`, and `faults` for how). `late` points do it while the next order is being carried out
+instead of before it. After each the worker must be there once, or in a whole image, its stream must go on with every token once, in order
+and right, and the router must see it. While it runs, nothing may ever see two copies that run free.
 
-Prints a table of how each operation ended, and at last a JSON object. Links are made slow by a token bucket: this kernel has no netem.
+Prints a table of how each operation ended, and at last a JSON object. `reassign` isn't among the kinds: it is carried out as moves, parks
+and restores. Links are made slow by a token bucket: this kernel has no netem.
 """
 
 import argparse
@@ -16,9 +16,10 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
 import random
 import shutil
+import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -33,9 +34,10 @@ from typing import Any, Final
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "local-fleet"))
+import faults
 from clients import Stream, stream
+from discovery import instances
 from fleet import ANY, Fleet, NodePlan, SetUpError, WorkerPlan, wait_for
-from machine import ip
 from node import Node
 from shunter.act.agents import AgentClient, TlsFiles
 from shunter.app.settings import load
@@ -48,6 +50,7 @@ from shunter.observe.catalog import Catalog
 from shunter.wire import agent_pb2 as pb
 from tokens import weights
 
+HERE: Final = Path(__file__).resolve().parent
 WORKER: Final = WorkerId("decode-0")
 ADDRESS: Final = "10.77.0.111:9000"
 WEIGHTS_MB: Final = 8
@@ -57,8 +60,6 @@ PLANS: Final = (
     NodePlan("node-a", 11, (ANY,), (WorkerPlan(WORKER, "decode", 0, 111),)),
     NodePlan("node-b", 12, (ANY,), ()),
 )
-AWAY_S: Final = 1.0
-CUT_S: Final = 2.0
 SETTLED_S: Final = 100.0
 MOVE: Final = ("intended", "prepared", "fenced", "frozen", "held", "committing", "released", "resumed", "unfenced")
 PARK: Final = ("intended", "prepared", "fenced", "frozen", "copied", "committing", "released")
@@ -84,26 +85,59 @@ class Point(msgspec.Struct, frozen=True):
         return f"{self.kind} at {self.step}: {self.fault}" + (f", {self.late * 1000:.0f} ms later" if self.late else "")
 
 
+FAULTS: Final = {
+    "engine": "the engine is killed, and the next one takes over",
+    "two": "the engine stands still; the next one, which has what it had written, takes over; then it wakes up and still believes to lead",
+    "give-up": "somebody wants the operation to be given up",
+    "clock": "the wall clocks of engine and agents are set by an hour, ahead and back",
+    "source": "the source's agent is killed, and started again a second later",
+    "destination": "so is the destination's",
+    "source-all": "the source's agent and CRIU are killed together",
+    "destination-all": "so are the destination's",
+    "power": "the destination loses its link and all its processes at once, and comes back",
+    "pause-source": "the source's agent stands still for longer than a hold, and wakes up",
+    "pause-destination": "so does the destination's",
+    "cut": "the destination's link is cut for two seconds",
+    "cut-source": "so is the source's",
+    "slow": "the destination's link is slow",
+    "full": "the destination's disk takes nothing for some seconds",
+    "full-source": "neither does the source's",
+    "corrupt": "a byte of the image changes, at the destination where it is there",
+}
+LATE: Final = ("engine", "two", "give-up", "source", "destination", "source-all", "destination-all", "power")
+"""Faults that are also done while an order is carried out: those whose moment matters."""
+AT_SOURCE: Final = ("source", "source-all", "pause-source", "cut-source", "full-source")
+STEPS: Final = {"move": MOVE, "park": PARK, "restore": RESTORE, "checkpoint": CHECKPOINT, "drain": DRAIN}
+IMAGE_FROM: Final = {"move": "frozen", "park": "frozen", "restore": "intended", "checkpoint": "dumped"}
+"""The first step at which there is an image."""
+
+
+def applies(kind: str, step: str, fault: str) -> bool:
+    """Whether there is anything to be done so."""
+    at = STEPS[kind].index(step)
+    if kind == "restore" and fault in AT_SOURCE:
+        return False  # there is none
+    if kind == "drain":  # nor is there a destination
+        return fault in ("engine", "two", "give-up", "clock", *AT_SOURCE)
+    if fault == "corrupt":
+        return at >= STEPS[kind].index(IMAGE_FROM[kind])
+    if fault == "power":  # once it runs there, its end is no news
+        return "resumed" not in STEPS[kind][: at + 1] and not (kind == "restore" and step == "committing")
+    return True
+
+
 def points(seed: int) -> list[Point]:
     """All of them. How late the late ones are is drawn anew for each seed."""
     chance = random.Random(seed)
     found: list[Point] = []
-    for kind, steps, parties in (
-        ("move", MOVE, ("engine", "source", "destination", "cut", "cut-source")),
-        ("park", PARK, ("engine", "source", "destination", "cut")),
-        ("restore", RESTORE, ("engine", "destination", "cut")),
-        ("checkpoint", CHECKPOINT, ("engine", "source", "destination", "cut")),
-        ("drain", DRAIN, ("engine", "source", "cut-source")),
-    ):
-        for step, fault in itertools.product(steps, parties):
+    for kind, steps in STEPS.items():
+        for step, fault in itertools.product(steps, FAULTS):
+            if not applies(kind, step, fault):
+                continue
             found.append(Point(kind, step, fault))
-            if not fault.startswith("cut"):
-                found.append(Point(kind, step, fault, round(chance.uniform(0.005, 0.25), 3)))
-    found += [Point("move", step, "full") for step in ("prepared", "fenced", "frozen")]
-    found += [Point("park", step, "full") for step in ("prepared", "fenced", "frozen")]
-    found += [Point("checkpoint", step, "full") for step in ("intended", "dumped")]
-    found += [Point("move", "fenced", "slow"), Point("park", "fenced", "slow"), Point("checkpoint", "dumped", "slow")]
-    found += [Point("move", "frozen", "corrupt"), Point("move", "released", "corrupt"), Point("restore", "intended", "corrupt")]
+            late = round(chance.uniform(0.005, 0.25), 3)
+            if fault in LATE and not (fault == "power" and step == "released"):  # it may run there by then
+                found.append(Point(kind, step, fault, late))
     return found
 
 
@@ -179,11 +213,16 @@ class Ring:
         self.fleet, self.client, self.watcher = fleet, Client(), Watcher()
         self.settings = load(fleet.engine_config)
         self.count = 0
+        self.woken: dict[str, Any] = {}
+        """What the last engine that had been taken for dead said when it woke up."""
 
     # -- the fleet
 
     def start(self) -> None:
         """Agents, the worker, and its client."""
+        for node in self.fleet.nodes.values():
+            faults.ahead(node, 0.0)
+            node.command = [sys.executable, str(HERE / "stepped_agent.py"), str(node.config), str(faults.ahead_of(node))]
         self.fleet.start_nodes()
         self.client.start()
         wait_for("the stream", lambda: self.client.seen.got > 5)
@@ -216,13 +255,13 @@ class Ring:
         lives = [w for w in fleet.workers if w.id == WORKER and w.slot and w.state.value not in ("parked", "lost")]
         if lives:
             return lives[0].slot, lives[0].incarnation
-        newest = max((i for i in fleet.images if i.worker == WORKER), key=lambda i: i.taken_at)
+        newest = max((i for i in fleet.images if i.worker == WORKER), key=lambda i: _number(i.id))
         return None, newest.incarnation
 
     def images(self) -> list[tuple[ImageId, Incarnation, NodeId]]:
         """The worker's images, newest first."""
         found = [i for i in self.look().images if i.worker == WORKER]
-        return [(i.id, i.incarnation, node) for i in sorted(found, key=lambda i: -i.taken_at) for node in i.nodes]
+        return [(i.id, i.incarnation, node) for i in sorted(found, key=lambda i: -_number(i.id)) for node in i.nodes]
 
     def tidy(self) -> None:
         """What an engine does beside its operations: delete all images but the newest, and free what was left reserved."""
@@ -230,7 +269,7 @@ class Ring:
 
     async def _tidy(self) -> None:
         seen = await self._look()
-        newest = max(seen.images, key=lambda i: i.taken_at, default=None)
+        newest = max(seen.images, key=lambda i: _number(i.id), default=None)
         async with self._agents() as agents:
             epoch = max([(await agent.view()).epoch for agent in agents.values()])
             for image in seen.images:
@@ -269,9 +308,26 @@ class Ring:
         deadline = time.time() + 4 if kind == "drain" else None
         return PlannedOperation(**base, from_slot=slot, copies=nodes, deadline=deadline, expect=expect)
 
-    def conduct(self, planned: PlannedOperation | None, stop: str = "-") -> "Conducted":
+    def conduct(self, planned: PlannedOperation | None, stop: str = "-", *more: str) -> "Conducted":
         """Begin it, in a process of its own."""
-        return Conducted(self.fleet, planned, stop)
+        return Conducted(self.fleet, planned, stop, *more)
+
+    def taken_over(self, under_way: "Conducted") -> dict[str, Any]:
+        """What comes of it when another engine, with a store of its own, goes on from what this one had written, and this one wakes up
+        once that has ended. The first one's store is nobody's from then on."""
+        first, second = self.settings.state, self.settings.state.with_name("second")
+        second.mkdir(mode=0o700)
+        with (
+            contextlib.closing(sqlite3.connect(first / "engine.db")) as of,
+            contextlib.closing(sqlite3.connect(second / "engine.db")) as to,
+        ):
+            of.backup(to)
+        ended = self.conduct(None, "-", "--state", str(second)).end()
+        under_way.wake()
+        self.woken = under_way.end()
+        shutil.rmtree(first)
+        second.rename(first)
+        return ended
 
     def plainly(self, kind: str) -> dict[str, Any]:
         """Do it with nothing going wrong."""
@@ -293,40 +349,35 @@ class Ring:
     def fault(self, point: Point, planned: PlannedOperation, under_way: "Conducted") -> Iterator[None]:
         """Do it; what can be mended is, at the end at the latest."""
         source, other = self.nodes_of(planned)
-        mend: Callable[[], None] = lambda: None  # noqa: E731
+        at_nodes: dict[str, Callable[[], faults.Mend]] = {
+            "source": lambda: faults.killed(source),
+            "destination": lambda: faults.killed(other),
+            "source-all": lambda: faults.killed_with_all(source),
+            "destination-all": lambda: faults.killed_with_all(other),
+            "power": lambda: faults.powered_off(other, WORKER),
+            "pause-source": lambda: faults.paused(source),
+            "pause-destination": lambda: faults.paused(other),
+            "cut": lambda: faults.cut(other),
+            "cut-source": lambda: faults.cut(source),
+            "slow": lambda: faults.slow(other),
+            "full": lambda: faults.filled(other),
+            "full-source": lambda: faults.filled(source),
+            "corrupt": lambda: faults.corrupted((other, source), planned.image or f"image-{planned.id}"),
+            "clock": lambda: faults.stepped(source, other),
+        }
         if point.fault == "engine":
             under_way.kill()
-        elif point.fault in ("source", "destination"):
-            mend = self._killed(source if point.fault == "source" else other)
-        elif point.fault in ("cut", "cut-source"):
-            mend = self._cut(source if point.fault == "cut-source" else other)
-        elif point.fault == "slow":
-            mend = _slow(other)
-        elif point.fault == "full":
-            mend = _filled(other)
-        else:
-            _corrupt(other, planned)
+        elif point.fault == "two":
+            under_way.pause()
+        elif point.fault == "give-up":
+            under_way.say("give up")
+        elif point.fault == "clock":
+            under_way.say(f"clock {faults.STEP_S / 2}")
+        mend = at_nodes.get(point.fault, lambda: lambda: None)()
         try:
             yield
         finally:
             mend()
-
-    def _killed(self, node: Node) -> Callable[[], None]:
-        node.kill_agent()
-        again = threading.Timer(AWAY_S, node.start)
-        again.start()
-
-        def mend() -> None:
-            again.join()
-            wait_for(f"{node.name} to take orders again", node.takes_orders, 60)
-
-        return mend
-
-    def _cut(self, node: Node) -> Callable[[], None]:
-        ip("link", "set", f"up-{node.name}", "down")
-        again = threading.Timer(CUT_S, lambda: ip("link", "set", f"up-{node.name}", "up"))
-        again.start()
-        return again.join
 
     # -- what must be true
 
@@ -343,6 +394,8 @@ class Ring:
             before = self.client.seen.got
             if not _soon(lambda: self.client.seen.got > before + 2 or self.client.seen.ended, 15):
                 return "the stream doesn't go on"
+            if not _soon(lambda: ADDRESS in instances(self.fleet.discovery, "backend"), 15) and "see it" not in str(ended.get("reason")):
+                return f"the router doesn't see it, and nobody says so: {ended}"
         if self.watcher.worst > 1:
             return f"{self.watcher.worst} copies of the worker ran at once"
         return self.client.wrong()
@@ -360,14 +413,16 @@ class Ring:
 class Conducted:
     """A conductor at work."""
 
-    def __init__(self, fleet: Fleet, planned: PlannedOperation | None, stop: str) -> None:
-        command = [sys.executable, str(Path(__file__).with_name("conductor.py")), str(fleet.engine_config), stop]
+    def __init__(self, fleet: Fleet, planned: PlannedOperation | None, stop: str, *more: str) -> None:
+        command = [sys.executable, str(HERE / "conductor.py"), str(fleet.engine_config), stop, *more]
         with (fleet.folder / "conductor.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
         self.steps: list[str] = []
-        self._say(encode(planned).decode())
+        self._gone_on = False
+        self.say(encode(planned).decode())
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
+        """Tell it something; nothing if it has ended."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError, ValueError):  # it has ended
             self._process.stdin.write(line + "\n")
@@ -389,7 +444,20 @@ class Conducted:
 
     def go_on(self) -> None:
         """Let it go on after the step at which it stopped."""
-        self._say("go on")
+        self._gone_on = True
+        self.say("go on")
+
+    def pause(self) -> None:
+        """It stands still; at its step it does so by itself."""
+        if self._gone_on:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        """It goes on from there."""
+        if self._gone_on:
+            self._process.send_signal(signal.SIGCONT)
+        else:
+            self.go_on()
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -427,37 +495,9 @@ def _soon(condition: Callable[[], bool], timeout: float) -> bool:
     return False
 
 
-def _slow(node: Node) -> Callable[[], None]:
-    device = f"up-{node.name}"
-    subprocess.run(["tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", "60mbit", "burst", "64kb", "latency", "200ms"], check=True)
-    return lambda: void(subprocess.run(["tc", "qdisc", "del", "dev", device, "root"], check=False))
-
-
-def _filled(node: Node) -> Callable[[], None]:
-    filler = node.folder / "state" / "filler"
-    with filler.open("wb") as file, contextlib.suppress(OSError):
-        os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(filler.parent).free)
-    with filler.open("ab") as file, contextlib.suppress(OSError):
-        while True:
-            os.write(file.fileno(), bytes(4096))
-    return lambda: filler.unlink(missing_ok=True)
-
-
-def _corrupt(node: Node, planned: PlannedOperation) -> None:
-    """Change one byte in the middle of the largest file of the image."""
-    name = planned.image or f"image-{planned.id}"
-    files = [p for p in (node.folder / "state").rglob("*") if name in str(p) and p.is_file() and not p.is_symlink()]
-    target = max(files, key=lambda p: p.stat().st_size)
-    at = target.stat().st_size // 2
-    with target.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)
-        file.seek(at)
-        file.write(bytes([byte[0] ^ 0xFF]))
-
-
-def void(_value: object) -> None:
-    """For a callback that gives nothing back."""
+def _number(image: ImageId) -> int:
+    """The how manyeth operation of all it was: by no clock, since clocks are set here."""
+    return int(image.rpartition("-")[2])
 
 
 class Result(msgspec.Struct):
@@ -475,7 +515,7 @@ def one(ring: Ring, point: Point) -> Result:
     began = time.monotonic()
     ring.ready(point.kind)
     planned = ring.plan(point.kind)
-    under_way = ring.conduct(planned, point.step)
+    under_way = ring.conduct(planned, point.step, *(("--hold", str(faults.HOLD_S)) if point.fault.startswith("pause") else ()))
     before = under_way.until(point.step)
     if before is not None:
         return Result(point, "", "", f"it never came to {point.step}: {before}, {under_way.steps}", time.monotonic() - began)
@@ -483,9 +523,14 @@ def one(ring: Ring, point: Point) -> Result:
         under_way.go_on()
         time.sleep(point.late)
     with ring.fault(point, planned, under_way):
-        if not point.late and not under_way.dead:
-            under_way.go_on()
-        ended = ring.conduct(None).end() if point.fault == "engine" else under_way.end()
+        if point.fault == "two":
+            ended = ring.taken_over(under_way)
+        elif point.fault == "engine":
+            ended = ring.conduct(None).end()
+        else:
+            if not point.late:
+                under_way.go_on()
+            ended = under_way.end()
     if ended.get("ended") == "nothing":  # it was over before the engine died
         ended = {"ended": "succeeded", "code": ""}
     return Result(point, str(ended.get("ended", "?")), str(ended.get("code", "")), ring.check(ended), time.monotonic() - began)

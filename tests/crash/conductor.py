@@ -1,18 +1,21 @@
 """One operation, carried out by the engine's own code against real agents, that can be stopped at any of its steps.
 
-    conductor.py SETTINGS STOP < operation.json
+    conductor.py SETTINGS STOP [--state FOLDER] [--hold SECONDS] < operation.json
 
 STOP is a step, or `-`. Prints a JSON object a line: `{"at": step}` for each step once it is durable, and at last `{"ended": status, ...}`.
-At STOP it waits for a line on standard input: whoever started it does something bad to the fleet meanwhile, or kills it. Without an
+At STOP it waits for a line on standard input: whoever started it does something bad to the fleet meanwhile, or kills it. From then on it
+also takes `give up` (see `Scheduler.cancel`) and `clock SECONDS` (its wall clock is set so much ahead, or back), at any time. Without an
 operation (`null`) it takes up what an earlier one left, as the next engine does. It is the engine without its deciding: store, lease,
 executor, agents.
 """
 
+import argparse
 import asyncio
 import json
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -39,20 +42,42 @@ SETTLE_S = 60.0
 class Conductor:
     """See the module."""
 
-    def __init__(self, settings: Settings, stop: str) -> None:
-        self.settings, self.stop = settings, stop
+    def __init__(self, settings: Settings, stop: str, state: Path | None, hold_s: float) -> None:
+        self.settings, self.stop, self.state, self.hold_s = settings, stop, state or settings.state, hold_s
         self.fleet = Fleet()
+        self.ahead_s = 0.0
+        self.give_up: Callable[[], object] = lambda: None
+
+    def clock(self) -> float:
+        """Seconds since the epoch, as this engine sees it."""
+        return time.time() + self.ahead_s
 
     def told(self, record: OperationRecord) -> None:
         """Say a step, and wait there if it is the one."""
         print(json.dumps({"at": record.step.value}), flush=True)
         if record.step.value == self.stop and record.outcome is None:
             self.stop = "-"
-            sys.stdin.readline()
+            loop = asyncio.get_running_loop()
+            while (line := sys.stdin.readline()) and line != "go on\n":
+                self.hear(line)
+            threading.Thread(target=self.listen, args=(loop,), daemon=True).start()
+
+    def listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Hear what comes later."""
+        for line in sys.stdin:
+            loop.call_soon_threadsafe(self.hear, line)
+
+    def hear(self, line: str) -> None:
+        """One line of standard input."""
+        word, _, value = line.strip().partition(" ")
+        if word == "clock":
+            self.ahead_s = float(value)
+        elif line.strip() == "give up":
+            self.give_up()
 
     async def run(self, planned: PlannedOperation | None) -> OperationRecord | None:
         """Carry it out, or take up what is there; None: nothing was."""
-        state = self.settings.state
+        state = self.state
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         tls = TlsFiles(ca=self.settings.tls.ca, cert=self.settings.tls.cert, key=self.settings.tls.key)
         agents = {NodeId(a.node): AgentClient(NodeId(a.node), a.address, tls) for a in self.settings.agents}
@@ -64,10 +89,11 @@ class Conductor:
                 agents=agents,
                 fleet=lambda: self.fleet,
                 audit=lambda _record: None,
-                clock=time.time,
+                clock=self.clock,
                 sleep=asyncio.sleep,
                 progress=self.told,
-                times=Times(hold=HOLD_S, margin=1.0, settle=SETTLE_S, bulk=60.0),
+                lead=lease,
+                times=Times(hold=self.hold_s, margin=1.0, settle=SETTLE_S, bulk=60.0),
             )
             executor = Executor(parts, lease.epoch)
             try:
@@ -83,6 +109,7 @@ class Conductor:
         if planned is not None:
             self.fleet = (await World(agents, None, Catalog()).look(Memory(), time.time())).fleet  # type: ignore[arg-type]
             record = executor.intend(planned, Digest("sha256:" + "0" * 64))
+            self.give_up = lambda: executor.cancel(next(r for r in store.active() if r.id == record.id), "somebody wanted that")
             try:
                 return await executor.carry(record)
             except Unresolved:
@@ -106,10 +133,15 @@ class Conductor:
 
 def main() -> int:
     """0 once there is an outcome; 3 when none could be had."""
-    settings, stop = load(Path(sys.argv[1])), sys.argv[2]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("settings", type=Path)
+    parser.add_argument("stop")
+    parser.add_argument("--state", type=Path)
+    parser.add_argument("--hold", type=float, default=HOLD_S)
+    options = parser.parse_args()
     planned = decode(sys.stdin.readline().encode(), PlannedOperation | None)
     try:
-        record = asyncio.run(Conductor(settings, stop).run(planned))
+        record = asyncio.run(Conductor(load(options.settings), options.stop, options.state, options.hold).run(planned))
     except ShunterError as error:
         print(json.dumps({"unsettled": error.problem.code, "what": error.problem.what}), flush=True)
         return 3
