@@ -15,7 +15,9 @@ from shunter_agent.images.pagemap import PAGE, Pagemap, Run, joined
 from shunter_agent.runtime.port import Live
 
 _DIGEST: Final = 16
-"""Bytes by which a page is known again."""
+"""Bytes by which a page, or a block of them, is known again."""
+_BLOCK: Final = 16
+"""Pages that are looked at together first: one by one takes three times as long."""
 
 
 @dataclass
@@ -32,6 +34,7 @@ class Job:
 class _Known:
     runs: tuple[Run, ...]
     chunk: Chunk
+    blocks: bytes
     pages: bytes
 
 
@@ -66,8 +69,7 @@ class Copied:
             if data is None:
                 continue
             chunk = Chunk(blake3(data).hexdigest(), piece.size)
-            digests = b"".join(_digest(data[at : at + PAGE]) for at in range(0, len(data), PAGE))
-            self._known[piece.window] = _Known(piece.runs, chunk, digests)
+            self._known[piece.window] = _Known(piece.runs, chunk, _digests(data, _BLOCK * PAGE), _digests(data, PAGE))
             self._runs.extend(piece.runs)
             yield Piece(offset, piece.size, piece.runs), data, chunk
             offset += piece.size
@@ -92,17 +94,38 @@ class Copied:
         known = self._known.get(piece.window)
         if known is None:
             return (), bytes(data)
-        digests = {address: at // PAGE * _DIGEST for address, at in pages_in(known.runs)}
-        same: list[Run] = []
-        fresh = bytearray()
-        for address, at in pages_in(piece.runs):
-            page = data[at : at + PAGE]
-            place = digests.get(address, -1)
-            if place >= 0 and known.pages[place : place + _DIGEST] == _digest(page):
-                same.append(Run(address, 1))
-            else:
-                fresh += page
-        return joined(same), bytes(fresh)
+        if places(known.runs) != places(piece.runs):
+            digests = {address: at // PAGE * _DIGEST for address, at in pages_in(known.runs)}
+            differ = [at for address, at in pages_in(piece.runs) if not _is(known.pages, digests.get(address, -1), data[at : at + PAGE])]
+        else:
+            differ = list(_differing(known, memoryview(data)))
+        return _without(piece.runs, differ), b"".join(data[at : at + PAGE] for at in differ)
+
+
+def _differing(known: _Known, data: memoryview) -> Iterator[int]:
+    """Where pages begin that aren't as they were, of the same pages."""
+    for block in range(0, len(data), _BLOCK * PAGE):
+        within = data[block : block + _BLOCK * PAGE]
+        if not _is(known.blocks, block // (_BLOCK * PAGE) * _DIGEST, within):
+            for at in range(0, len(within), PAGE):
+                if not _is(known.pages, (block + at) // PAGE * _DIGEST, within[at : at + PAGE]):
+                    yield block + at
+
+
+def _without(runs: tuple[Run, ...], differ: list[int]) -> tuple[Run, ...]:
+    """The pages of these runs but those that begin there, among the bytes of all of them; ascending."""
+    left: list[Run] = []
+    begin, others = 0, iter([*differ, -1])
+    other = next(others)
+    for run in runs:
+        first, end = 0, begin + run.pages * PAGE
+        while begin <= other < end:
+            page = (other - begin) // PAGE
+            left.append(Run(run.vaddr + first * PAGE, page - first))
+            first, other = page + 1, next(others)
+        left.append(Run(run.vaddr + first * PAGE, run.pages - first))
+        begin = end
+    return joined(run for run in left if run.pages)
 
 
 def places(runs: tuple[Run, ...]) -> tuple[Run, ...]:
@@ -110,5 +133,13 @@ def places(runs: tuple[Run, ...]) -> tuple[Run, ...]:
     return joined(Run(run.vaddr, run.pages) for run in runs)
 
 
-def _digest(page: bytes | memoryview) -> bytes:
-    return blake3(page).digest(_DIGEST)
+def _digest(data: bytes | memoryview) -> bytes:
+    return blake3(data).digest(_DIGEST)
+
+
+def _digests(data: bytes, size: int) -> bytes:
+    return b"".join(_digest(data[at : at + size]) for at in range(0, len(data), size))
+
+
+def _is(digests: bytes, at: int, data: bytes | memoryview) -> bool:
+    return at >= 0 and digests[at : at + _DIGEST] == _digest(data)
