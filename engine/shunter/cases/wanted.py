@@ -2,7 +2,7 @@
 
 from shunter.cases.document import Expectation, WantedOperation, WantedWorker
 from shunter.cases.marks import Marks, Path
-from shunter.decide.usage import ZONE_LABEL
+from shunter.decide.world import ZONE_LABEL
 from shunter.model.policy import DisruptionBudget, PolicySet
 from shunter.model.snapshot import Fleet
 

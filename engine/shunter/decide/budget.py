@@ -11,9 +11,9 @@ import msgspec
 from shunter.decide.gates import missing
 from shunter.decide.history import History
 from shunter.decide.plan import Ranked
-from shunter.decide.usage import ZONE_LABEL, Usage
+from shunter.decide.usage import Usage
 from shunter.decide.window import Unreadable, is_open, opens_at, said
-from shunter.decide.world import World
+from shunter.decide.world import ZONE_LABEL, World
 from shunter.model.expression import Undecided
 from shunter.model.finding import Evidence, Input, Verdict
 from shunter.model.plan import OperationKind

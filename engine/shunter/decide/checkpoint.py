@@ -287,9 +287,9 @@ def _cause(d: Deciding, policy: Policy, one: Due) -> str:
 def _plan(d: Deciding, policy: Policy, one: Due, turns: Round) -> None:
     worker, spec = one.worker, spec_of(policy)
     assert worker.node is not None, "it occupies a slot"
-    others = d.keepers(worker, max(0, spec.copies - 1), turns.holding)
+    others = d.keepers(worker, max(0, spec.copies - 1), turns.holding, apart=True)
     copies = (worker.node, *others)
-    short = f"; {len(copies)} of {spec.copies} copies: no other node stays" if len(copies) < spec.copies else ""
+    short = f"; {len(copies)} of {spec.copies} copies: no other node stays that has room" if len(copies) < spec.copies else ""
     phases = d.phases(worker)
     d.plan(
         policy,

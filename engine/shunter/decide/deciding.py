@@ -403,12 +403,14 @@ class Deciding:
     def _not_holding(self) -> Holding:
         return Holding(self.world, self.ledger, {})
 
-    def keepers(self, worker: Worker, number: int, holding: Holding | None = None) -> tuple[NodeId, ...]:
-        """Up to `number` nodes that stay and can hold the worker's image, its own not among them: those on which it could be restored
-        first, then those that hold the least (None: whatever they hold), then those with the most free slots.
+    def keepers(self, worker: Worker, number: int, holding: Holding | None = None, *, apart: bool = False) -> tuple[NodeId, ...]:
+        """Up to `number` nodes that stay and have room for the worker's image, its own not among them: those on which it could be restored
+        first, then those that hold the least (None: whatever they hold), then those with the most free slots. `apart`: before all, each in
+        a zone of its own, which isn't the worker's, as far as there are zones.
         """
-        order = holding or self._not_holding
-        return order.first(number, self.finder.fits(self.needs(worker)), worker.node)
+        order, size = holding or self._not_holding, self.size(worker).bytes
+        fits, has_room = self.finder.fits(self.needs(worker)), partial(self.rooms.holds, size=size)
+        return order.first(number, fits, worker.node, has_room, apart=apart)
 
 
 def _asked(d: Deciding, policy: Policy, worker: Worker, gate: str, expression: Expression) -> Evidence:

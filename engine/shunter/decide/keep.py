@@ -59,17 +59,24 @@ class Holding:
         self._added[node] = self._added.get(node, 0) + size
         insort(self._moved, self._key(node))
 
-    def first(self, number: int, fits: Callable[[NodeId], bool], but: NodeId | None) -> tuple[NodeId, ...]:
-        """Up to `number` nodes other than `but`: those that fit first, each in order."""
+    def first(
+        self,
+        number: int,
+        fits: Callable[[NodeId], bool],
+        but: NodeId | None,
+        has_room: Callable[[NodeId], bool] = lambda _node: True,
+        *,
+        apart: bool = False,
+    ) -> tuple[NodeId, ...]:
+        """Up to `number` nodes other than `but` that have room: those that fit first, each in order. `apart`: before all, as far as there
+        are such, nodes in zones in which neither `but` nor another of them is.
+        """
         self._follow()
-        chosen: list[NodeId] = []
-        others: list[NodeId] = []
+        spread = _Spread(number, self._base.zones if apart else {}, but)
         for node in self._in_order() if number else ():
-            if node != but:
-                (chosen if fits(node) else others).append(node)
-            if len(chosen) == number:
+            if node != but and has_room(node) and spread.take(node, fit=fits(node)):
                 break
-        return tuple([*chosen, *others][:number])
+        return spread.chosen()
 
     def _in_order(self) -> Iterator[NodeId]:
         moved = iter(self._moved)
@@ -95,11 +102,45 @@ class Holding:
         return used + self._added[node], free, node
 
 
+class _Spread:
+    """Nodes for copies, taken in order: the first of each zone, those that fit, the rest."""
+
+    def __init__(self, number: int, zones: Mapping[NodeId, str], own: NodeId | None) -> None:
+        self._number, self._zones = number, zones
+        self._used = {zones[own]} if own is not None and own in zones else set[str]()
+        self._all = len(set(zones.values()))
+        self._first: list[NodeId] = []
+        self._apart: list[NodeId] = []
+        self._fit: list[NodeId] = []
+        self._rest: list[NodeId] = []
+
+    def take(self, node: NodeId, *, fit: bool) -> bool:
+        """The next node. True: those that come after it change nothing any more."""
+        apart = bool(self._zones) and node in self._zones and self._zones[node] not in self._used
+        if apart and fit:
+            self._first.append(node)
+            self._used.add(self._zones[node])
+        else:
+            (self._apart if apart else self._fit if fit else self._rest).append(node)
+        have = len(self._first)
+        return have == self._number or (len(self._used) == self._all and have + len(self._fit) >= self._number)
+
+    def chosen(self) -> tuple[NodeId, ...]:
+        """As many as were asked for, if there are."""
+        for node in self._apart:
+            if self._zones[node] not in self._used:
+                self._first.append(node)
+                self._used.add(self._zones[node])
+        left = [node for node in (*self._fit, *self._apart, *self._rest) if node not in self._first]
+        return tuple([*self._first, *left][: self._number])
+
+
 class _Order:
     """The nodes that stay as they are without what is added, kept in order while slots are given away."""
 
     def __init__(self, world: World, ledger: Ledger, used: Mapping[NodeId, int]) -> None:
         self._ledger, self._seen = ledger, len(ledger.changes)
+        self.zones = world.zones
         self.by_node: dict[NodeId, Key] = {n: (used.get(n, 0), -ledger.vacancies(n), n) for n in world.nodes if world.stays(n)}
         self.order = sorted(self.by_node.values())
         """The first to be asked first."""

@@ -80,7 +80,7 @@ def _park(d: Deciding, policy: Policy, case: Case, against: str) -> str | None:
         return said(failed[-1])
     keepers = d.keepers(worker, 1)
     if not keepers:
-        return "no other node stays that could hold the image"
+        return "no other node stays that has room for the image"
     assert worker.node is not None, "a case stands on a node"
     phases = d.phases(worker)
     wait = lanes(d, [case])[worker.node]

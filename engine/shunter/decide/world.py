@@ -5,6 +5,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import inf
 from operator import attrgetter
+from typing import Final
 
 from shunter.model.ids import NodeId, PoolId, SlotId, WorkerId, node_of, pool_id
 from shunter.model.snapshot import Image, Node, Notice, Role, Slot, Snapshot, Worker, WorkerState
@@ -12,6 +13,8 @@ from shunter.model.snapshot import Image, Node, Notice, Role, Slot, Snapshot, Wo
 STANDING = (WorkerState.RUNNING, WorkerState.FENCED)
 AWAY = (WorkerState.PARKED, WorkerState.LOST)
 
+ZONE_LABEL: Final = "topology.kubernetes.io/zone"
+"""Where a node's zone stands."""
 _by_id = attrgetter("id")
 _WORKER = attrgetter("worker")
 _TAKEN = attrgetter("taken_at")
@@ -33,6 +36,12 @@ class Nodes:
     def slots(self) -> dict[SlotId, Slot]:
         """All slots, to be looked up."""
         return {s.id: s for node in self.by_id.values() for s in node.slots}
+
+    @cached_property
+    def zones(self) -> dict[NodeId, str]:
+        """The zone of each node that has one; empty where all that have one have the same."""
+        found = {n.id: zone for n in self.all if (zone := n.labels.get(ZONE_LABEL))}
+        return found if len(set(found.values())) > 1 else {}
 
     @cached_property
     def least_gpu(self) -> float:
@@ -240,6 +249,11 @@ class World:
     def slots(self) -> dict[SlotId, Slot]:
         """All slots, to be looked up."""
         return self._nodes.slots
+
+    @property
+    def zones(self) -> Mapping[NodeId, str]:
+        """The zone of each node that has one; empty where all that have one have the same."""
+        return self._nodes.zones
 
     @property
     def least_gpu(self) -> float:

@@ -25,7 +25,7 @@ from decide_world import (
 )
 from shunter.decide.budget import effective
 from shunter.decide.explain import explain
-from shunter.decide.usage import ZONE_LABEL
+from shunter.decide.world import ZONE_LABEL
 from shunter.model.finding import Verdict
 from shunter.model.operation import EngineState, Status
 from shunter.model.plan import OperationKind, Preconditions

@@ -1,12 +1,13 @@
 """Which nodes hold an image, against sorting all of them each time."""
 
 from collections import Counter
+from itertools import combinations
 from random import Random
 
 from decide_world import node, snap, worker
 from shunter.decide.conflict import Ledger
 from shunter.decide.keep import Holding
-from shunter.decide.world import World
+from shunter.decide.world import ZONE_LABEL, World
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
 
 
@@ -46,6 +47,48 @@ def test_the_first_nodes_are_those_that_sorting_all_gives():
             used[at] = used.get(at, 0) + size
             if free and dice.random() < 0.4:
                 ledger.take(taking(free.pop(), step))
+
+
+def most_zones(world, able, number, but) -> int:
+    """Beside that of `but`, of any so many nodes."""
+    zones = {n: z for n in world.nodes if (z := world.nodes[n].labels.get(ZONE_LABEL))}
+    picks = combinations(able, min(number, len(able)))
+    return max(len({zones[n] for n in picked if n in zones} - {zones.get(but)}) for picked in picks)
+
+
+def test_copies_go_to_as_many_zones_as_there_are():
+    spread = 0
+    for seed in range(300):
+        dice = Random(seed)
+        names = [f"n{n}" for n in range(dice.randint(1, 7))]
+        zone = {n: dice.choice(["", "a", "b", "c"]) for n in names}
+        nodes = [node(n, [None] * dice.randint(0, 2), labels={ZONE_LABEL: zone[n]} if zone[n] else {}) for n in names]
+        world = World(snap(nodes, [worker("decode-0")]))
+        holding = Holding(world, Ledger([], world.vacant), {n: dice.randint(0, 3) for n in names})
+        fit, room = {n for n in names if dice.random() < 0.7}, {n for n in names if dice.random() < 0.8}
+        number, but = dice.randint(1, 3), dice.choice(names)
+        found = holding.first(number, fit.__contains__, but, room.__contains__, apart=True)
+        assert len(set(found)) == len(found) == min(number, len(room - {but}))
+        assert but not in found
+        assert room.issuperset(found), "a node without room holds nothing"
+        zones = {zone[n] for n in found if zone[n]} - {zone[but]}
+        if world.zones:
+            assert len(zones) == most_zones(world, sorted(room - {but}), number, but), seed
+        else:
+            assert found == holding.first(number, fit.__contains__, but, room.__contains__), "one zone is none"
+        spread += len(zones) > 1
+    assert spread > 30
+
+
+def test_zones_come_before_what_fits_and_what_fits_before_the_order():
+    zoned = [node(n, labels={ZONE_LABEL: z}) for n, z in (("a1", "a"), ("a2", "a"), ("b1", "b"), ("b2", "b"))]
+    world = World(snap(zoned, []))
+    holding = Holding(world, Ledger([], world.vacant), {"b1": 1, "b2": 2})
+    assert holding.first(1, lambda _n: True, "a1", apart=True) == ("b1",)
+    assert holding.first(1, lambda n: n != "b1", "a1", apart=True) == ("b2",)
+    assert holding.first(1, lambda n: n == "a2", "a1", apart=True) == ("b1",), "a copy that outlives the zone, wherever it is restored"
+    assert holding.first(2, lambda _n: True, "a1", apart=True) == ("b1", "a2"), "a zone twice is no reason for a copy less"
+    assert holding.first(1, lambda _n: True, "a1") == ("a2",), "unless asked, zones don't count"
 
 
 def test_the_ledgers_vacant_slots_are_those_that_are_free():
