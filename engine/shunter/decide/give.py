@@ -7,9 +7,10 @@ import msgspec
 
 from shunter.decide.deciding import Deciding
 from shunter.decide.gates import missing
+from shunter.decide.jobs import Job
 from shunter.decide.numbers import number
 from shunter.decide.pick import candidates, fits
-from shunter.decide.place import Job, place
+from shunter.decide.place import place
 from shunter.decide.shift import Condition, Stop, spec_of
 from shunter.decide.words import holds
 from shunter.decide.world import AWAY, STANDING
@@ -108,7 +109,7 @@ def _into_free(d: Deciding, shift: Shift, waiting: Sequence[tuple[Worker, Image]
     """Restore one of the waiting into a free slot: nobody has to make way. None when there is no such slot."""
     free = d.free_slots()
     for worker, image in waiting:
-        found = d.finder.find(d.needs(image), free, scope={})
+        found = d.finder.find(d.needs(image), free, scope={}, size=d.size(worker, image.id))
         placed = place([Job(worker=worker.id)], {worker.id: found.options}, {}, d.now)
         if (slot := placed.slots.get(worker.id)) is not None:
             restore(d, shift, worker, image, slot, f"{slot} is free: no {spec_of(shift.policy).from_} worker has to make way")
@@ -148,7 +149,7 @@ def _make_way(d: Deciding, shift: Shift, waiting: Sequence[tuple[Worker, Image]]
 def _swap(d: Deciding, shift: Shift, leaver: Worker, waiting: Sequence[tuple[Worker, Image]]) -> str | tuple[Stop, tuple[Evidence, ...]]:
     """Have this worker make way for one of the waiting: what was planned in words, or why nothing was. The whole chain or none of it."""
     spec = spec_of(shift.policy)
-    pair = next((p for p in waiting if fits(d, d.needs(p[1]), leaver)), None)
+    pair = next((p for p in waiting if fits(d, d.needs(p[1]), leaver, d.size(p[0], p[1].id))), None)
     if pair is None and waiting:
         why = f"no waiting {spec.to} worker fits into the slot of a {spec.from_} worker that may be taken"
         return Stop(verdict=Verdict.HOLD, reason=why, gate="pick"), ()
@@ -194,7 +195,7 @@ def _leave(d: Deciding, shift: Shift, worker: Worker, estimate: Estimate | None,
     slot: SlotId | None = None
     if sessions == "move":
         # agents don't move a worker between slots of their own node: its address would be there twice
-        found = d.finder.find(d.needs(worker), d.free_slots(), scope={}, leaving=worker.node)
+        found = d.finder.find(d.needs(worker), d.free_slots(), scope={}, leaving=worker.node, size=d.size(worker))
         slot = place([Job(worker=worker.id)], {worker.id: found.options}, {}, d.now).slots.get(worker.id)
         if slot is None:
             return None, f"there is no slot on another node to move a {worker.role} worker to ({found.why()})"

@@ -12,8 +12,9 @@ from shunter.decide.gates import ask, missing, weigh
 from shunter.decide.hints import condemned
 from shunter.decide.history import FAILURES, HOUR, failed_nodes, said
 from shunter.decide.hold import Held, held
+from shunter.decide.jobs import Job
 from shunter.decide.numbers import moving
-from shunter.decide.place import Job, place
+from shunter.decide.place import place
 from shunter.decide.said import UNCOVERED, Part, Said
 from shunter.decide.stay import FREE_SLOTS, Leaving, as_planned, places, spec_of
 from shunter.decide.words import clock
@@ -218,7 +219,7 @@ def _go(d: Deciding, policy: Policy, one: Leaver, free: Mapping[NodeId, Sequence
     if worth.refusal is not None:
         return worth.verdict, worth.refusal, "cost"
     avoid = failed_nodes(r for r in d.history.of_worker(worker.id) if r.planned.kind is OperationKind.MOVE and r.status in FAILURES)
-    found = d.finder.find(d.needs(worker), free, scope=one.scope, to=spec.to, avoid=avoid, leaving=worker.node)
+    found = d.finder.find(d.needs(worker), free, scope=one.scope, to=spec.to, avoid=avoid, leaving=worker.node, size=d.size(worker))
     one = msgspec.structs.replace(one, here=_worth_here(d, spec, one))
     options, against = places(d, policy, Leaving(worker=worker, scope=one.scope, here=one.here), found)
     slot = place([Job(worker=worker.id)], {worker.id: options}, {}, d.now).slots.get(worker.id)

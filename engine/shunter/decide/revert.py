@@ -35,7 +35,7 @@ def undo(d: Deciding, policy: Policy, graph: str, cause: str) -> tuple[Stop, tup
     shift = Shift(policy=policy, graph=graph, cause=cause, why=f"`revert.when` has held: {spec.revert.when.text if spec.revert else ''}")
     assert brought.node is not None, "it was seen to run on a node that stays"
     pair = _parked(d, policy, graph, own)
-    fitting = pair is not None and brought.slot is not None and fits(d, d.needs(pair[1]), brought)
+    fitting = pair is not None and brought.slot is not None and fits(d, d.needs(pair[1]), brought, d.size(pair[0], pair[1].id))
     native = not fitting and number(d, graph, spec.from_) is not None
     park = d.plan(
         policy,
