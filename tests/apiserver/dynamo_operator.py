@@ -230,7 +230,7 @@ def engine_access(plane: ControlPlane, namespace: str) -> Access:
     for one in yaml.safe_load_all(text):
         one["metadata"]["namespace"] = namespace
         plural = {"Role": "roles", "RoleBinding": "rolebindings"}[one["kind"]]
-        plane.must("POST", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/{plural}", one)
+        plane.ask("POST", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/{plural}", one)
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": [plane.url]}}
     token = plane.must("POST", "/api/v1/namespaces/shunter/serviceaccounts/shunter-engine/token", body)["status"]["token"]
     return Access(server=plane.url, ca=plane.ca, token=token)

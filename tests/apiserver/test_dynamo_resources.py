@@ -4,18 +4,30 @@ once, whenever the engine dies.
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from conftest import admin
-from dynamo_operator import ADAPTERS, COST, DEPLOYMENTS, GRAPHS, Site, dynamo_plane, engine, site, waiting
+from dynamo_operator import ADAPTERS, COST, DEPLOYMENTS, GRAPHS, Site, dynamo_plane, engine, engine_access, names, site, waiting
+from shunter.app.drifting import shown
+from shunter.app.graphs import Counted, Graphs
 from shunter.cluster.api import Api, Object
+from shunter.cluster.dynamo.following import Following
+from shunter.cluster.dynamo.pools import merged, troubles
 from shunter.cluster.dynamo.shift import Shift, Shifts
+from shunter.cluster.reflector import Times
 from shunter.model.errors import Problem, Rejected, Retry, Unknown
+from shunter.model.ids import Digest, Epoch, Incarnation, OperationId, PolicyName, PoolId, WorkerId
+from shunter.model.operation import OperationRecord
+from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
+from shunter.model.pod import Pod
+from shunter.model.sample import Known, Missing
 
 __all__ = ["dynamo_plane", "engine", "site"]
+QUICK = Times(watch_least=5, watch_most=8)
 WAYS = [(), ("decode",), ("prefill",), ("prefill", "decode")]
 """Which components have a scaling adapter."""
 
@@ -358,3 +370,146 @@ async def test_nothing_below_the_graph_is_ever_written(site: Site, engine: Api) 
     assert managers == {"manager"}, "the operator's alone"
     body = {"apiVersion": "nvidia.com/v1beta1", "kind": "DynamoComponentDeployment", "spec": {"replicas": 7}}
     await refused(lambda: engine.apply(site.path(DEPLOYMENTS, "llama-decode"), body, "x"), "SH255")
+
+
+# -- what an engine sees, and what its operations do
+
+
+class Engine:
+    """What an engine has of graphs: what it follows, and how its operations count along."""
+
+    def __init__(self, site: Site) -> None:
+        access = engine_access(site.plane, site.namespace)
+        self.following = Following(lambda: Api(access), site.namespace, times=QUICK)
+        self.following.wait(15)
+        self.api = Api(access)
+        self.counted = Counted(Shifts(self.api), site.namespace)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.following.close)
+        await self.api.aclose()
+
+    def samples(self) -> dict[str, dict[str, Any]]:
+        return {str(pool): fields for pool, fields in merged({}, self.following.view(), 1000.0).items()}
+
+    def told(self) -> list[str]:
+        return [one.what for one in troubles(self.following.view())]
+
+
+@pytest.fixture
+async def seen(site: Site) -> AsyncIterator[Engine]:
+    site.graph()
+    await standing(site)
+    found = await asyncio.to_thread(Engine, site)
+    yield found
+    await found.close()
+
+
+def record(site: Site, kind: OperationKind, pod: str = "", **more: Any) -> OperationRecord:
+    planned = PlannedOperation(
+        **{
+            "id": OperationId(f"{kind.value}-1"),
+            "kind": kind,
+            "worker": WorkerId("w"),
+            "lane": "voluntary",
+            "policy": PolicyName("p"),
+            "reason": "because",
+            "expect": Preconditions(incarnation=Incarnation(0)),
+            "cause": "shift:p:1",
+            "pool": PoolId("llama/decode"),
+            **more,
+        }
+    )
+    left = Pod(namespace=site.namespace, name=pod, uid=site.pods("decode")[pod]["metadata"]["uid"]) if pod else None
+    return OperationRecord(planned=planned, plan=Digest("sha256:p"), epoch=Epoch(1), created_at=1.0, left=left)
+
+
+async def test_what_graphs_say_of_pools_is_followed(site: Site, seen: Engine) -> None:
+    await waiting(lambda: {str(p): f["replicas"].value for p, f in seen.samples().items()} == {"llama/prefill": 2, "llama/decode": 3})
+    assert all(isinstance(fields["settled"], Known) and "desired" not in fields for fields in seen.samples().values()), "nobody scales it"
+    assert seen.told() == []
+    site.edit(GRAPHS, "llama", {"status": {"rollingUpdate": {"phase": "InProgress"}}}, "/status")
+    await waiting(lambda: isinstance(seen.samples()["llama/decode"]["settled"], Missing))
+    assert "rolling update" in seen.samples()["llama/prefill"]["settled"].reason
+
+
+async def test_with_adapters_what_whoever_scales_wants_is_what_is_desired(site: Site, seen: Engine) -> None:
+    clear(site, ())
+    site.graph(adapters=("prefill", "decode"))
+    await standing(site)
+    await waiting(lambda: seen.samples().get("llama/decode", {}).get("desired") is not None)
+    site.stands = True
+    scale = {"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": {"name": "llama-prefill"}, "spec": {"replicas": 4}}
+    site.plane.must(
+        "PUT", site.path(ADAPTERS, "llama-prefill") + "/scale", {**scale, "metadata": {**scale["metadata"], "namespace": site.namespace}}
+    )
+    await waiting(lambda: seen.samples()["llama/prefill"]["desired"].value == 4)
+    await waiting(lambda: "adapter llama-prefill asks for 4 of prefill, and the graph has 2" in seen.told())
+
+
+async def test_whoever_edits_below_a_graph_is_told_of_with_both_values(site: Site, seen: Engine) -> None:
+    site.stands = True
+    site.edit(DEPLOYMENTS, "llama-decode", {"spec": {"replicas": 5}})
+    gone = next(names(site.pods("prefill")))
+    site.plane.must("DELETE", site.path("pods", gone))
+    wanted = {"the graph asks for 3 of decode, and llama-decode below it has 5", "the graph asks for 2 of prefill, and there is 1 pod"}
+    await waiting(lambda: set(seen.told()) == wanted)
+
+
+async def test_a_graph_that_cant_be_read_hurts_nobody_else(site: Site, seen: Engine) -> None:
+    body = {
+        "apiVersion": "nvidia.com/v1beta1", "kind": "DynamoGraphDeployment", "metadata": {"name": "strange"},
+        "spec": {"components": [{"name": "decode", "type": "decode", "multinode": {"nodeCount": -1}}]},
+    }  # fmt: skip
+    site.plane.must("POST", site.path(GRAPHS), body)
+    await waiting(lambda: isinstance(seen.samples().get("strange/decode", {}).get("replicas"), Missing))
+    assert "spec.components[0].multinode.nodeCount" in seen.samples()["strange/decode"]["settled"].reason
+    assert seen.samples()["llama/decode"]["replicas"].value == 3
+    assert any(one.code == "SH270" for one in troubles(seen.following.view()))
+
+
+async def test_a_park_for_a_native_start_changes_both_numbers_and_one_before_a_restore_its_own(site: Site, seen: Engine) -> None:
+    first, second, third = names(site.pods("decode"))
+    handing = record(site, OperationKind.PARK, second, hands_to=PoolId("llama/prefill"))
+    await seen.counted.check(handing, handing.left, None)
+    await seen.counted.change(handing)
+    await seen.counted.change(handing)
+    await standing(site, decode=2, prefill=3)
+    assert set(site.pods("decode")) == {first, third}
+    before = record(site, OperationKind.PARK, third, id=OperationId("park-2"))
+    await seen.counted.check(before, before.left, PoolId("llama/prefill"))
+    assert site.of_record("prefill") == 3, "what comes behind it is only looked at"
+    await seen.counted.change(before)
+    await standing(site, decode=1, prefill=3)
+    comes = record(site, OperationKind.RESTORE, pool=PoolId("llama/prefill"))
+    await seen.counted.check(comes, None, None)
+    await seen.counted.change(comes)
+    await standing(site, decode=1, prefill=4)
+    await seen.counted.take_back(comes)
+    await seen.counted.take_back(comes)
+    await standing(site, decode=1, prefill=3)
+
+
+async def test_a_pool_that_dynamo_doesnt_keep_is_left_alone(site: Site, seen: Engine) -> None:
+    pod = next(names(site.pods("decode")))
+    other = record(site, OperationKind.PARK, pod, pool=PoolId("another/decode"))
+    nowhere = record(site, OperationKind.PARK)
+    for one in (other, nowhere):
+        await seen.counted.check(one, one.left, None)
+        await seen.counted.change(one)
+        await seen.counted.take_back(one)
+    assert site.of_record("decode") == 3
+    assert "shunter.dev/shifts" not in str(site.get(GRAPHS, "llama"))
+
+
+async def test_what_was_written_down_is_shown(site: Site, seen: Engine, tmp_path: Path) -> None:
+    graphs = Graphs.__new__(Graphs)
+    graphs._following, graphs._written = seen.following, None
+    site.stands = True
+    site.edit(DEPLOYMENTS, "llama-decode", {"spec": {"replicas": 5}})
+    await waiting(lambda: seen.told())
+    graphs.note(tmp_path, Epoch(7), 1000.0)
+    found = shown(tmp_path, Epoch(7))
+    assert found.pools == ("llama/decode: 3 of record", "llama/prefill: 2 of record")
+    assert [one.code for one in found.troubles] == ["SH271"]
+    assert shown(tmp_path, Epoch(8)).pools == (), "of another engine's time"

@@ -6,13 +6,14 @@ What is of record now says nothing of the past: it goes into samples of now alon
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Self
 
 import msgspec
 
 from shunter.app.clustered import reached
+from shunter.app.drifting import Shown, write
 from shunter.app.housed import Housed
 from shunter.app.settings import DynamoSettings, LeaseSettings, Settings
 from shunter.cluster.api import Absent, Api
@@ -20,7 +21,6 @@ from shunter.cluster.dynamo.following import Following, View
 from shunter.cluster.dynamo.pools import merged, troubles
 from shunter.cluster.dynamo.shift import Shift, Shifts
 from shunter.cluster.dynamo.values import Graph
-from shunter.model.canon import decode, encode
 from shunter.model.errors import Problem, Rejected
 from shunter.model.ids import Epoch, PoolId
 from shunter.model.operation import OperationRecord
@@ -32,18 +32,6 @@ from shunter.model.snapshot import Samples
 REQUEST_S: Final = 3.0
 NOW_S: Final = 30.0
 """Samples older than this are of the past."""
-_SHOWN: Final = 50
-"""Lines that are kept for `shunter status`; of more, the number is told."""
-
-
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """What Dynamo's resources said when the engine of `epoch` last wrote it down, for people: a line a pool, and what is wrong."""
-
-    epoch: Epoch
-    pools: tuple[str, ...] = ()
-    troubles: tuple[Problem, ...] = ()
-    more: int = 0
-    """Troubles beyond those."""
 
 
 class Graphs:
@@ -92,14 +80,7 @@ class Graphs:
         view = self.view()
         wrong = troubles(view)
         pools = tuple(_line(pool, fields) for pool, fields in sorted(merged({}, view, at).items()))
-        shown = Shown(epoch=epoch, pools=pools[:_SHOWN], troubles=wrong[:_SHOWN], more=max(0, len(wrong) - _SHOWN))
-        if shown != self._written:
-            partial = _path(state).with_name(f".{_path(state).name}")
-            with contextlib.suppress(OSError):
-                partial.touch(mode=0o600)
-                partial.write_bytes(encode(shown))
-                partial.replace(_path(state))
-                self._written = shown
+        self._written = write(state, Shown.of(epoch, pools, wrong), self._written)
         return wrong
 
 
@@ -115,19 +96,6 @@ def _line(pool: PoolId, fields: dict[str, Sample]) -> str:
     if desired is not None:
         told.append(f"wanted: {say(desired)}")
     return f"{pool}: {'; '.join(told)}"
-
-
-def shown(state: Path, epoch: Epoch) -> Shown:
-    """What the engine of `epoch` last wrote down; nothing where there is no such word."""
-    with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):
-        found = decode(_path(state).read_bytes(), Shown)
-        if found.epoch == epoch:
-            return found
-    return Shown(epoch=epoch)
-
-
-def _path(state: Path) -> Path:
-    return state / "graphs"
 
 
 class Counted:
@@ -199,27 +167,3 @@ def known(housed: Housed | None, graphs: Graphs | None) -> dict[str, Any]:
     """What a `World` is told by them."""
     told: dict[str, Any] = {} if housed is None else {"join": housed.joined, "bare": housed.reported}
     return told if graphs is None else {**told, "more": graphs.measured}
-
-
-class Drifting:
-    """Tells what is wrong with graphs, and when it is over. What is there for a moment only, between a write and what follows from it, is
-    told by nobody.
-    """
-
-    def __init__(self, tell_or_clear: Callable[[str, Problem | None], None], *, looks: int = 5) -> None:
-        """`looks` in a row it has to be there, the same."""
-        self._tell_or_clear, self._looks = tell_or_clear, looks
-        self._seen: dict[str, tuple[Problem, int]] = {}
-
-    def tell(self, wrong: Sequence[Problem]) -> None:
-        """What is wrong by this look."""
-        now = {f"{one.code} {one.subject}: {one.what}": one for one in wrong}
-        for about in self._seen.keys() - now.keys():
-            _, times = self._seen.pop(about)
-            if times >= self._looks:
-                self._tell_or_clear(f"graph {about}", None)
-        for about, one in now.items():
-            _, times = self._seen.get(about, (one, 0))
-            self._seen[about] = (one, times + 1)
-            if times + 1 == self._looks:
-                self._tell_or_clear(f"graph {about}", one)

@@ -26,9 +26,10 @@ from shunter.app.astray import astray
 from shunter.app.collector import paused
 from shunter.app.degraded import Watch, urgent
 from shunter.app.digests import Digests
+from shunter.app.drifting import Drifting
 from shunter.app.duty import Duty, Told
 from shunter.app.following import Following
-from shunter.app.graphs import Drifting, Graphs, known
+from shunter.app.graphs import Graphs, known
 from shunter.app.heeding import Haste, Heard, Heeding
 from shunter.app.housed import Housed
 from shunter.app.keeping import Keeping

@@ -14,6 +14,7 @@ from shunter.act.beyond import Remembered
 from shunter.act.store import Store
 from shunter.app.audits import read as read_audit
 from shunter.app.degraded import Condition, condition
+from shunter.app.drifting import Shown, shown
 from shunter.app.sendings import sendings
 from shunter.app.settings import load
 from shunter.app.turns import Queue, queue
@@ -32,7 +33,7 @@ RECENT = 3600.0
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """What `--json` prints, as one object. Ages in seconds, None: never. `commit` is the newest in the audit, None: none yet. `degraded` is
     what is wrong with the engine's disk, None: nothing. `waiting` is planned and waits for its turn, the first of it by name; `sending` is
-    how far images are that are on their way.
+    how far images are that are on their way. `graphs` is what Dynamo's resources say of pools, and what is wrong with them.
     """
 
     at: float
@@ -45,6 +46,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     degraded: Condition | None = None
     waiting: Queue
     sending: tuple[Sending, ...] = ()
+    graphs: Shown
 
 
 def status(
@@ -78,6 +80,9 @@ def status(
         waiting=found.waiting.first,
         waiting_more=found.waiting.number - len(found.waiting.first),
         sending=found.sending,
+        graphs=found.graphs.pools,
+        troubles=found.graphs.troubles,
+        troubles_more=found.graphs.more,
     )
 
 
@@ -120,6 +125,7 @@ def read(state: Path, now: float, database: str | None = None) -> Standing:
         ended=ended,
         degraded=condition(state, now),
         waiting=queue(state, epoch),
+        graphs=shown(state, epoch),
         sending=sendings(state, epoch, now),
     )
 

@@ -29,12 +29,16 @@ def status_text(
     waiting: Sequence[PlannedOperation] = (),
     waiting_more: int = 0,
     sending: Sequence[Sending] = (),
+    graphs: Sequence[str] = (),
+    troubles: Sequence[Problem] = (),
+    troubles_more: int = 0,
 ) -> None:
     """Write it. `operations` are active and ended ones; `ages` says how many seconds ago each source was heard of, None: never.
 
     `commit` is that of the policies in force (None: unknown), `degraded` what is wrong with the engine's disk (None: nothing),
     `waiting` what is planned and waits for its turn, `waiting_more` how many further ones do; `sending` how far
-    images are that are on their way. Lines on nodes that only pretend are marked.
+    images are that are on their way. `graphs` has a line for each pool that somebody keeps at a number, `troubles` what is wrong with that,
+    `troubles_more` how much more is. Lines on nodes that only pretend are marked.
     """
     page, marks = Page(console), Marks(fleet)
     page.title(f"At {moment(now)}: epoch {epoch}, policies at {short(commit)}")
@@ -48,6 +52,7 @@ def status_text(
     for node in fleet.nodes:
         _node(page, marks, node, [n for n in notices if n.node == node.id], workers, fleet.images, now)
     _elsewhere(page, fleet, now)
+    _graphs(page, graphs, troubles, troubles_more)
     _operations(page, marks, list(operations), {one.operation: one for one in sending}, now)
     _waiting(page, marks, waiting, waiting_more)
 
@@ -94,6 +99,19 @@ def _elsewhere(page: Page, fleet: Fleet, now: float) -> None:
         if worker.slot is None:
             style = "red" if worker.state is WorkerState.LOST else ""
             page.line(f"{worker.id}, {worker.role}: {worker.state.value}{_image(worker.id, fleet.images, now)}", indent=2, style=style)
+
+
+def _graphs(page: Page, pools: Sequence[str], troubles: Sequence[Problem], more: int) -> None:
+    if not pools and not troubles:
+        return
+    page.blank()
+    page.title("Graphs, by their resources")
+    for line in pools:
+        page.line(line, indent=2, hang=4)
+    for problem in troubles:
+        page.line(str(problem), indent=2, hang=4, style="yellow")
+    if more:
+        page.line(f"and {more} more", indent=2)
 
 
 def _waiting(page: Page, marks: Marks, operations: Sequence[PlannedOperation], more: int) -> None:

@@ -5,6 +5,7 @@ import msgspec
 import pytest
 from shunter.act.store import Store
 from shunter.app.degraded import Condition, condition_path
+from shunter.app.drifting import Shown, write
 from shunter.app.sendings import Sendings
 from shunter.app.turns import Turns
 from shunter.audit.journal import Journal
@@ -154,3 +155,14 @@ def test_looking_changes_no_file(state: Path, capsys: pytest.CaptureFixture[str]
     before = {path.name: path.read_bytes() for path in state.iterdir()}
     assert execute(["status", "--state", str(state)]) == 0
     assert {path.name: path.read_bytes() for path in state.iterdir() if not path.name.endswith(("-shm", "-wal"))} == before
+
+
+def test_what_is_of_record_is_shown_with_what_differs_below_it(state: Path, capsys: pytest.CaptureFixture[str]):
+    drift = Problem(code="SH271", what="the graph asks for 3 of decode, and there are 2 pods", remedy="Look", subject="ns/llama")
+    write(state, Shown.of(Epoch(1), ["llama/decode: 3 of record"], [drift]), None)
+    assert execute(["status", "--state", str(state)]) == 0
+    out = capsys.readouterr().out
+    assert "llama/decode: 3 of record" in out
+    assert "ns/llama: SH271 the graph asks for 3 of decode, and there are 2 pods" in out
+    assert execute(["status", "--state", str(state), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["graphs"]["pools"] == ["llama/decode: 3 of record"]

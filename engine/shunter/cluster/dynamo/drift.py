@@ -100,7 +100,8 @@ def _of_deployed(graph: Graph, component: Component, own: Sequence[Deployed]) ->
 def _of_pods(graph: Graph, component: Component, there: Sequence[Pod]) -> list[Problem]:
     if len(there) == component.replicas:
         return []
-    return [_drift(graph, f"the graph asks for {component.replicas} of {component.name}, and there are {len(there)} pods")]
+    number = "there is 1 pod" if len(there) == 1 else f"there are {len(there)} pods"
+    return [_drift(graph, f"the graph asks for {component.replicas} of {component.name}, and {number}")]
 
 
 def _drift(graph: Graph, what: str) -> Problem:
