@@ -27,7 +27,8 @@ from shunter_agent.orders.carry import KEEP_S, Orders
 from shunter_agent.orders.condemned import Condemned
 from shunter_agent.orders.holds import Holds
 from shunter_agent.recovery import recover, start_missing
-from shunter_agent.runtime.port import Runtime
+from shunter_agent.residents import Residents
+from shunter_agent.runtime.port import Housing, Runtime
 from shunter_agent.server import AgentService, make_server
 from shunter_agent.serving.dynamo import DynamoServing
 from shunter_agent.serving.probe import Probe
@@ -65,6 +66,7 @@ async def serve(settings: Settings, *, clock: Callable[[], float] = time.time, s
         standing = asyncio.create_task(service.standing.run())
         keeping = asyncio.create_task(keep(node))
         condemned = asyncio.create_task(Condemned(orders, settings.gpu_gone).run())
+        residents = asyncio.create_task(_look_for_residents(node))
         log.info("taking orders", listen=settings.listen, port=port, runtime=runtime.name)
         started()
         await _until_told_to_end(holds)
@@ -73,10 +75,16 @@ async def serve(settings: Settings, *, clock: Callable[[], float] = time.time, s
         standing.cancel()
         await orders.close()
         await server.stop(grace=2.0)
-        for task in (holds, keeping, condemned):
+        for task in (holds, keeping, condemned, residents):
             task.cancel()
-        await asyncio.gather(holds, standing, keeping, condemned, return_exceptions=True)
+        await asyncio.gather(holds, standing, keeping, condemned, residents, return_exceptions=True)
         await let_go(node, service)
+
+
+async def _look_for_residents(node: Node) -> None:
+    """Where the settings say so: workers in this node's pods, until cancelled."""
+    if node.settings.containers is not None and isinstance(node.runtime, Housing):
+        await Residents(node, node.runtime, node.settings.containers.every).run()
 
 
 def _node(settings: Settings, runtime: Runtime, log: Log, clock: Callable[[], float], stack: contextlib.AsyncExitStack) -> Node:

@@ -2,11 +2,15 @@
 
 import contextlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shunter.model.errors import Rejected
 
 from shunter_agent.runtime.port import Runtime
 from shunter_agent.settings import Settings
+
+if TYPE_CHECKING:
+    from shunter_agent.runtime.network import Uplink
 
 
 def make_runtime(settings: Settings) -> Runtime:
@@ -18,7 +22,26 @@ def make_runtime(settings: Settings) -> Runtime:
     from shunter_agent.runtime.criu import CriuRuntime
     from shunter_agent.runtime.network import Uplink
 
-    return CriuRuntime(settings.criu, Uplink(bridge=settings.bridge, prefix=settings.prefix))
+    uplink = Uplink(bridge=settings.bridge, prefix=settings.prefix)
+    return _of_containers(settings, uplink) if settings.containers is not None else CriuRuntime(settings.criu, uplink)
+
+
+def _of_containers(settings: Settings, uplink: "Uplink") -> Runtime:
+    from shunter_agent.runtime.containers import ContainerRuntime, Ports
+    from shunter_agent.runtime.pods import Cri, Pods
+
+    chosen = settings.containers
+    assert chosen is not None
+    return ContainerRuntime(
+        settings.criu,
+        uplink,
+        Pods(Cri(chosen.socket), chosen.cgroups),
+        settings.state / "containers",
+        carry=chosen.carry,
+        keep_streams=chosen.streams == "refuse",
+        namespaces=chosen.namespaces,
+        ports=Ports(serving=chosen.port, control=chosen.control, node=settings.listen.rpartition(":")[0]),
+    )
 
 
 def thaw_left_behind(runtime: Runtime, images: Path) -> None:

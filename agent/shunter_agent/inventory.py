@@ -74,6 +74,8 @@ def _slots(node: Node, looked: GpuMemory) -> list[pb.SlotReport]:
 
 
 def _worker(row: WorkerRow, memory: int | None, looked: GpuMemory) -> pb.WorkerReport:
+    pod = row.spec.pod
+    home = {"pod_uid": pod.uid, "pod_namespace": pod.namespace, "pod_name": pod.name, "pod_container": pod.container} if pod else {}
     return pb.WorkerReport(
         spec=spec_message(row.spec),
         state=row.state,
@@ -82,6 +84,7 @@ def _worker(row: WorkerRow, memory: int | None, looked: GpuMemory) -> pb.WorkerR
         memory=memory or 0,
         operation=row.operation,
         gpu_memory=looked.workers.get(row.process, 0),
+        **home,
     )
 
 

@@ -249,6 +249,11 @@ class Journal:
         with self.batch():
             self._db.execute("INSERT OR IGNORE INTO started VALUES (?)", (worker,))
 
+    def forget_started(self, worker: str) -> None:
+        """Whatever was noted of it, it may be begun with here once more."""
+        with self.batch():
+            self._db.execute("DELETE FROM started WHERE worker=?", (worker,))
+
     # -- what is to be done without an engine
 
     def standing(self) -> bytes | None:

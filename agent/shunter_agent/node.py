@@ -353,6 +353,8 @@ class Node:
         try:
             with self.journal.batch():
                 self.journal.drop_worker(worker)
+                if row.spec.pod is not None:
+                    self.journal.forget_started(f"pod/{row.spec.pod.uid}")  # its container may be started again (see `residents`)
                 if row.operation:
                     self.journal.undo(row.operation, ("fence", "freeze", "resume"), self.clock(), "the worker's process ended by itself")
         except Stalled as error:  # the disk is full: it is known no later than that it takes writes again

@@ -17,6 +17,9 @@ discovery = "/var/lib/dynamo-kv"     # optional: Dynamo's file discovery ($DYN_F
 canaries = 3600.0                    # how often each source's code is tried out with a notice that is none; 0: never
 [kubernetes]                         # optional: what Kubernetes says of this node; without keys, as a pod of it
 node = "ip-10-0-0-11"                # its name there
+[containers]                         # optional: workers in this node's pods, which others have started, are found and moved
+socket = "/run/containerd/containerd.sock"
+control = 9090                       # the port of the workers' control API
 [tls]
 ca = "ca.pem"
 cert = "agent.pem"
@@ -226,6 +229,28 @@ class KubernetesSettings(_Section, frozen=True, kw_only=True):
     """Follow the pods on the node as well: the end of one that has the label `shunter.dev/slot` is its worker's drain."""
 
 
+class ContainerSettings(_Section, frozen=True, kw_only=True):
+    """Workers in containers: pods of this node that say by their labels that a worker is in them. Needs `runtime = "criu"`."""
+
+    socket: Path = Path("/run/containerd/containerd.sock")
+    """The container runtime's (CRI)."""
+    cgroups: Path = Path("/sys/fs/cgroup")
+    """Where the node's cgroups (v2) are mounted."""
+    namespaces: tuple[str, ...] = ()
+    """Of which namespaces. Empty: of all."""
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+    """The port that workers serve at in their pods. 0: not known; then one without a control API can't be probed after a move."""
+    control: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+    """The port of their control API in their pods. 0: they have none, and can't be fenced."""
+    carry: Annotated[int, msgspec.Meta(ge=0)] = 1 << 30
+    """Bytes of files that may go along with a worker: what its container has changed of its image, /dev/shm and emptyDir volumes."""
+    streams: Literal["reset", "refuse"] = "reset"
+    """What becomes of a worker's connections with others, whose peers know its old pod's address: they are reset when the move is
+    committed, or a worker that has any isn't moved."""
+    every: Annotated[float, msgspec.Meta(gt=0)] = 5.0
+    """Seconds between looks for pods that have come."""
+
+
 class HttpSettings(_Section, frozen=True, kw_only=True):
     """Something that answers with notices about this node when it is asked, in the form of the files in `notices`."""
 
@@ -267,6 +292,8 @@ class Settings(_Section, frozen=True, kw_only=True):
     """URL of DCGM's exporter, without `/metrics`. None: it isn't asked."""
     http: tuple[HttpSettings, ...] = ()
     kubernetes: KubernetesSettings | None = None
+    containers: ContainerSettings | None = None
+    """None: only workers that this agent starts itself are its business."""
     canaries: float = 3600.0
     """How often each source's code is tried out with a notice that is none. 0: never."""
     discovery: Path | None = None

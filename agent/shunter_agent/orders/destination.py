@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 from shunter.model.errors import Rejected, Retry, ShunterError, Stalled, Unknown
+from shunter.model.pod import Pod
 from shunter.wire import agent_pb2 as pb
 
 from shunter_agent import convert
@@ -18,7 +19,7 @@ from shunter_agent.journal import Reservation, WorkerRow
 from shunter_agent.node import HeldCopy
 from shunter_agent.orders.carry import Orders, Outcome
 from shunter_agent.refusals import rejected, retry, undone
-from shunter_agent.runtime.port import Network, Process, WorkerSpec
+from shunter_agent.runtime.port import Housing, Network, Process, WorkerSpec
 
 READABLE_S: Final = 60.0
 """Seconds that an image may take to be put together or decrypted for a restore, however small it is."""
@@ -51,6 +52,8 @@ class Destination:
         node = self._node
         spec = node.placed(convert.spec(message.spec), message.slot)
         self._check_slot(head, message.slot, spec)
+        if message.pod_uid:
+            spec = await self._housed(spec, message)
         for stale in tuple(node.journal.reservations().values()):
             if stale.slot == message.slot or stale.worker_id == head.worker:  # left to lapse, it would take the worker's network along
                 await self.free(stale, "a newer leader's operation took it over")
@@ -71,6 +74,18 @@ class Destination:
 
         detail = f"{message.slot} is reserved"
         return Outcome(pb.Done(at=node.clock(), detail=detail), write, detail)
+
+    async def _housed(self, spec: WorkerSpec, message: pb.PrepareOrder) -> WorkerSpec:
+        pod = Pod(namespace=message.pod_namespace, name=message.pod_name, uid=message.pod_uid, container=message.pod_container)
+        runtime = self._node.runtime
+        if not isinstance(runtime, Housing):
+            what, remedy = (
+                f"it is to live in the pod {pod}, and this agent has to do with no pods",
+                "Add [containers] to the agent's settings",
+            )
+            raise rejected("SH680", what, remedy, spec.worker)
+        housed = await self._node.in_thread(runtime.housed, spec, pod)
+        return housed if housed.gpus else msgspec.structs.replace(housed, gpus=spec.gpus)
 
     def _check_slot(self, head: Asked, slot: str, spec: WorkerSpec) -> None:
         node = self._node
@@ -113,6 +128,10 @@ class Destination:
             raise rejected(
                 "SH606", f"restore was refused: {reservation.slot} is reserved, not {message.slot}", "Prepare that slot", message.slot
             )
+        prepared = reservation.spec.pod.uid if reservation.spec.pod is not None else ""
+        if message.pod_uid != prepared:
+            what = f"restore was refused: the pod that is prepared has the uid {prepared or 'of none'}, not {message.pod_uid or 'of none'}"
+            raise rejected("SH606", what, "Prepare that pod", head.worker)
         image = await node.in_thread(node.depot.get, message.image) or await node.in_thread(node.depot.fetch, message.image)
         if image is None or image.spec.worker != head.worker:
             raise rejected("SH665", f"there is no whole image {message.image} of the worker here", "Send it here first", head.worker)

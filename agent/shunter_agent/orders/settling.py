@@ -131,6 +131,8 @@ def gone(node: Node, row: WorkerRow) -> None:
     released = release is not None and release.state == "begun"
     with journal.batch():
         journal.drop_worker(worker)
+        if row.spec.pod is not None and not row.operation:  # else an order may have ended it, and it lives elsewhere
+            journal.forget_started(f"pod/{row.spec.pod.uid}")  # its container may be started again (see `residents`)
         if released:
             reply = pb.Done(at=node.clock(), detail="found ended when the agent came back")
             journal.done(row.operation, "release", worker, node.clock(), reply.SerializeToString(), reply.detail)

@@ -16,17 +16,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 from shunter.model.errors import Problem, Rejected
-from shunter.model.pod import Pod
+from shunter.model.pod import CONTAINER, OPERATION, Pod, engine_of, resident
 
 from shunter_agent.runtime import containers_check as checks
 from shunter_agent.runtime import containers_files as files
+from shunter_agent.runtime import containers_gpus, holds, preflight, swrk
 from shunter_agent.runtime import containers_links as links
 from shunter_agent.runtime import containers_volumes as volumes
 from shunter_agent.runtime import criu_rpc_pb2 as rpc
-from shunter_agent.runtime import holds, preflight, swrk
 from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.containers_mounts import Namespaces, Root, beside, within
 from shunter_agent.runtime.containers_mounts import of as mounts_of
@@ -35,7 +36,7 @@ from shunter_agent.runtime.cuda.node import CudaNode
 from shunter_agent.runtime.namespaces import network_of
 from shunter_agent.runtime.network import Uplink
 from shunter_agent.runtime.pods import Container, Pods, inner_pids, pids_in
-from shunter_agent.runtime.port import Frozen, Held, Network, Process, WorkerSpec
+from shunter_agent.runtime.port import Found, Frozen, Held, Network, Process, WorkerSpec
 
 NOTE: Final = "container.json"
 CARRY: Final = 1 << 30
@@ -53,6 +54,15 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     addresses: tuple[str, ...]
     label: str
     gone: files.Gone = files.Gone()
+
+
+class Ports(msgspec.Struct, frozen=True, kw_only=True):
+    """Where workers can be reached in their pods. 0: not known, or there is none. `node`: the host of those that share their node's
+    network."""
+
+    serving: int = 0
+    control: int = 0
+    node: str = "127.0.0.1"
 
 
 class PodNetwork:
@@ -148,15 +158,55 @@ class ContainerRuntime(CriuRuntime):
         *,
         carry: int = CARRY,
         keep_streams: bool = False,
+        namespaces: Sequence[str] = (),
+        ports: Ports = Ports(),  # noqa: B008  (frozen)
         clock: Callable[[], float] = time.time,
         cuda: CudaNode | None = None,
     ) -> None:
         """`stage`: a folder of this agent's alone, made if it is missing, for what a restore needs while it lasts. `carry`: bytes of files
-        that may go along with a worker. `keep_streams`: refuse to move one that has connections with others. Raises as `CriuRuntime`."""
+        that may go along with a worker. `keep_streams`: refuse to move one that has connections with others. `namespaces`: of which pods
+        workers are found; empty: of all. Raises as `CriuRuntime`."""
         super().__init__(criu, uplink, clock, cuda)
         self.pods = pods
         self._stage = stage
         self._carry, self._keep_streams = carry, keep_streams
+        self._namespaces, self._ports = namespaces, ports
+
+    def residents(self) -> Sequence[Found]:
+        """See `port.Housing`. A pod whose worker can't be found now is left out: it may just be starting."""
+        found = []
+        assert self.pods.runtime is not None
+        for one in self.pods.runtime.sandboxes():
+            who = resident(one.pod.name, one.labels, one.annotations)
+            if who is None or OPERATION in one.labels or (self._namespaces and one.pod.namespace not in self._namespaces):
+                continue
+            with contextlib.suppress(Rejected):
+                home = self.pods.find(msgspec.structs.replace(one.pod, container=one.annotations.get(CONTAINER, "")))
+                spec = WorkerSpec(worker=who.id, role=who.role, graph=who.graph, engine=who.engine or _engine(home), address="")
+                found.append(Found(spec=self._at(spec, home, one.id), process=home.init))
+        return found
+
+    def housed(self, spec: WorkerSpec, pod: Pod) -> WorkerSpec:
+        """See `port.Housing`."""
+        assert self.pods.runtime is not None
+        home = self.pods.find(pod)
+        sandbox = next((one.id for one in self.pods.runtime.sandboxes() if one.pod.uid == pod.uid), "")
+        return self._at(spec, home, sandbox)
+
+    def _at(self, spec: WorkerSpec, home: Container, sandbox: str) -> WorkerSpec:
+        assert self.pods.runtime is not None
+        host = (self.pods.runtime.address(sandbox) if sandbox else "") or self._ports.node
+        serving = spec.address.rpartition(":")[2] or str(self._ports.serving)
+        control = urlsplit(spec.control)
+        at = control.port or self._ports.control
+        return msgspec.structs.replace(
+            spec,
+            pod=home.pod,
+            mac="",
+            address=_join(host, serving),
+            control=urlunsplit((control.scheme or "http", _join(host, str(at)), control.path, "", "")) if at else "",
+            gpus=containers_gpus.of(home, self.gpus().gpus),
+        )
 
     def network(self, spec: WorkerSpec, process: Process | None = None) -> Network:
         """See `port.Runtime`. Of a worker that comes to a pod: its placeholder's. Raises Rejected SH750, SH751; Retry SH706, SH760."""
@@ -349,6 +399,19 @@ def outer_pid(home: Container, pid: int) -> int:
         if inner_pids(outer)[-2:] == [pid, 1]:
             return outer
     raise Rejected(processes.gone(pid))
+
+
+def _join(host: str, port: str) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _engine(home: Container) -> str:
+    """By what runs in it."""
+    try:
+        command = Path(f"/proc/{home.init.pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return ""
+    return engine_of(command)
 
 
 def _inside(home: Container, top: Path, instead: tuple[Path, Path]) -> swrk.Place:

@@ -7,7 +7,7 @@ in the `Process` (which the agent's journal stores) or in the image's folder.
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 from shunter.model.errors import Problem
@@ -186,6 +186,26 @@ class Network(Protocol):
 
     def destroy(self) -> None:
         """Remove it. Idempotent."""
+        ...
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker in a container that somebody else has started, where none but its pod knows of it."""
+
+    spec: WorkerSpec
+    process: Process
+
+
+@runtime_checkable
+class Housing(Protocol):
+    """What a driver can besides that finds workers in pods."""
+
+    def residents(self) -> Sequence[Found]:
+        """The workers in this node's pods, but none that was brought there by an order. Raises Retry SH760, Rejected SH751."""
+        ...
+
+    def housed(self, spec: WorkerSpec, pod: Pod) -> WorkerSpec:
+        """The worker as it will be in this pod of this node: with the pod's address and GPUs. Raises Rejected SH750, SH751; Retry SH760."""
         ...
 
 

@@ -98,12 +98,12 @@ def resident(name: str, labels: Mapping[str, str], annotations: Mapping[str, str
         id=WorkerId(annotations.get(WORKER) or name),
         role=role,
         graph=graph,
-        engine=labels.get(ENGINE) or _engine(command),
+        engine=labels.get(ENGINE) or engine_of(command),
     )
 
 
-def _engine(command: Iterable[str]) -> str:
-    """By the module that is run: `python3 -m dynamo.vllm ...`, also within a shell's line."""
+def engine_of(command: Iterable[str]) -> str:
+    """The engine, by the module that is run; empty: none that is known. `python3 -m dynamo.vllm ...`, also within a shell's line."""
     for part in command:
         for word in part.split():
             if word.startswith(_MODULE) and (found := word.removeprefix(_MODULE).partition(".")[0]) in _ENGINES:
