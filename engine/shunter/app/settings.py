@@ -43,6 +43,7 @@ import msgspec
 
 from shunter.decide.profile import Profile
 from shunter.model.errors import Problem, Rejected
+from shunter.model.pod import PLACEHOLDER
 from shunter.model.units import Bytes, Duration, UnitError
 from shunter.observe.catalog import Catalog
 from shunter.source.command import Access
@@ -106,8 +107,9 @@ class PodsSettings(_Section, frozen=True, kw_only=True):
     agents_selector: str = "app.kubernetes.io/name=shunter-agent"
     port: int = 7443
     """Where agents take orders whose pods name no port `agent`."""
-    idle: tuple[str, ...] = ("sleep", "infinity")
-    """What the container of a new pod runs until its worker comes: something that its image has and that doesn't end."""
+    idle: tuple[str, ...] = PLACEHOLDER
+    """What the container of a new pod runs until its worker comes, and beside it: see `shunter.model.pod`. Another command must be one that
+    the image has and that doesn't end; then a SIGTERM doesn't reach the worker, and the container doesn't end with it."""
 
 
 class DynamoSettings(_Section, frozen=True, kw_only=True):

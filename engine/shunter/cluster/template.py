@@ -15,7 +15,7 @@ import msgspec
 from shunter.cluster.api import Object
 from shunter.cluster.pods import HASH, JOINS, chosen, json_of
 from shunter.model.ids import NodeId, OperationId, WorkerId
-from shunter.model.pod import CONTAINER, ENGINE, OPERATION, SERVING, STATE, WORKER
+from shunter.model.pod import CONTAINER, ENGINE, OPERATION, PLACEHOLDER, SERVING, STATE, WORKER
 
 COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 _HELD_BACK: Final = (HASH, "app.kubernetes.io/instance")
@@ -39,7 +39,7 @@ _ASSIGNED: Final = ("nodeName", "ephemeralContainers", "priority", "overhead", "
 """What admission and the scheduler fill in, and what was added to the one pod by hand."""
 _TOKEN: Final = re.compile(r"kube-api-access-[a-z0-9]{5}")
 _NAME_MOST: Final = 63
-IDLE: Final = ("sleep", "infinity")
+IDLE: Final = PLACEHOLDER
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
