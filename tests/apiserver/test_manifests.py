@@ -19,23 +19,29 @@ import yaml
 from conftest import APPLY, needed, running
 from control_plane import ROOT, ControlPlane, until
 from corpus import WHOLE
+from nodes_simulated import Nodes, worker
+from nodes_simulated import node as a_node
 from shunter.cluster.access import Access
 from shunter.cluster.api import Api
 from shunter.cluster.elector import Elector, Term
+from shunter.cluster.estate import Following, Where
 from shunter.cluster.kinds import PLURALS, collection
 from shunter.cluster.ledger import Ledger
 from shunter.cluster.memory import Memory
+from shunter.cluster.places import Pods
 from shunter.cluster.policies import ClusterSource
 from shunter.lang.load import load
 from shunter.model.errors import Retry
-from shunter.model.ids import Digest, Epoch, ImageId, Incarnation, OperationId, PolicyName, WorkerId
+from shunter.model.ids import Digest, Epoch, ImageId, Incarnation, OperationId, PolicyName, SlotId, WorkerId
 from shunter.model.operation import OperationRecord, Outcome, Status
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
+from shunter.model.pod import Resident
 
 ENGINE = "system:serviceaccount:shunter:shunter-engine"
 AGENT = "system:serviceaccount:shunter-agents:shunter-agent"
 NOBODY = "system:serviceaccount:kube-public:nobody"
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
+WORKERS = "dynamo"
 NAMESPACES = ("shunter", "shunter-agents", "default", "kube-system", "")
 PODS = ("StatefulSet", "DaemonSet")
 Right = tuple[str, str, str, str]
@@ -188,6 +194,75 @@ def test_an_agent_that_hears_of_notices_from_nodes_may_read_nodes_and_nothing_el
             plane.ask("DELETE", _where(paths, one))
 
 
+@pytest.fixture
+def looks_after_pods(plane: ControlPlane) -> Iterator[None]:
+    """The rights of deploy/kubernetes/components/worker-pods, on top of the others, and taken away again."""
+    plane.ask("POST", "/api/v1/namespaces", {"metadata": {"name": WORKERS}})
+    paths = _paths(plane)
+    added = list(yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "components" / "worker-pods" / "rights.yaml").read_text()))
+    for one in added:
+        plane.must("POST", _where(paths, one).rpartition("/")[0], one)
+    until(lambda: _may(plane, ENGINE, ("list", "", "nodes", "")) and _may(plane, ENGINE, ("create", "", "pods", WORKERS)), 10)
+    yield
+    for one in added:
+        plane.must("DELETE", _where(paths, one))
+    until(lambda: not _may(plane, ENGINE, ("list", "", "nodes", "")), 10)
+
+
+@pytest.mark.usefixtures("looks_after_pods")
+async def test_an_engine_that_looks_after_pods_may_make_and_delete_them_among_the_workers_and_nowhere_else(plane: ControlPlane) -> None:
+    """And with that it finds nodes, agents and workers, and makes, marks and deletes pods."""
+    added = {("list", "", "nodes", ""), ("watch", "", "nodes", "")}
+    added |= {(verb, "", "pods", "shunter-agents") for verb in ("list", "watch")}
+    added |= {(verb, "", "pods", WORKERS) for verb in ("get", "list", "watch", "create", "patch", "delete")}
+    added |= {("patch", "", "pods/status", WORKERS), ("create", "", "events", WORKERS)}
+    asked = [
+        (verb, group, resource, namespace)
+        for group, resource, namespaced in _resources(plane)
+        if group == ""
+        for namespace in ((WORKERS, "shunter-agents", "kube-system") if namespaced else ("",))
+        for verb in VERBS
+    ]
+    assert {right for right in asked if _may(plane, ENGINE, right) and not _may(plane, NOBODY, right)} == added
+    for right in (("create", "", "pods/exec", WORKERS), ("patch", "apps", "replicasets", WORKERS), ("get", "", "secrets", WORKERS)):
+        assert not _may(plane, ENGINE, right)
+    for one in (a_node("node-a"), a_node("node-b")):
+        plane.ask("POST", "/api/v1/nodes", one)
+    plane.must("POST", f"/api/v1/namespaces/{WORKERS}/pods", worker("decode-0", WORKERS, "node-a"))
+    played = Nodes(plane, WORKERS, {"node-a": 1, "node-b": 1})
+    access = Access(server=plane.url, ca=plane.ca, token=_token(plane))
+    following, api = Following(lambda: Api(access), Where(namespace=WORKERS)), Api(access)
+    try:
+        await asyncio.to_thread(following.wait, 10.0)
+        until(lambda: [p.being.value for p in following.estate().pods.values()] == ["running"], 10)
+        (left,) = (p.pod for p in following.estate().pods.values())
+        pods = Pods(api, following.estate, "shunter.shunter-leader", "shunter")
+        planned = PlannedOperation(
+            id=OperationId("move-9"), kind=OperationKind.MOVE, worker=WorkerId("decode-0"), lane="voluntary", policy=PolicyName("p"),
+            reason="r", expect=Preconditions(incarnation=Incarnation(0)), to_slot=SlotId("node-b/0"),
+        )  # fmt: skip
+        record = OperationRecord(planned=planned, plan=Digest("sha256:x"), epoch=Epoch(1), created_at=1.0)
+        who = Resident(id=WorkerId("decode-0"), role="decode", graph="tiny", engine="vllm")
+        pod = await pods.prepare(record, SlotId("node-b/0"), left, who, lambda: None)
+        assert pod is not None
+        await pods.keep(record, pod)
+        await pods.retire(left)
+        until(lambda: [p.pod.uid for p in following.estate().pods.values() if p.ready] == [pod.uid], 10)
+        await pods.retire(pod)
+        with pytest.raises(Retry) as raised:
+            await api.get("/api/v1/namespaces/kube-system/pods")
+        assert raised.value.problem.code == "SH255"
+    finally:
+        await asyncio.to_thread(following.close)
+        await api.aclose()
+        played.close()
+
+
+def _token(plane: ControlPlane) -> str:
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": [plane.url]}}
+    return str(plane.must("POST", "/api/v1/namespaces/shunter/serviceaccounts/shunter-engine/token", body)["status"]["token"])
+
+
 def test_whoever_sees_a_namespace_sees_operations_and_changes_none(plane: ControlPlane) -> None:
     role = plane.must("GET", "/apis/rbac.authorization.k8s.io/v1/clusterroles/shunter-policies-view")
     assert role["metadata"]["labels"] == {"rbac.authorization.k8s.io/aggregate-to-view": "true", "app.kubernetes.io/part-of": "shunter"}
@@ -208,9 +283,7 @@ def test_nobody_may_become_another_or_widen_what_it_may(plane: ControlPlane) -> 
 
 async def test_with_its_own_token_the_engine_does_all_that_it_does(plane: ControlPlane) -> None:
     """The rights are not only narrow, they are enough: for policies, their status, and the Lease."""
-    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": [plane.url]}}
-    token = plane.must("POST", "/api/v1/namespaces/shunter/serviceaccounts/shunter-engine/token", body)["status"]["token"]
-    access = Access(server=plane.url, ca=plane.ca, token=token)
+    access = Access(server=plane.url, ca=plane.ca, token=_token(plane))
     kind, name = WHOLE["images"]["kind"], "images"
     where = f"{collection(kind, 'shunter')}/{name}"
     plane.must("PATCH", f"{where}?fieldManager=argocd-controller&force=true", WHOLE["images"], APPLY)

@@ -1,0 +1,220 @@
+"""`shunter engine` moves a worker between pods on a real API server, and is killed on the way.
+
+Agents are real and found by their pods; they only pretend to move the worker, and say nothing of pods, so that it is known by its name.
+Nodes are played (nodes_simulated.py says what that leaves out).
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import install, running
+from control_plane import ControlPlane, free_port, until
+from fleet import ANY, BIN, Fleet, NodePlan, WorkerPlan
+from nodes_simulated import Nodes, node, worker
+from shunter.act.agents import AgentClient, TlsFiles
+from shunter.cluster.operation import collection
+from shunter.model.ids import NodeId
+from shunter.model.pod import STATE, WORKER
+from test_engine import kubeconfig
+
+NODES = (
+    NodePlan("node-a", 11, (ANY,), (WorkerPlan("decode-0", "decode", 0, 111),)),
+    NodePlan("node-b", 12, (ANY,), ()),
+)
+SAVE = """\
+apiVersion: shunter.dev/v1alpha1
+kind: PreemptionPolicy
+metadata: {name: save}
+spec: {workers: {graph: tiny}, notices: [preemption], reserve: 5s}
+"""
+ENGINE, WORKERS, AGENTS = "engine-itself", "dynamo", "shunter-agents"
+PODS = f"/api/v1/namespaces/{WORKERS}/pods"
+EVENTS = f"/api/v1/namespaces/{WORKERS}/events"
+HASH = {"pod-template-hash": "5f9c"}
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    for found in running(tmp_path_factory.mktemp("moves")):
+        install(found)
+        for name in (ENGINE, WORKERS, AGENTS):
+            found.must("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        for name in ("node-a", "node-b"):
+            found.must("POST", "/api/v1/nodes", node(name))
+        yield found
+
+
+@pytest.fixture
+def nodes(plane: ControlPlane) -> Iterator[Nodes]:
+    for path in (PODS, f"/api/v1/namespaces/{AGENTS}/pods", collection(ENGINE)):
+        for one in plane.must("GET", path)["items"]:
+            if one["metadata"].get("finalizers"):
+                plane.must("PUT", f"{path}/{one['metadata']['name']}", {**one, "metadata": {**one["metadata"], "finalizers": []}})
+            plane.ask("DELETE", f"{path}/{one['metadata']['name']}")
+    found = Nodes(plane, WORKERS, {"node-a": 1, "node-b": 1})
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, plane: ControlPlane, nodes: Nodes) -> Iterator[Fleet]:
+    (tmp_path / "source" / "policies").mkdir(parents=True)
+    (tmp_path / "source" / "policies" / "save.yaml").write_text(SAVE)
+    with Fleet(tmp_path / "fleet", pretend=True, weights_mb=1, nodes=NODES) as made:
+        made.start_nodes()
+        made.make_repository(tmp_path / "source")
+        for name, one in made.nodes.items():
+            agent = {
+                "metadata": {"name": f"agent-{name}", "labels": {"app.kubernetes.io/name": "shunter-agent"}},
+                "spec": {
+                    "nodeName": name,
+                    "containers": [{"name": "agent", "image": "i", "ports": [{"name": "agent", "containerPort": one.port(0)}]}],
+                },
+            }
+            plane.must("POST", f"/api/v1/namespaces/{AGENTS}/pods", agent)
+            status = {"status": {"phase": "Running", "podIP": one.address}}
+            path = f"/api/v1/namespaces/{AGENTS}/pods/agent-{name}/status"
+            plane.must("PATCH", path, status, "application/merge-patch+json")
+        plane.must("POST", PODS, worker("decode-0", WORKERS, "node-a", **HASH))
+        until(lambda: phase(plane, "decode-0") == "Running", 10, "the worker's pod")
+        yield made
+
+
+def phase(plane: ControlPlane, name: str) -> str:
+    status, found = plane.ask("GET", f"{PODS}/{name}")
+    return found.get("status", {}).get("phase", "") if status == 200 else ""
+
+
+class Engine:
+    """One candidate, with a folder and a port of its own. Its settings name no agent."""
+
+    def __init__(self, fleet: Fleet, plane: ControlPlane, name: str) -> None:
+        folder = fleet.folder / name
+        folder.mkdir()
+        text = fleet.engine_config.read_text().partition("[[agents]]")[0]
+        text = text.replace(f'state = "{fleet.state}"', f'state = "{folder / "state"}"').replace('tick = "1s"', 'tick = "200ms"')
+        text = text.replace('hold = "20s"', 'hold = "5s"')
+        text = text.replace(f'listen = "127.0.0.1:{fleet.engine_port}"', f'listen = "127.0.0.1:{free_port()}"')
+        text += f'[cluster]\nkubeconfig = "{kubeconfig(plane, folder)}"\nlasts = "3s"\n[cluster.pods]\nnamespace = "{WORKERS}"\n'
+        (folder / "engine.toml").write_text(text)
+        self.log = folder / "log"
+        self.process = fleet.run(str(BIN / "shunter"), "engine", "--config", str(folder / "engine.toml"), log=f"{name}/log")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def alive(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        return True
+
+
+def pods(plane: ControlPlane) -> dict[str, Any]:
+    return {p["metadata"]["name"]: p for p in plane.must("GET", PODS)["items"] if not p["metadata"].get("deletionTimestamp")}
+
+
+def operations(plane: ControlPlane) -> list[Any]:
+    found: list[Any] = plane.must("GET", collection(ENGINE))["items"]
+    return found
+
+
+def over(plane: ControlPlane, engine: Engine) -> bool:
+    engine.alive()
+    phases = [one.get("status", {}).get("phase", "active") for one in operations(plane)]
+    return "succeeded" in phases and "active" not in phases
+
+
+def settled(plane: ControlPlane) -> bool:
+    """One pod, on node-b, that serves, and counts as one of its controller's."""
+    found = list(pods(plane).values())
+    if len(found) != 1:
+        return False
+    labels, spec = found[0]["metadata"]["labels"], found[0]["spec"]
+    return (labels.get(STATE), labels.get("pod-template-hash"), spec.get("nodeName")) == ("serving", "5f9c", "node-b")
+
+
+def lives(fleet: Fleet) -> list[tuple[str, str]]:
+    """Where agents report the worker, and as what."""
+    certs = fleet.folder / "certs"
+    tls = TlsFiles(ca=certs / "ca.pem", cert=certs / "engine.pem", key=certs / "engine.key")
+
+    async def ask() -> list[tuple[str, str]]:
+        found = []
+        for name, one in fleet.nodes.items():
+            agent = AgentClient(NodeId(name), f"{one.address}:{one.port(0)}", tls)
+            found += [(name, worker.state) for worker in (await agent.report(5.0)).workers]
+            await agent.close()
+        return found
+
+    return asyncio.run(ask())
+
+
+def test_a_worker_moves_to_a_pod_of_its_own_and_the_old_one_goes(fleet: Fleet, plane: ControlPlane, nodes: Nodes) -> None:
+    engine = Engine(fleet, plane, "one")
+    nodes.stuck["decode-0-"] = {"waiting": {"reason": "ContainerCreating"}}
+    until(lambda: engine.alive() and _known(plane), 20, "it leads")
+    fleet.nodes["node-a"].post_notice("preemption", "300s", "n1")
+    until(lambda: len(pods(plane)) == 2, 20, "a pod for it")
+    time.sleep(1.0)
+    (move,) = operations(plane)
+    assert move.get("status", {}).get("step", "intended") == "intended", "nothing is touched before its new pod runs"
+    assert pods(plane)["decode-0"]["status"]["phase"] == "Running"
+    nodes.stuck.clear()
+    until(lambda: over(plane, engine), 30, "moved")
+    until(lambda: settled(plane), 20, "one pod that is its controller's")
+    (pod,) = pods(plane).values()
+    assert pod["metadata"]["annotations"][WORKER] == "decode-0"
+    (move,) = [one for one in operations(plane) if one["status"]["phase"] == "succeeded"]
+    assert move["status"]["pod"]["uid"] == pod["metadata"]["uid"]
+    assert move["status"]["left"]["name"] == "decode-0"
+    assert lives(fleet) == [("node-b", "running")]
+
+
+def _known(plane: ControlPlane) -> bool:
+    return plane.ask("GET", f"/api/v1/namespaces/{ENGINE}/configmaps/shunter-memory")[0] == 200
+
+
+def test_one_that_is_killed_while_the_pod_is_awaited_leaves_none_behind(fleet: Fleet, plane: ControlPlane, nodes: Nodes) -> None:
+    nodes.stuck["decode-0-"] = {"waiting": {"reason": "ContainerCreating"}}
+    first = Engine(fleet, plane, "one")
+    fleet.nodes["node-a"].post_notice("preemption", "300s", "n1")
+    until(lambda: first.alive() and len(pods(plane)) == 2, 30, "a pod for it")
+    first.kill()
+    made = next(name for name in pods(plane) if name != "decode-0")
+    uid = pods(plane)[made]["metadata"]["uid"]
+    nodes.stuck.clear()
+    second = Engine(fleet, plane, "two")
+    until(lambda: over(plane, second), 40, "moved by the other")
+    until(lambda: settled(plane), 20, "one pod")
+    (pod,) = pods(plane).values()
+    phases = {one["metadata"]["name"]: one["status"]["phase"] for one in operations(plane)}
+    assert sorted(phases.values()) == ["rolled-back", "succeeded"], phases
+    assert pod["metadata"]["uid"] != uid, "what the first one made is gone, as its operation went back"
+    assert lives(fleet) == [("node-b", "running")]
+
+
+def test_one_that_is_killed_in_the_midst_of_a_move(fleet: Fleet, plane: ControlPlane, nodes: Nodes) -> None:
+    """Once. Every other point at which it can die is tried in tests/property/test_protocol_pods.py."""
+    first = Engine(fleet, plane, "one")
+    fleet.nodes["node-a"].post_notice("preemption", "300s", "n1")
+    _kill_at(first, "committing")
+    second = Engine(fleet, plane, "two")
+    until(lambda: over(plane, second), 60, "moved by the other")
+    until(lambda: settled(plane), 20, "one pod")
+    assert lives(fleet) == [("node-b", "running")]
+
+
+def _kill_at(engine: Engine, step: str) -> None:
+    """As soon as its log says that the step is reached: whatever it does next, it may not come to do."""
+    end = time.monotonic() + 30
+    with engine.log.open("rb") as log:
+        said = b""
+        while step.encode() not in said:
+            assert time.monotonic() < end, said.decode()
+            said += log.read()
+            engine.alive()
+    engine.kill()
