@@ -33,7 +33,7 @@ import past
 import way
 from shunter.act.agents import AgentClient, TlsFiles
 from shunter.act.port import CopyView
-from shunter.app import engine as engines
+from shunter.app import roster
 from shunter.app.certs import issue
 from shunter.app.engine import Engine
 from shunter.app.policies import PolicyFeed
@@ -354,10 +354,10 @@ async def _engine(folder: Path, port: int, url: str) -> None:
         (folder / "policies" / f"graph-{n}.yaml").write_text(large.four(f"graph-{n}", 600 + n))
     made = _views()
 
-    def client(node: NodeId, address: str, tls: TlsFiles) -> AgentClient | Made:
+    def client(node: NodeId, address: str, tls: TlsFiles, **_: object) -> AgentClient | Made:
         return AgentClient(node, address, tls) if address != "made up" else Made(made[node])
 
-    engines.__dict__["AgentClient"] = client
+    roster.__dict__["AgentClient"] = client
     certs = folder / "certs"
     settings = Settings(
         state=folder / "engine",
