@@ -99,7 +99,9 @@ class Leading:
         self.aside = Aside()
         self.heeding = Heeding(duty, self.epoch, self.aside.breathe)
         self.haste = Haste(self.aside)
-        self.standing = Standing(duty, agents, self.epoch, store, call=self.aside.call, tell=self.voice.tell_or_clear, add=trail.add)
+        self.standing = Standing(
+            duty, agents, self.epoch, store, call=self.aside.call, tell=self.voice.tell_or_clear, add=trail.add, breathe=self.aside.breathe
+        )
         world = World(agents, prometheus, duty.settings.prometheus.catalog(), self.aside, self.standing.learn, **known(housed, graphs))
         self.sight = Sight(duty, store, watch, world, agents, self.voice, self.aside, self.standing.knows)
         self.origins = origins or Origins()
@@ -119,6 +121,7 @@ class Leading:
             agents=agents,
             fleet=lambda: self.duty.scene.fleet,
             audit=watch.audit,
+            audits=watch.audits,
             clock=duty.clock,
             sleep=asyncio.sleep,
             gone=lambda node: node in self.sight.gone,
