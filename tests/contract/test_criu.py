@@ -540,28 +540,6 @@ def test_in_a_shared_network_only_the_lost_workers_own_lock_is_swept(bench: Benc
     assert bench.a.call(lambda: locktables.tables(None)) == [], "what was left was the other worker's"
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["a network of its own", "a shared network"])
-def test_a_copy_that_runs_has_no_lock_around_it(bench: Bench, own: bool) -> None:
-    """A shared network still has the dump's; a new one never had it, and isn't searched."""
-    spec = msgspec.structs.replace(
-        bench.spec, mac=bench.spec.mac if own else "", command=(sys.executable, "-c", "import time\ntime.sleep(600)")
-    )
-    runtime, folder = bench.a.runtime, bench.folder()
-    network = bench.a.call(lambda: runtime.network(spec))
-    bench.networks.append((bench.a, network))
-    worker = bench.a.call(lambda: runtime.start(spec, network))
-    bench.processes.append(worker)
-    bench.a.call(lambda: runtime.freeze(worker, spec, network, folder, lambda _at: None).release())
-    there = bench.network_on(bench.b) if own else network
-    node = bench.b if own else bench.a
-    left = [name for name in node.call(lambda: locktables.tables(there.netns)) if name.startswith("CRIU")]
-    assert len(left) == (0 if own else 1)
-    held = node.call(lambda: node.runtime.restore(spec, there, folder))
-    bench.processes.append(held.process)
-    node.call(held.resume)
-    assert node.call(lambda: locktables.tables(there.netns)) == []
-
-
 def _tracer(worker: Process) -> int:
     return int(Path(f"/proc/{worker.pid}/status").read_text().split("TracerPid:")[1].split()[0])
 

@@ -194,8 +194,7 @@ class CriuRuntime:
     @contextlib.contextmanager
     def _way_in(self, spec: WorkerSpec, network: Network, folder: Path) -> Iterator[Way]:
         """To where the image in `folder` is to live; it lasts until the copy is complete."""
-        # a new namespace has no lock of the dump's, and to look for it takes 8 ms
-        yield Way(network.netns, {"network_lock": rpc.SKIP if network.own else rpc.NFTABLES})
+        yield Way(network.netns)
 
     def restore(self, spec: WorkerSpec, network: Network, folder: Path, born: Callable[[Process], None] = lambda _process: None) -> Held:
         """See `port.Runtime`. Raises Rejected SH702, of GPUs SH741, SH743, SH747; Retry SH703; Unknown SH707 when part of a copy may be
