@@ -85,7 +85,8 @@ class Holds:
 
     def _lapsed(self, reservation: Reservation) -> bool:
         node, worker = self._node, reservation.spec.worker
-        over = node.clock() >= reservation.at + node.settings.reservation
+        # by when the worker was spoken of last, and by no clock that is set: one set ahead would take its slot from a move under way
+        over = node.elapsed() - node.spoken.get(worker, node.began) >= node.settings.reservation
         return over and worker not in node.held and not self._orders.lock(worker).locked()
 
     async def _free_lapsed(self) -> None:

@@ -16,16 +16,16 @@ from shunter_agent.gpus import facts_for, gone
 from shunter_agent.guard import Asked
 from shunter_agent.journal import WorkerRow
 from shunter_agent.node import FrozenCopy, Hidden, Leaving
+from shunter_agent.orders.ahead import copy_ahead
 from shunter_agent.orders.carry import Orders, Outcome
 from shunter_agent.orders.settling import TRAFFIC_S, hide, settle, show
 from shunter_agent.refusals import Undone, rejected, retry, undone
 from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.port import Frozen
 
-COPY_S: Final = 60.0
-"""The longest that memory is copied ahead."""
 BEGIN_S: Final = 30.0
 """Seconds that disks and links may take before a worker is stopped: there is nothing to be read or written for that yet."""
+TICK_S: Final = 0.001
 LOOK_S: Final = 0.25
 """Seconds between looks at a worker that drains."""
 
@@ -36,6 +36,8 @@ class Source:
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
         self._node = orders.node
+        self._after: dict[str, float] = {}
+        """No image of a worker may be said to be taken before this moment (seconds since the epoch)."""
 
     # -- traffic
 
@@ -79,7 +81,7 @@ class Source:
     async def freeze(self, message: pb.FreezeOrder, within_s: float | None = None) -> pb.FreezeReply:
         """Stop and dump the worker, sending the image meanwhile; keep it standing still for `hold_s`.
 
-        Before that its memory is copied while it runs (see `_ahead`). `within_s` is how long the caller waits; None: it doesn't say.
+        Before that its memory is copied while it runs (see `copy_ahead`). `within_s` is how long the caller waits; None: it doesn't say.
 
         Raises Undone when it was tried and the worker runs on; Rejected SH608 for a hold that isn't allowed.
         """
@@ -114,7 +116,7 @@ class Source:
                     deadline_of(message.order) or self._earliest(row),
                     late=lambda begun: begun.cancel(),
                 )
-                await self._ahead(row, sending, within_s)
+                await copy_ahead(node, row, sending, within_s)
             frozen = await self._stop(row, folder)
         except BaseException:
             node.busy_images.pop(message.image, None)
@@ -153,29 +155,6 @@ class Source:
         """By when the worker has to be gone, as far as this node has heard; seconds since the epoch, None: no such."""
         heard = (notice for notice in self._node.notices.values() if notice.slot in ("", row.slot))
         return min((notice.deadline for notice in heard if notice.deadline is not None), default=None)
-
-    async def _ahead(self, row: WorkerRow, sending: Sending, within_s: float | None) -> None:
-        """Copy the worker's memory to the destination while it runs: for half of the time that the caller waits, and for `COPY_S` at most.
-
-        It saves time when the worker stands still, and costs some before. So nothing is copied on a node that has a notice with a deadline:
-        there the worker has to leave soon, and how long it stands still comes second. What fails here is told, and holds nothing up.
-        """
-        node, worker = self._node, row.spec.worker
-        seconds = COPY_S if within_s is None else min(COPY_S, within_s / 2)
-        if any(notice.deadline is not None for notice in node.notices.values()):
-            return
-        try:
-            memories = await node.in_thread(node.runtime.live, row.process)
-        except OSError as error:
-            node.log.error("memory isn't copied ahead", worker=worker, error=str(error))
-            return
-        try:
-            failed = await node.in_thread(sending.copy, memories, seconds) if memories else ""
-        finally:
-            for memory in memories:
-                memory.close()
-        if failed:
-            node.log.error("memory was copied ahead in part", worker=worker, error=failed)
 
     @staticmethod
     async def _within(keeping: "asyncio.Task[ImageFacts]", hold_s: float, worker: str) -> ImageFacts:
@@ -225,16 +204,23 @@ class Source:
             id=image,
             spec=row.spec,
             incarnation=row.incarnation,
-            taken_at=frozen.dump.frozen_at,
+            taken_at=max(frozen.dump.frozen_at, self._after.get(row.spec.worker, 0.0)),
             pause_s=pause_s,
             facts=facts_for(self._node.facts, frozen.dump.needs),
             runtime=self._node.runtime.name,
         )
 
+    def _newest(self, row: WorkerRow) -> float:
+        """When the worker's last image was taken here. The next one is younger, also when the clock was set back meanwhile: whoever has to
+        choose takes the youngest. 0.0: there is none of this incarnation."""
+        own = (image for image in self._node.depot.all() if (image.spec.worker, image.incarnation) == (row.spec.worker, row.incarnation))
+        return max((image.taken_at for image in own), default=0.0)
+
     async def _begin(self, image: str, row: WorkerRow) -> tuple[Path, int]:
         """A folder for the image, and about how many bytes it will have; 0 when nobody knows."""
         node = self._node
         expected = await node.in_thread(node.runtime.memory, row.process) or 0
+        self._after[row.spec.worker] = await node.in_time(BEGIN_S, "to look at the images", self._newest, row) + TICK_S
         try:
             what = "to make room for the image"
             made = await node.in_time(BEGIN_S, what, node.depot.begin, image, expected, late=lambda _made: node.depot.abandon(image))

@@ -6,7 +6,7 @@ import pytest
 from agent_fakes import Bench, FakeLive, problem
 from shunter.model.errors import Retry
 from shunter_agent.notices.port import Notice
-from shunter_agent.orders.source import COPY_S
+from shunter_agent.orders.ahead import COPY_S
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 from agent_fakes import PROCESS, Bench, Gate
 from shunter.model.errors import Rejected, Retry
+from shunter.wire import agent_pb2 as pb
 from shunter_agent.notices.port import Notice
-from shunter_agent.orders import destination, settling, source
+from shunter_agent.orders import ahead, destination, settling, source
 from shunter_agent.orders.holds import HIDDEN_EVERY_S
 from shunter_agent.refusals import Undone
 
@@ -214,6 +215,28 @@ class TestSilence:
         assert bench.state() == "running"
 
 
+class TestClocks:
+    """The wall clock is set, by whatever moves clocks."""
+
+    async def test_a_clock_that_is_set_back_makes_no_image_older_than_the_one_before(self, bench: Bench) -> None:
+        for operation in ("first", "second", "third"):
+            await bench.source.checkpoint(pb.CheckpointOrder(order=bench.order(operation), image=f"image-{operation}"))
+            bench.clock.now -= 3600
+        taken = [bench.depot.whole[f"image-{operation}"].taken_at for operation in ("first", "second", "third")]
+        assert taken == sorted(taken)
+        assert len(set(taken)) == 3
+        assert taken[0] == 1000.0, "and the first is of now"
+
+    async def test_a_clock_that_is_set_ahead_takes_no_slot_from_a_move_under_way(self, empty: Bench) -> None:
+        await empty.destination.prepare(empty.prepare())
+        empty.node.clock = lambda: empty.clock.now + 10 * empty.settings.reservation
+        await empty.holds.expire()
+        assert set(empty.journal.reservations()) == {"n/0"}
+        empty.clock.now += empty.settings.reservation
+        await empty.holds.expire()
+        assert empty.journal.reservations() == {}
+
+
 def test_the_limits_in_the_docs_are_those_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     from shunter_agent.orders import holds
@@ -227,7 +250,7 @@ def test_the_limits_in_the_docs_are_those_of_the_code(monkeypatch: pytest.Monkey
         "TRAFFIC_S": settling.TRAFFIC_S,
         "SHOW_AGAIN_S": settling.SHOW_AGAIN_S,
         "BEGIN_S": source.BEGIN_S,
-        "COPY_S": source.COPY_S,
+        "COPY_S": ahead.COPY_S,
         "LOCK_S": node.LOCK_S,
         "STOP_S": stopping.STOP_S,
         "QUICK_S": steps.QUICK_S,

@@ -1,0 +1,34 @@
+"""A worker's memory, copied to where it goes while it still runs."""
+
+from typing import Final
+
+from shunter_agent.depot import Sending
+from shunter_agent.journal import WorkerRow
+from shunter_agent.node import Node
+
+COPY_S: Final = 60.0
+"""The longest that memory is copied ahead."""
+
+
+async def copy_ahead(node: Node, row: WorkerRow, sending: Sending, within_s: float | None) -> None:
+    """Copy the worker's memory to the destination: for half of the time that the caller waits (None: it doesn't say), and for `COPY_S` at most.
+
+    It saves time when the worker stands still, and costs some before. So nothing is copied on a node that has a notice with a deadline:
+    there the worker has to leave soon, and how long it stands still comes second. What fails here is told, and holds nothing up.
+    """
+    worker = row.spec.worker
+    seconds = COPY_S if within_s is None else min(COPY_S, within_s / 2)
+    if any(notice.deadline is not None for notice in node.notices.values()):
+        return
+    try:
+        memories = await node.in_thread(node.runtime.live, row.process)
+    except OSError as error:
+        node.log.error("memory isn't copied ahead", worker=worker, error=str(error))
+        return
+    try:
+        failed = await node.in_thread(sending.copy, memories, seconds) if memories else ""
+    finally:
+        for memory in memories:
+            memory.close()
+    if failed:
+        node.log.error("memory was copied ahead in part", worker=worker, error=failed)
