@@ -451,11 +451,12 @@ class Leading:
 
     def _hurry(self, now: float, said: tuple[Record, ...], seen: Fleet | None) -> bool:
         heard = self.heeding.decide(self.store.state(now), now, seen)
-        self.trail.add((*said, *(heard.records if heard is not None else ())))
         if heard is None:
+            self.trail.add(said)
             return False
         self.origins.planned(heard.evaluation.plan)
-        self.scheduler.offer(heard.evaluation.plan, whole=False)
+        with self.watch.gathering((*said, *heard.records)):
+            self.scheduler.offer(heard.evaluation.plan, whole=False)
         self.aside.later(lambda: self._tell_why(heard))
         if self.keeping and self.watch.now is None:
             kept = heard.evaluation, heard.policies, [heard.snapshot], heard.state, self.duty.profile
