@@ -11,7 +11,7 @@ COPY_S: Final = 60.0
 
 
 async def copy_ahead(node: Node, row: WorkerRow, sending: Sending, within_s: float | None) -> None:
-    """Copy the worker's memory to the destination: for half of the time that the caller waits (None: it doesn't say), and for `COPY_S` at most.
+    """Copy the worker's memory to the destination: for half of the time that the caller waits (None: it doesn't say), at most for `COPY_S`.
 
     It saves time when the worker stands still, and costs some before. So nothing is copied on a node that has a notice with a deadline:
     there the worker has to leave soon, and how long it stands still comes second. What fails here is told, and holds nothing up.
