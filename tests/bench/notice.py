@@ -5,7 +5,8 @@ up where the engine asks their agents. The engine ticks all the time, and the no
 What is counted begins where the agent sees a notice, and ends where an order reaches it: the first one (its preflight) and the freeze,
 which comes after preflight on both nodes, the reservation of the slot, and a fence.
 
-The freeze is then refused, so that the workers go back and can leave again. As programs, `agent` and `engine`, the two processes.
+The freeze is then refused, so that the workers go back and can leave again. As programs, `agent` and `engine`, the two processes; what
+BENCH_BY says is put before both, such as `chrt -r 1` where other work keeps the processors busy.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ import json
 import math
 import os
 import random
+import shlex
 import signal
 import socket
 import subprocess
@@ -145,7 +147,7 @@ def _await(told: "Queue[dict[str, Any]]", what: str, times: int = 1) -> dict[str
 
 @contextlib.contextmanager
 def _process(told: "Queue[dict[str, Any]]", *arguments: object) -> "Iterator[subprocess.Popen[str]]":
-    command = [sys.executable, __file__, *map(str, arguments)]
+    command = [*shlex.split(os.environ.get("BENCH_BY", "")), sys.executable, __file__, *map(str, arguments)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         threading.Thread(target=_listen, args=(process.stdout, told), daemon=True).start()
