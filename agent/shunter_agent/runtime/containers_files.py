@@ -74,10 +74,10 @@ def _walk(tree: Tree, points: Collection[str]) -> Iterator[_Entry]:
     """Folders before what is in them. What is on another file system is somebody else's."""
     device = os.fstat(tree.top).st_dev
     for at, folders, files, folder in os.fwalk(".", dir_fd=tree.top, follow_symlinks=False):
-        base = os.path.normpath(f"{tree.point}/{at}")
+        base = os.path.normpath(f"{tree.point.rstrip('/')}/{at}")  # of two slashes at the beginning both would stay
         here = []
         for name in sorted((*folders, *files)):
-            path = os.path.normpath(f"{base}/{name}")
+            path = f"{base.rstrip('/')}/{name}"
             try:
                 seen = os.stat(name, dir_fd=folder, follow_symlinks=False)
             except FileNotFoundError:  # by somebody who isn't of the worker, such as `kubectl exec`

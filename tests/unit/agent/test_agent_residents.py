@@ -1,0 +1,145 @@
+"""Workers in pods: taken once, into a slot of theirs; never again after they left by an order, but when they ended by themselves."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from agent_fakes import PROCESS, SPEC, Bench, problem
+from shunter.model.errors import Rejected, Retry
+from shunter.model.pod import Pod
+from shunter.wire import agent_pb2 as pb
+from shunter_agent.inventory import report
+from shunter_agent.residents import Residents
+from shunter_agent.runtime.port import Found, Gpu, Housing, Process, WorkerSpec
+
+HOME = Pod(namespace="serving", name="decode-0", uid="u-1", container="main")
+NEW = Pod(namespace="serving", name="decode-0-new", uid="u-2", container="main")
+LIVES = msgspec.structs.replace(SPEC, pod=HOME, mac="", address="10.88.0.2:9000", control="http://10.88.0.2:9090")
+
+
+class Houses:
+    """What a driver says of pods."""
+
+    def __init__(self) -> None:
+        self.there: list[Found] = [Found(spec=LIVES, process=PROCESS)]
+        self.fails: Exception | None = None
+
+    def residents(self) -> Sequence[Found]:
+        if self.fails is not None:
+            raise self.fails
+        return list(self.there)
+
+    def housed(self, spec: WorkerSpec, pod: Pod) -> WorkerSpec:
+        return msgspec.structs.replace(spec, pod=pod, mac="", address="10.88.0.3:9000", gpus=("0000:01:00",))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path, worker=False)
+
+
+def residents(bench: Bench, houses: Houses) -> Residents:
+    return Residents(bench.node, houses, 1.0)
+
+
+async def test_a_worker_in_a_pod_becomes_the_nodes(bench: Bench) -> None:
+    await residents(bench, Houses()).look()
+    row = bench.journal.worker("w")
+    assert row is not None
+    assert (row.spec.pod, row.process, row.slot, row.state) == (HOME, PROCESS, "n/0", "running")
+    (said,) = (await report(bench.node)).workers
+    assert (said.pod_uid, said.pod_namespace, said.pod_name, said.pod_container) == ("u-1", "serving", "decode-0", "main")
+
+
+async def test_it_is_taken_once_and_not_again_after_an_order_has_ended_it(bench: Bench) -> None:
+    look, houses = residents(bench, Houses()), Houses()
+    await look.look()
+    await bench.source.freeze(bench.freeze("op"))
+    await bench.source.release(bench.step("op"))
+    assert bench.journal.worker("w") is None
+    houses.there = [Found(spec=LIVES, process=Process(pid=PROCESS.pid + 5, started=99))]  # the kubelet has started its container again
+    bench.boot()
+    await residents(bench, houses).look()
+    assert bench.journal.worker("w") is None, "what the kubelet started again is taken for the worker that lives elsewhere"
+
+
+async def test_one_that_ended_by_itself_comes_again(bench: Bench) -> None:
+    houses = Houses()
+    look = residents(bench, houses)
+    await look.look()
+    bench.runtime.alive.clear()
+    bench.node.worker_ended("w", 1)
+    again = Process(pid=PROCESS.pid + 5, started=99)
+    houses.there = [Found(spec=LIVES, process=again)]
+    await look.look()
+    row = bench.journal.worker("w")
+    assert row is not None
+    assert row.process == again
+
+
+async def test_without_a_slot_it_isnt_taken_and_that_is_said_once(bench: Bench) -> None:
+    houses = Houses()
+    houses.there = [
+        Found(
+            spec=msgspec.structs.replace(LIVES, worker=f"w{n}", pod=msgspec.structs.replace(HOME, uid=f"u-{n}")),
+            process=Process(pid=PROCESS.pid + n, started=n),
+        )
+        for n in range(3)
+    ]
+    look = residents(bench, houses)
+    await look.look()
+    await look.look()
+    assert sorted(bench.journal.workers()) == ["w0", "w1"], "of three slots one takes prefill workers alone"
+    assert bench.said().count("SH679") == 1
+
+
+async def test_it_gets_the_slot_that_has_its_gpus(bench: Bench) -> None:
+    def gpu(pci: str) -> Gpu:
+        return Gpu(uuid=f"GPU-{pci}", model="H", pci=pci, memory=1, free=1)
+
+    bench.node.slot_gpus = {"n/0": (gpu("a"),), "n/2": (gpu("b"),)}
+    houses = Houses()
+    houses.there = [Found(spec=msgspec.structs.replace(LIVES, gpus=("b",)), process=PROCESS)]
+    await residents(bench, houses).look()
+    assert bench.node.row("w").slot == "n/2"
+    assert bench.node.row("w").spec.gpus == ("b",)
+
+
+async def test_a_runtime_that_doesnt_answer_is_said_once(bench: Bench) -> None:
+    houses = Houses()
+    houses.fails = Retry(problem("SH760"))
+    look = residents(bench, houses)
+    await look.look()
+    await look.look()
+    assert bench.said().count("SH760") == 1
+
+
+def prepare(pod: Pod | None) -> pb.PrepareOrder:
+    order = pb.Order(operation="op", epoch=1, plan="p", worker="w", incarnation=0)
+    spec = pb.WorkerSpec(worker="w", role="decode", graph="g", engine="vllm", address="10.88.0.2:9000")
+    told = {"pod_uid": pod.uid, "pod_namespace": pod.namespace, "pod_name": pod.name, "pod_container": pod.container} if pod else {}
+    return pb.PrepareOrder(order=order, slot="n/0", spec=spec, **told)
+
+
+async def test_a_worker_is_prepared_for_as_it_will_be_in_its_pod(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    houses = Houses()
+    for name in ("housed", "residents"):
+        monkeypatch.setattr(bench.runtime, name, getattr(houses, name), raising=False)
+    assert isinstance(bench.runtime, Housing)
+    await bench.destination.prepare(prepare(NEW))
+    kept = bench.journal.reservation("op")
+    assert kept is not None
+    assert (kept.spec.pod, kept.spec.address, kept.spec.gpus) == (NEW, "10.88.0.3:9000", ("0000:01:00",))
+    for uid in ("", "u-9"):  # the engine means another pod than the one that it had prepared
+        order = pb.RestoreOrder(order=prepare(NEW).order, slot="n/0", image="i", hold_s=9.0, pod_uid=uid)
+        with pytest.raises(Rejected) as refused:
+            await bench.destination.restore(order)
+        assert refused.value.problem.code == "SH606"
+
+
+async def test_an_agent_without_containers_takes_no_worker_for_a_pod(bench: Bench) -> None:
+    with pytest.raises(Rejected) as refused:
+        await bench.destination.prepare(prepare(NEW))
+    assert refused.value.problem.code == "SH680"
+    assert not bench.journal.reservations()
