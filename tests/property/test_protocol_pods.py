@@ -13,7 +13,7 @@ from next_engine import take_over
 from shunter.act.execute import Executor
 from shunter.act.run import Parts
 from shunter.model.errors import Problem, Rejected, Retry, Unknown
-from shunter.model.ids import NodeId, OperationId, SlotId, WorkerId, node_of
+from shunter.model.ids import OperationId, SlotId, node_of
 from shunter.model.operation import OperationRecord, Status, Step
 from shunter.model.plan import OperationKind
 from shunter.model.pod import Pod, Resident
@@ -60,9 +60,6 @@ class MemoryPlaces:
         if self.calls == self.crash_at and after == self.after:
             self.crash_at = 0
             raise Crash
-
-    def pod_of(self, worker: WorkerId, node: NodeId) -> Pod | None:
-        return next((self.pod(uid) for uid, kept in self.pods.items() if kept.node == node and kept.serving), None)
 
     async def prepare(
         self, record: OperationRecord, slot: SlotId, left: Pod | None, who: Resident, may_go_on: Callable[[], None]

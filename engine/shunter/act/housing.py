@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from shunter.act.run import Run, Unresolved, problem
 from shunter.model.errors import Rejected, ShunterError
-from shunter.model.ids import NodeId, SlotId
+from shunter.model.ids import SlotId
 from shunter.model.operation import Step
 from shunter.model.pod import Pod, Resident
 from shunter.wire import agent_pb2 as pb
@@ -17,15 +17,13 @@ from shunter.wire import convert
 
 
 def home_of(run: Run, report: pb.NodeReport) -> Pod | None:
-    """The pod that the worker lives in, by its node's report. Raises Rejected SH562 where this engine looks after no pods."""
+    """The pod that the worker lives in, as its agent says; None: in none. Raises Rejected SH562 where this engine looks after no pods."""
     row = next((w for w in report.workers if w.spec.worker == run.planned.worker), None)
-    if row is None or run.parts.places is None:
-        if row is None or not row.pod_uid:
-            return None
+    if row is None or not row.pod_uid:
+        return None
+    if run.parts.places is None:
         what = f"the worker lives in the pod {row.pod_namespace}/{row.pod_name}, and this engine looks after no pods"
         raise Rejected(problem("SH562", what, "Add [cluster.pods] to the engine's settings", run.planned.worker))
-    if not row.pod_uid:
-        return run.parts.places.pod_of(run.planned.worker, NodeId(report.node))
     return Pod(namespace=row.pod_namespace, name=row.pod_name, uid=row.pod_uid, container=row.pod_container)
 
 

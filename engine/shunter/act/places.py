@@ -7,17 +7,13 @@ ones they are is durable in its record before a worker is touched.
 from collections.abc import Callable
 from typing import Protocol
 
-from shunter.model.ids import NodeId, SlotId, WorkerId
+from shunter.model.ids import SlotId
 from shunter.model.operation import OperationRecord
 from shunter.model.pod import Pod, Resident
 
 
 class Places(Protocol):
     """Makes and removes pods. All raise Retry (nothing was done) and Unknown (it may have been: do it again)."""
-
-    def pod_of(self, worker: WorkerId, node: NodeId) -> Pod | None:
-        """The pod on the node that is called after the worker, for an agent that says nothing of pods; None: there is none."""
-        ...
 
     async def prepare(
         self, record: OperationRecord, slot: SlotId, left: Pod | None, who: Resident, may_go_on: Callable[[], None]

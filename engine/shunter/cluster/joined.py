@@ -5,7 +5,7 @@ policies see all of a pool; nothing can be done with it, and why is said.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -29,11 +29,10 @@ def reported(fleet: Fleet) -> Fleet:
 def joined(fleet: Fleet, estate: Estate) -> Fleet:
     """The fleet as agents report it (`reported`), with pods, taints and labels, and the workers that no agent reports."""
     pods, nodes = estate.pods, {node.id: node for node in fleet.nodes}
-    by_name = {(pod.node, pod.resident.id): pod for pod in pods.values() if not pod.placeholder}
     known: dict[WorkerId, Worker] = {}
     lived_in: set[str] = set()
     for worker in fleet.workers:
-        own = _pod_of(worker, pods, by_name)
+        own = pods.get(worker.pod.uid) if worker.pod is not None and worker.state not in _AWAY else None
         if own is not None:
             lived_in.add(own.pod.uid)
         known[worker.id] = _with_pod(worker, own, estate)
@@ -65,15 +64,6 @@ def forgotten(fleet: Fleet, estate: Estate) -> frozenset[NodeId]:
 
 def _by_pod_alone(worker: Worker) -> bool:
     return worker.pod is not None and worker.slot is None and worker.state in _STANDING
-
-
-def _pod_of(worker: Worker, pods: Mapping[str, WorkerPod], by_name: Mapping[tuple[NodeId | None, WorkerId], WorkerPod]) -> WorkerPod | None:
-    """Where the agent says that it lives; an agent that says nothing of pods means the one on its node that is called after it."""
-    if worker.state in _AWAY:
-        return None
-    if worker.pod is not None:
-        return pods.get(worker.pod.uid)
-    return by_name.get((worker.node, worker.id))
 
 
 def _with_pod(worker: Worker, own: WorkerPod | None, estate: Estate) -> Worker:

@@ -64,13 +64,6 @@ class Pods:
         self._api, self._estate, self._fleet, self._operations, self._idle = api, estate, fleet, operations, idle
         self._patience, self._clock, self._sleep, self._now = patience or Patience(), clock, sleep, now
 
-    def pod_of(self, worker: WorkerId, node: NodeId) -> Pod | None:
-        """See `Places`."""
-        for one in self._estate().pods.values():
-            if one.resident.id == worker and one.node == node and one.being is Being.RUNNING and not one.placeholder:
-                return one.pod
-        return None
-
     async def prepare(
         self,
         record: OperationRecord,
