@@ -49,6 +49,9 @@ class Site:
         """How many decode and prefill pods there were, whenever that changed."""
         self._numbers = itertools.count()
         self._deployed: dict[str, int] = {}
+        self._endpoints: list[Any] = []
+        self.slow = False
+        """The kubelets look at no readiness gates."""
 
     def path(self, plural: str, name: str = "", version: str = "") -> str:
         root = "/api/v1" if plural == "pods" else f"/apis/nvidia.com/{version or self.version}"
@@ -111,7 +114,7 @@ class Site:
             with contextlib.suppress(Exception):  # somebody else was faster: the next round sees it
                 if not self.stands:
                     await self.reconcile()
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
 
     async def reconcile(self) -> None:
         """One round: adapters into the graph, the graph into what is below it, that into pods, and the pods into the graph's status."""
@@ -125,6 +128,9 @@ class Site:
             number = int(part.get("replicas", 1))
             await self._deploy(name, number)
             counts[name] = await self._scale(name, number, pods)
+        for one in pods:
+            await self._ready_or_not(one)
+        await self._slices(pods)
         self._note(counts)
         statuses = {
             name: {
@@ -196,6 +202,36 @@ class Site:
         pod.update(await self.api.replace(self.path("pods", pod["metadata"]["name"]), pod))
         status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
         pod.update(await self.api.replace(self.path("pods", pod["metadata"]["name"]) + "/status", {**pod, "status": status}))
+
+    async def _ready_or_not(self, pod: Any) -> None:
+        """The kubelet: a pod whose readiness gate says no isn't ready. One of which nobody said anything counts as if its gate said yes."""
+        conditions = {one["type"]: one["status"] for one in (pod.get("status") or {}).get("conditions") or ()}
+        wanted = "False" if conditions.get("shunter.dev/serving") == "False" else "True"
+        if self.slow or conditions.get("Ready") in (None, wanted):
+            return
+        status = pod["status"]
+        status["conditions"] = [{**one, "status": wanted} if one["type"] == "Ready" else one for one in status["conditions"]]
+        pod.update(await self.api.replace(self.path("pods", pod["metadata"]["name"]) + "/status", pod))
+
+    async def _slices(self, pods: list[Any]) -> None:
+        """The EndpointSlices' controller, for one Service of all workers."""
+        endpoints = [
+            {
+                "addresses": ["10.0.0.1"], "conditions": {"ready": _ready(one)},
+                "targetRef": {"kind": "Pod", "name": one["metadata"]["name"], "uid": one["metadata"]["uid"]},
+            }
+            for one in pods
+            if one["metadata"]["labels"]["role"] != "frontend"
+        ]  # fmt: skip
+        if endpoints == self._endpoints:
+            return
+        body = {
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": {"name": "llama-workers"},
+            "addressType": "IPv4", "endpoints": endpoints,
+        }  # fmt: skip
+        where = f"/apis/discovery.k8s.io/v1/namespaces/{self.namespace}/endpointslices"
+        await self.api.apply(f"{where}/llama-workers", body, "manager")
+        self._endpoints = endpoints
 
     def _note(self, counts: dict[str, tuple[int, int]]) -> None:
         now = (counts["decode"][0], counts["prefill"][0])
@@ -270,7 +306,7 @@ def waiting(done: Any, within: float = 15.0) -> Any:
     async def look() -> Any:
         async with asyncio.timeout(within):
             while not (found := done()):
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.06)
             return found
 
     return look()

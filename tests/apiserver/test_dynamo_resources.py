@@ -15,6 +15,7 @@ from dynamo_operator import ADAPTERS, COST, DEPLOYMENTS, GRAPHS, Site, dynamo_pl
 from shunter.app.drifting import shown
 from shunter.app.graphs import Counted, Graphs
 from shunter.cluster.api import Api, Object
+from shunter.cluster.dynamo.fence import Slices
 from shunter.cluster.dynamo.following import Following
 from shunter.cluster.dynamo.pools import merged, troubles
 from shunter.cluster.dynamo.shift import Shift, Shifts
@@ -513,3 +514,55 @@ async def test_what_was_written_down_is_shown(site: Site, seen: Engine, tmp_path
     assert found.pools == ("llama/decode: 3 of record", "llama/prefill: 2 of record")
     assert [one.code for one in found.troubles] == ["SH271"]
     assert shown(tmp_path, Epoch(8)).pools == (), "of another engine's time"
+
+
+# -- the fence
+
+
+def gate(site: Site, pod: str, said: str) -> None:
+    condition = {"type": "shunter.dev/serving", "status": said}
+    found = site.get("pods", pod)
+    others = [one for one in found["status"]["conditions"] if one["type"] != condition["type"]]
+    site.edit("pods", pod, {"status": {"conditions": [*others, condition]}}, "/status")
+
+
+def slices(site: Site) -> dict[str, bool]:
+    found = site.plane.must("GET", f"/apis/discovery.k8s.io/v1/namespaces/{site.namespace}/endpointslices")["items"]
+    return {one["targetRef"]["name"]: one["conditions"]["ready"] for part in found for one in part["endpoints"]}
+
+
+async def test_a_pod_is_out_of_sight_when_the_slices_have_followed_its_gate(site: Site, engine: Api) -> None:
+    shift = await made(site)
+    pod = Pod(namespace=site.namespace, name=shift.pod, uid=shift.uid)
+    await waiting(lambda: slices(site).get(shift.pod))
+    gate(site, shift.pod, "False")
+    await Slices(engine).unseen(pod)
+    assert slices(site)[shift.pod] is False
+
+
+async def test_one_that_slices_still_show_isnt_taken_for_fenced(site: Site, engine: Api) -> None:
+    shift = await made(site)
+    await waiting(lambda: slices(site).get(shift.pod))
+    site.slow = True
+    gate(site, shift.pod, "False")
+    now = iter(range(100))
+    with pytest.raises(Retry) as raised:
+        await Slices(engine, clock=lambda: float(next(now)), sleep=lambda _s: asyncio.sleep(0)).unseen(
+            Pod(namespace=site.namespace, name=shift.pod, uid=shift.uid)
+        )
+    assert raised.value.problem.code == "SH279"
+    assert "llama-workers" in raised.value.problem.what
+
+
+async def test_where_readiness_isnt_ours_to_say_nothing_is_waited_for(site: Site, engine: Api) -> None:
+    shift = await made(site)
+    await waiting(lambda: slices(site).get(shift.pod))
+    never = Slices(engine, sleep=lambda _s: pytest.fail("it waits"))
+    await never.unseen(Pod(namespace=site.namespace, name=shift.pod, uid="another's"))
+    await never.unseen(Pod(namespace=site.namespace, name="nobody", uid="u"))
+    frontend = next(names(site.pods("frontend")))
+    site.stands = True
+    site.plane.must("DELETE", site.path("pods", frontend))
+    plain = {"metadata": {"name": "plain", "labels": {"role": "decode"}}, "spec": {"containers": [{"name": "main", "image": "i"}]}}
+    uid = site.plane.must("POST", site.path("pods"), plain)["metadata"]["uid"]
+    await never.unseen(Pod(namespace=site.namespace, name="plain", uid=uid))

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from fleet_in_memory import PLAN, Crash, CrashingStore, World
 from shunter.act.execute import Executor
-from shunter.model.errors import Problem, Rejected, Unknown
+from shunter.model.errors import Problem, Rejected, Retry, Unknown
 from shunter.model.ids import Epoch, ImageId, NodeId, PoolId, SlotId, WorkerId
 from shunter.model.operation import OperationRecord, Status
 from shunter.model.plan import OperationKind
@@ -237,3 +237,31 @@ def test_what_comes_behind_it_is_looked_at_beforehand(tmp_path: Path) -> None:
     run = executor(found, dynamo, found.epoch())
     asyncio.run(run.carry(run.intend(park, PLAN, [comes])))
     assert dynamo.looked_ahead == [PoolId("g/prefill")]
+
+
+class Sight:
+    """Routers that find the worker by its pod, for as long as `shown` says."""
+
+    def __init__(self, shown: bool) -> None:
+        self.shown, self.asked = shown, 0
+
+    async def unseen(self, pod: Pod) -> None:
+        self.asked += 1
+        if self.shown:
+            raise Retry(Problem(code="SH279", what="it is ready still", remedy=""))
+
+
+@pytest.mark.parametrize("kind", [OperationKind.PARK, OperationKind.MOVE])
+@pytest.mark.parametrize(("shown", "lane"), [(True, "voluntary"), (False, "voluntary"), (True, "involuntary")])
+def test_nobody_is_frozen_in_sight_of_routers_unless_the_node_goes(tmp_path: Path, kind: OperationKind, shown: bool, lane: str) -> None:
+    found, sight = world(tmp_path, kind), Sight(shown)
+    parts = msgspec.structs.replace(found.parts(), places=Pods(), router=sight)  # type: ignore[arg-type]
+    record = asyncio.run(Executor(parts, found.epoch()).start(found.plan(kind, lane=lane), PLAN))
+    frozen = [node for node, step in found.orders if step == "freeze"]
+    if shown and lane == "voluntary":
+        assert (record.status, record.outcome and record.outcome.code, frozen) == (Status.ROLLED_BACK, "SH279", [])
+        assert found.home() == "a"
+        assert not found.fenced(), "and it is put back"
+    else:
+        assert (record.status, frozen) == (Status.SUCCEEDED, ["a"])
+    assert sight.asked == (lane == "voluntary")

@@ -1,4 +1,6 @@
-"""Counting along: what an operation that changes sides has to see to beside the agents' orders. See `act.replicas`."""
+"""Counting along: what an operation has to see to beside the agents' orders where others keep pools and routes. See `act.replicas` and
+`act.router`.
+"""
 
 from typing import Final
 
@@ -29,6 +31,16 @@ async def may_change(run: Run, left: Pod | None) -> None:
 def _next_pool(run: Run) -> PoolId | None:
     after = (r.planned for r in run.parts.store.active() if run.record.id in r.planned.after)
     return next((other.pool for other in after if other.kind is OperationKind.RESTORE and reassigns(other)), None)
+
+
+async def unseen(run: Run) -> None:
+    """What is frozen while routers find it breaks new requests. What is urgent doesn't wait for that to be seen.
+
+    Raises Retry SH279, and as requests to the API server do.
+    """
+    left = run.record.left
+    if run.parts.router is not None and left is not None and run.planned.lane == "voluntary":
+        await run.parts.router.unseen(left)
 
 
 async def change(run: Run) -> None:

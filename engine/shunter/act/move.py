@@ -4,6 +4,7 @@ import asyncio
 
 from shunter.act.arrive import commit, destination_of, done, once_more, restore, resume, unfence
 from shunter.act.back import image_back, must_view, thaw_back
+from shunter.act.counting import unseen
 from shunter.act.drive import Machine
 from shunter.act.housing import gone_soon, home_of, room, shown_soon, withdrawn
 from shunter.act.run import Run, problem, spec_of
@@ -55,6 +56,7 @@ async def fence(run: Run) -> None:
     """PREPARED to FENCED, at the source."""
     await shown_soon(run, shown=False)
     await run.ask(run.at(source_of(run)).fence(run.order, run.times.quick))
+    await unseen(run)
     run.step(Step.FENCED)
 
 

@@ -15,6 +15,7 @@ from shunter.act.places import Places
 from shunter.act.port import Agent, CopyView
 from shunter.act.replicas import Replicas
 from shunter.act.resolve import image_of
+from shunter.act.router import Router
 from shunter.act.store import Store
 from shunter.model.errors import Problem, Rejected, Retry, ShunterError, Stalled, Unknown
 from shunter.model.ids import ImageId, NodeId, OperationId, SlotId, WorkerId, node_of
@@ -55,7 +56,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     operation is to begin, why where it would go won't last; empty: nothing speaks against it. `progress` is told each step, for people.
     `lead` is asked before each order whether we still lead; None: that can't be lost while it runs. `places` makes the pods that workers
     come to; None: they live in none.
-    `replicas` changes how many workers pools are kept at; None: nobody keeps them at a number.
+    `replicas` changes how many workers pools are kept at; None: nobody keeps them at a number. `router` sees whether routers find a worker
+    by its pod; None: they don't.
     """
 
     store: Store
@@ -71,6 +73,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     audits: Callable[[Sequence[Record]], None] | None = None
     places: Places | None = None
     replicas: Replicas | None = None
+    router: Router | None = None
     times: Times = Times()
 
     def write(self, records: Sequence[Record]) -> None:

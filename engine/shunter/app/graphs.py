@@ -17,6 +17,7 @@ from shunter.app.drifting import Shown, write
 from shunter.app.housed import Housed
 from shunter.app.settings import DynamoSettings, LeaseSettings, Settings
 from shunter.cluster.api import Absent, Api
+from shunter.cluster.dynamo.fence import Slices
 from shunter.cluster.dynamo.following import Following, View
 from shunter.cluster.dynamo.pools import merged, troubles
 from shunter.cluster.dynamo.shift import Shift, Shifts
@@ -47,12 +48,13 @@ class Graphs:
         self._following: Following
         self._api: Api
         self.replicas: Counted
+        self.router: Slices
 
     async def open(self) -> Self:
         """Follow. What isn't known yet is missing."""
         self._following = Following(lambda: Api(self._access), self.namespace)
         self._api = Api(self._access, timeout_s=REQUEST_S)
-        self.replicas = Counted(Shifts(self._api), self.namespace)
+        self.replicas, self.router = Counted(Shifts(self._api), self.namespace), Slices(self._api)
         return self
 
     async def listed(self, within_s: float) -> None:
