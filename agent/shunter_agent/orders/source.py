@@ -127,8 +127,9 @@ class Source:
         dumped_at = time.monotonic()
         keeping: asyncio.Task[ImageFacts] | None = None
         try:
-            node.change(head.worker, state="frozen")
             keeping = asyncio.create_task(self._keep(message.image, row, frozen, sending))
+            await asyncio.sleep(0)  # it goes on while the journal waits for a disk that the dump keeps busy
+            node.change(head.worker, state="frozen")
             image = await self._within(keeping, message.hold_s, head.worker)
         except BaseException as error:
             await self._take_back(row, copy, sending, keeping)

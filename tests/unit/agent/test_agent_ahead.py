@@ -1,12 +1,15 @@
 """Memory is copied ahead while its worker runs, and nothing depends on it."""
 
+import threading
 from pathlib import Path
 
 import pytest
-from agent_fakes import Bench, FakeLive, problem
-from shunter.model.errors import Retry
+from agent_fakes import Bench, FakeLive, FakeSending, problem
+from shunter.model.errors import Retry, Stalled, Unknown
+from shunter_agent.depot import ImageFacts
 from shunter_agent.notices.port import Notice
 from shunter_agent.orders.ahead import COPY_S
+from shunter_agent.refusals import Undone
 
 
 @pytest.fixture
@@ -56,3 +59,41 @@ async def test_a_link_that_broke_meanwhile_ends_the_order_before_the_worker_is_s
         await bench.source.freeze(bench.freeze())
     assert (bench.faults.done["freeze"], bench.faults.done["cancel"], bench.state()) == (0, 1, "running")
     assert all(live.closed for live in bench.runtime.lives)
+
+
+async def test_the_rest_goes_over_while_the_journal_waits_for_its_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dump of a large worker keeps the disk busy, for as long as which it would stand still."""
+    sending, waited = threading.Event(), list[bool]()
+    finish, change = FakeSending.finish, bench.node.change
+
+    def finishes(one: FakeSending, image: ImageFacts) -> int:
+        sending.set()
+        return finish(one, image)
+
+    def changes(worker: str, **fields: object) -> None:
+        if fields.get("state") == "frozen":
+            waited.append(sending.wait(5))
+        change(worker, **fields)
+
+    monkeypatch.setattr(FakeSending, "finish", finishes)
+    monkeypatch.setattr(bench.node, "change", changes)
+    await bench.source.freeze(bench.freeze())
+    assert waited == [True]
+    assert bench.state() == "frozen"
+
+
+async def test_a_journal_that_fails_meanwhile_lets_the_worker_run_on_and_leaves_no_image(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = bench.node.change
+
+    def changes(worker: str, **fields: object) -> None:
+        if fields.get("state") == "frozen":
+            raise Stalled(problem("SH610"))
+        change(worker, **fields)
+
+    monkeypatch.setattr(bench.node, "change", changes)
+    with pytest.raises((Undone, Unknown), match="SH610"):
+        await bench.source.freeze(bench.freeze())
+    assert (bench.faults.done["thaw"], bench.state(), bench.node.frozen) == (1, "running", {})
+    assert bench.depot.all() == ()
