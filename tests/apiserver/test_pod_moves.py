@@ -1,10 +1,12 @@
 """`shunter engine` moves a worker between pods on a real API server, and is killed on the way.
 
-Agents are real and found by their pods; they only pretend to move the worker, and say nothing of pods, so that it is known by its name.
-Nodes are played (nodes_simulated.py says what that leaves out).
+Agents are real and found by their pods; they only pretend to move the worker (agent_in_pods.py says what that leaves out), and nodes are
+played (nodes_simulated.py does).
 """
 
 import asyncio
+import json
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +67,12 @@ def fleet(tmp_path: Path, plane: ControlPlane, nodes: Nodes) -> Iterator[Fleet]:
     (tmp_path / "source" / "policies").mkdir(parents=True)
     (tmp_path / "source" / "policies" / "save.yaml").write_text(SAVE)
     with Fleet(tmp_path / "fleet", pretend=True, weights_mb=1, nodes=NODES) as made:
+        plane.must("POST", PODS, worker("decode-0", WORKERS, "node-a", **HASH))
+        until(lambda: phase(plane, "decode-0") == "Running", 10, "the worker's pod")
+        home = {"namespace": WORKERS, "name": "decode-0", "uid": plane.must("GET", f"{PODS}/decode-0")["metadata"]["uid"]}
+        (made.nodes["node-a"].folder / "pod.json").write_text(json.dumps(home))
+        for one in made.nodes.values():
+            one.command = [sys.executable, str(Path(__file__).with_name("agent_in_pods.py")), "run", "--config", str(one.config)]
         made.start_nodes()
         made.make_repository(tmp_path / "source")
         for name, one in made.nodes.items():
@@ -79,8 +87,6 @@ def fleet(tmp_path: Path, plane: ControlPlane, nodes: Nodes) -> Iterator[Fleet]:
             status = {"status": {"phase": "Running", "podIP": one.address}}
             path = f"/api/v1/namespaces/{AGENTS}/pods/agent-{name}/status"
             plane.must("PATCH", path, status, "application/merge-patch+json")
-        plane.must("POST", PODS, worker("decode-0", WORKERS, "node-a", **HASH))
-        until(lambda: phase(plane, "decode-0") == "Running", 10, "the worker's pod")
         yield made
 
 
@@ -191,7 +197,8 @@ def test_one_that_is_killed_while_the_pod_is_awaited_leaves_none_behind(fleet: F
     until(lambda: over(plane, second), 40, "moved by the other")
     until(lambda: settled(plane), 20, "one pod")
     (pod,) = pods(plane).values()
-    phases = {one["metadata"]["name"]: one["status"]["phase"] for one in operations(plane)}
+    moves = [one for one in operations(plane) if one["spec"]["kind"] == "move"]
+    phases = {one["metadata"]["name"]: one["status"]["phase"] for one in moves}
     assert sorted(phases.values()) == ["rolled-back", "succeeded"], phases
     assert pod["metadata"]["uid"] != uid, "what the first one made is gone, as its operation went back"
     assert lives(fleet) == [("node-b", "running")]

@@ -1,0 +1,37 @@
+"""A real agent with the driver that only pretends, told by a file which pod its worker lives in: no container runtime says it.
+
+What it leaves out: the worker's process is in no container, and what is to live in a pod is put into none; only its name is kept.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from shunter.model.pod import Pod
+from shunter_agent import main, settings
+from shunter_agent.runtime.port import Found, WorkerSpec
+from shunter_agent.runtime.pretend import PretendRuntime
+
+
+def _residents(_runtime: Any) -> Sequence[Found]:
+    return ()
+
+
+def _housed(_runtime: Any, spec: WorkerSpec, pod: Pod) -> WorkerSpec:
+    return msgspec.structs.replace(spec, pod=pod)
+
+
+if __name__ == "__main__":
+    told = Path(sys.argv[-1]).with_name("pod.json")
+    if told.exists():
+        home = msgspec.convert(json.loads(told.read_text()), Pod)
+        started = settings.WorkerSettings.spec.fget  # type: ignore[attr-defined]
+        settings.WorkerSettings.spec = property(  # type: ignore[assignment,method-assign]
+            lambda one: msgspec.structs.replace(started(one), pod=home)
+        )
+    PretendRuntime.residents = _residents  # type: ignore[attr-defined]
+    PretendRuntime.housed = _housed  # type: ignore[attr-defined]
+    main.run()
