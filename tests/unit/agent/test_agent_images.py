@@ -282,6 +282,19 @@ async def test_progress_says_how_fast_it_goes_and_how_long_it_takes(tmp_path: Pa
     ]
 
 
+async def test_who_sends_wakes_nobody_for_every_mib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, woken = Bench(tmp_path), list[object]()
+    tell = bench.node.progress("op", "freeze", 1000)
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_soon_threadsafe", lambda *call: woken.append(call))
+    for count in range(1000):
+        bench.clock.now += 0.0001
+        tell(count)
+    assert not woken
+    bench.clock.now += 0.2
+    tell(1000)
+    assert len(woken) == 1
+
+
 async def test_progress_is_of_what_the_image_will_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, totals = Bench(tmp_path), []
     monkeypatch.setattr(bench.node, "progress", lambda _operation, _step, total: totals.append(total) or (lambda _count: None))
