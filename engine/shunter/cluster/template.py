@@ -131,6 +131,9 @@ def _affinity(affinity: Mapping[str, Any], node: NodeId) -> Object:
     here = {"key": "metadata.name", "operator": "In", "values": [node]}
     nodes: Object = affinity.get("nodeAffinity") or {}
     terms = (nodes.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or [{}]
-    pinned = [{**term, "matchFields": [*(term.get("matchFields") or ()), here]} for term in terms]
+    # a pod that was made for an earlier move names the node of that one
+    pinned = [
+        {**term, "matchFields": [*(one for one in term.get("matchFields") or () if one.get("key") != here["key"]), here]} for term in terms
+    ]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": pinned}}
     return {**affinity, "nodeAffinity": {**nodes, **required}}
