@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -76,10 +78,20 @@ def begun(fleet: Fleet) -> Iterator[OperationRecord]:
     """The first of two moves has begun, and waits for an agent that stands still; the second one is planned, and waits for the first."""
     destination = fleet.nodes["node-b"].agent
     assert destination is not None
-    fleet.start_engine()
+    engine = fleet.start_engine()
     wait_for("the engine to lead", lambda: leads(fleet), 30)
-    wait_for("the first move to begin", lambda: operations(fleet), 30, every=0.002)
+    with closing(sqlite3.connect(f"{(fleet.state / 'engine.db').as_uri()}?mode=ro", uri=True)) as db:
+
+        def has_begun() -> bool:
+            """The engine runs for a hundredth of a second at a time, so that it doesn't get far beyond the intent before we see it."""
+            os.kill(engine.pid, signal.SIGCONT)
+            time.sleep(0.01)
+            os.kill(engine.pid, signal.SIGSTOP)
+            return bool(db.execute("SELECT count(*) FROM operations").fetchone()[0])
+
+        wait_for("the first move to begin", has_begun, 60, every=0)
     os.kill(destination.pid, signal.SIGSTOP)
+    os.kill(engine.pid, signal.SIGCONT)
     try:
         (record,) = operations(fleet)
         assert (record.status, record.planned.worker) == (Status.ACTIVE, "decode-0")
