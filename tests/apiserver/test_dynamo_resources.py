@@ -11,9 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 from conftest import admin
+from control_plane import ControlPlane
 from dynamo_operator import ADAPTERS, COST, DEPLOYMENTS, GRAPHS, Site, dynamo_plane, engine, engine_access, names, site, waiting
 from shunter.app.drifting import shown
 from shunter.app.graphs import Counted, Graphs
+from shunter.app.settings import DynamoSettings, LeaseSettings, PodsSettings
 from shunter.cluster.api import Api, Object
 from shunter.cluster.dynamo.fence import Slices
 from shunter.cluster.dynamo.following import Following
@@ -26,6 +28,8 @@ from shunter.model.operation import OperationRecord
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
 from shunter.model.pod import Pod
 from shunter.model.sample import Known, Missing
+from shunter.model.snapshot import Samples
+from test_engine import kubeconfig
 
 __all__ = ["dynamo_plane", "engine", "site"]
 QUICK = Times(watch_least=5, watch_most=8)
@@ -566,3 +570,52 @@ async def test_where_readiness_isnt_ours_to_say_nothing_is_waited_for(site: Site
     plain = {"metadata": {"name": "plain", "labels": {"role": "decode"}}, "spec": {"containers": [{"name": "main", "image": "i"}]}}
     uid = site.plane.must("POST", site.path("pods"), plain)["metadata"]["uid"]
     await never.unseen(Pod(namespace=site.namespace, name="plain", uid=uid))
+
+
+# -- an engine's own
+
+
+async def test_graphs_are_followed_as_the_settings_say_and_only_samples_of_now_get_them(site: Site, tmp_path: Path) -> None:
+    site.graph(adapters=("decode",))
+    await standing(site)
+    lease = LeaseSettings(kubeconfig=kubeconfig(site.plane, tmp_path), pods=PodsSettings(namespace=site.namespace))
+    graphs = await Graphs(lease, DynamoSettings(), clock=lambda: 1000.0).open()
+    try:
+        await graphs.listed(15)
+        await waiting(lambda: len(graphs.view().graphs) == 1)
+        now = graphs.measured(Samples(), 1000.0)
+        assert {str(pool): sorted(fields) for pool, fields in now.pools.items()} == {
+            "llama/decode": ["desired", "replicas", "settled"],
+            "llama/prefill": ["replicas", "settled"],
+        }
+        assert graphs.measured(Samples(), 900.0) == Samples(), "what was of record then isn't known"
+        planner = Known(value=5, unit="workers", at=999.0, query="dynamo_planner_predicted_num_decode_replicas")
+        own = graphs.measured(Samples(pools={"llama/decode": {"desired": planner}}), 1000.0)
+        assert own.pools["llama/decode"]["desired"] == planner, "what a planner publishes counts before what stands in a resource"
+    finally:
+        await graphs.close()
+
+
+def test_the_rights_are_for_what_it_does_and_no_more(dynamo_plane: ControlPlane) -> None:
+    namespace = "dynamo-rights"
+    dynamo_plane.must("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
+    engine_access(dynamo_plane, namespace)
+    verbs = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
+    dynamo = (GRAPHS, ADAPTERS, DEPLOYMENTS, "dynamoworkermetadatas", "podsnapshots")
+    resources = [("nvidia.com", one) for one in (*dynamo, f"{GRAPHS}/status", f"{ADAPTERS}/scale", f"{DEPLOYMENTS}/status")]
+    resources += [("", one) for one in ("pods", "pods/status", "pods/eviction", "pods/exec", "secrets", "configmaps", "serviceaccounts")]
+    resources += [("discovery.k8s.io", "endpointslices"), ("apps", "deployments"), ("apps", "replicasets"), ("apps", "deployments/scale")]
+
+    def may(verb: str, group: str, resource: str, where: str) -> bool:
+        plural, _, sub = resource.partition("/")
+        asked = {"verb": verb, "group": group, "resource": plural, "subresource": sub, "namespace": where}
+        spec = {"user": "system:serviceaccount:shunter:shunter-engine", "groups": ["system:authenticated"], "resourceAttributes": asked}
+        review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+        return bool(dynamo_plane.must("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)["status"]["allowed"])
+
+    reads = {(verb, group, one) for verb in ("get", "list", "watch") for group, one in resources if "/" not in one}
+    reads -= {row for row in reads if row[1] == "apps" or row[2] in ("secrets", "configmaps", "serviceaccounts")}
+    writes = {("patch", "nvidia.com", GRAPHS), ("patch", "nvidia.com", ADAPTERS), ("patch", "", "pods"), ("patch", "", "pods/status")}
+    allowed = {(verb, group, one) for verb in verbs for group, one in resources if may(verb, group, one, namespace)}
+    assert allowed == reads | writes
+    assert not any(may(verb, group, one, "kube-system") for verb, group, one in allowed)

@@ -19,7 +19,7 @@ from shunter.app.settings import DynamoSettings, LeaseSettings, Settings
 from shunter.cluster.api import Absent, Api
 from shunter.cluster.dynamo.fence import Slices
 from shunter.cluster.dynamo.following import Following, View
-from shunter.cluster.dynamo.pools import merged, troubles
+from shunter.cluster.dynamo.pools import lines, merged, troubles
 from shunter.cluster.dynamo.shift import Shift, Shifts
 from shunter.cluster.dynamo.values import Graph
 from shunter.model.errors import Problem, Rejected
@@ -27,7 +27,6 @@ from shunter.model.ids import Epoch, PoolId
 from shunter.model.operation import OperationRecord
 from shunter.model.plan import OperationKind
 from shunter.model.pod import Pod
-from shunter.model.sample import Known, Missing, Sample, say
 from shunter.model.snapshot import Samples
 
 REQUEST_S: Final = 3.0
@@ -81,23 +80,8 @@ class Graphs:
         """Write down for `shunter status` what there is, if it changed; what is wrong is returned. A full disk keeps the older one."""
         view = self.view()
         wrong = troubles(view)
-        pools = tuple(_line(pool, fields) for pool, fields in sorted(merged({}, view, at).items()))
-        self._written = write(state, Shown.of(epoch, pools, wrong), self._written)
+        self._written = write(state, Shown.of(epoch, lines(view, at), wrong), self._written)
         return wrong
-
-
-def _line(pool: PoolId, fields: dict[str, Sample]) -> str:
-    replicas, settled, desired = (fields.get(name) for name in ("replicas", "settled", "desired"))
-    told = []
-    if isinstance(replicas, Known):
-        told.append(f"{replicas.value:g} of record")
-    elif isinstance(replicas, Missing):
-        told.append(f"not to be changed: {replicas.reason}")
-    if isinstance(settled, Missing):
-        told.append(f"not now: {settled.reason}")
-    if desired is not None:
-        told.append(f"wanted: {say(desired)}")
-    return f"{pool}: {'; '.join(told)}"
 
 
 class Counted:

@@ -3,13 +3,19 @@
 import copy
 from typing import Any
 
+import msgspec
 import pytest
 from shunter.cluster.dynamo.drift import by_git, differences, immutable, unsettled
+from shunter.cluster.dynamo.following import View
 from shunter.cluster.dynamo.parse import adapter, deployed, golden, graph, pod, registered
+from shunter.cluster.dynamo.pools import lines, merged, samples, troubles
 from shunter.cluster.dynamo.reading import Unreadable
 from shunter.cluster.dynamo.record import Mark, body, marks, place
+from shunter.cluster.dynamo.values import Golden, Registered
 from shunter.cluster.dynamo.victim import certain, newest, rank
-from shunter.model.errors import Rejected
+from shunter.model.errors import Problem, Rejected
+from shunter.model.ids import PoolId
+from shunter.model.sample import Known, Missing
 
 
 def meta(name: str, **more: Any) -> dict[str, Any]:
@@ -340,3 +346,62 @@ def test_marks_of_others_stay_and_what_isnt_a_mark_is_none(beta: Any) -> None:
     second = Mark(operation="b", component="decode", before=3, after=2)
     beta["metadata"]["annotations"] = body(one, [(one.component, 2, again), (one.component, 2, second)])["metadata"]["annotations"]
     assert marks(beta) == (again, second)
+
+
+def a_view(found: Any, **more: Any) -> View:
+    return View(namespace="ns", graphs=(graph(found),), **more)
+
+
+def test_a_pool_has_its_number_and_why_it_isnt_changed(beta: Any) -> None:
+    adapters = (adapter(an_adapter("prefill", 4)),)
+    taken = samples(a_view(beta, adapters=adapters), 9.0)
+    number = taken[PoolId("llama/decode")]["replicas"]
+    assert isinstance(number, Known)
+    assert (number.value, number.at, number.unit) == (3.0, 9.0, "workers")
+    wanted = taken[PoolId("llama/prefill")]["desired"]
+    assert isinstance(wanted, Known)
+    assert wanted.value == 4.0, "what whoever scales has asked for counts, also before the operator has carried it over"
+    beta["metadata"]["managedFields"][0]["manager"] = "argocd-controller"
+    beta["status"]["rollingUpdate"] = {"phase": "InProgress"}
+    fields = samples(a_view(beta, adapters=adapters), 9.0)[PoolId("llama/decode")]
+    assert isinstance(fields["settled"], Missing)
+    assert "rolling update" in fields["settled"].reason
+    assert isinstance(fields["replicas"], Missing)
+    assert "argocd-controller" in fields["replicas"].reason
+
+
+def test_an_adapter_that_isnt_there_leaves_what_is_wanted_unknown(beta: Any) -> None:
+    fields = samples(a_view(beta), 9.0)[PoolId("llama/prefill")]
+    assert isinstance(fields["desired"], Missing)
+    assert isinstance(fields["replicas"], Missing), "nothing isn't none"
+
+
+def test_in_doubt_nothing_is_known(beta: Any) -> None:
+    doubt = Problem(code="SH258", what="the API server has confirmed nothing of pods for 180 s", remedy="r")
+    view = a_view(beta, doubt=doubt)
+    assert all(isinstance(s, Missing) for fields in samples(view, 9.0).values() for s in fields.values())
+    assert troubles(view) == (doubt,)
+
+
+def test_what_a_planner_publishes_counts_before_what_stands_in_a_resource_unless_it_is_missing(beta: Any) -> None:
+    view = a_view(beta)
+    own = Known(value=7, unit="workers", at=9.0, query="gauge")
+    pool = PoolId("llama/decode")
+    assert merged({pool: {"desired": own}}, view, 9.0)[pool]["desired"] is own
+    kept = merged({pool: {"desired": Missing(reason="no series")}, "other/decode": {"desired": own}}, view, 9.0)
+    assert isinstance(kept[pool]["desired"], Known)
+    assert kept[PoolId("other/decode")] == {"desired": own}
+
+
+def test_people_see_numbers_registrations_and_golden_images(beta: Any) -> None:
+    pods = {("llama", "decode"): (pod(a_pod("d0")), pod(a_pod("d1")), pod(a_pod("d2", ready=False)))}
+    known = Registered(namespace="ns", name="d0", pod="d0", pod_uid="uid-d0", endpoints=("ns/backend/generate",), models=("llama-70b",))
+    gold = Golden(namespace="ns", name="gold", pod="gone", container="main", ready=True, graph="llama", component="prefill")
+    unready = msgspec.structs.replace(gold, name="bad", ready=False)
+    by_pod = msgspec.structs.replace(gold, name="of-a-pod", graph="", component="", pod="d1")
+    view = a_view(beta, pods=pods, registered={"uid-d0": known}, golden=(gold, unready, by_pod))
+    assert lines(view, 9.0) == (
+        "llama/decode: 3 of record; wanted: 3 workers; 1 of 2 ready pods registered (llama-70b); golden image of-a-pod",
+        "llama/prefill: not to be changed: a component has a scaling adapter that isn't there; "
+        "wanted: missing (a component has a scaling adapter that isn't there); golden image gold",
+    )

@@ -5,7 +5,7 @@
 sides there. A pool that Dynamo has no resource of has no such samples.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, get_args
 
 from shunter.cluster.dynamo.drift import by_git, differences, immutable, unsettled
@@ -13,7 +13,7 @@ from shunter.cluster.dynamo.following import View
 from shunter.cluster.dynamo.values import Adapter, Component, Graph
 from shunter.model.errors import Problem
 from shunter.model.ids import PoolId, pool_id
-from shunter.model.sample import Known, Missing, Sample
+from shunter.model.sample import Known, Missing, Sample, say
 from shunter.model.snapshot import Role
 
 SETTLED: Final = "settled"
@@ -42,13 +42,13 @@ def _pool(view: View, graph: Graph, own: tuple[Component, ...], adapters: list[A
     counts = [_of_record(one, adapters) for one in own]
     number = sum(count for count in counts if count is not None)
     doubt = view.doubt.what if view.doubt is not None else ""
+    lacking = "a component has a scaling adapter that isn't there" if None in counts else ""
     known = Known(value=float(number), unit="workers", at=at, query=query)
     found: dict[str, Sample] = {
         SETTLED: _unless(doubt or unsettled(graph), Known(value=1.0, unit="1", at=at, query=query)),
-        REPLICAS: _unless(doubt or _kept(graph, own, adapters), known),
+        REPLICAS: _unless(doubt or lacking or _kept(graph, own, adapters), known),
     }
     if graph.plans or any(one.adapter for one in own):
-        lacking = "a component has a scaling adapter that isn't there" if None in counts else ""
         found[DESIRED] = _unless(doubt or lacking, known)
     return found
 
@@ -74,6 +74,52 @@ def _kept(graph: Graph, own: tuple[Component, ...], adapters: list[Adapter]) -> 
         if git := by_git(owners):
             return f"the replicas of {one.name} are set by Git ({git} has written them), which would put them back"
     return ""
+
+
+def lines(view: View, at: float) -> tuple[str, ...]:
+    """A line a pool, for people: its number, why that isn't changed, who is wanted, who is registered, and golden images."""
+    return tuple(
+        f"{pool}: {'; '.join((*_numbers(fields), *_registered(view, pool), *_golden(view, pool)))}"
+        for pool, fields in sorted(samples(view, at).items())
+    )
+
+
+def _numbers(fields: Mapping[str, Sample]) -> Iterator[str]:
+    replicas, settled, desired = (fields.get(name) for name in (REPLICAS, SETTLED, DESIRED))
+    if isinstance(replicas, Known):
+        yield f"{replicas.value:g} of record"
+    elif isinstance(replicas, Missing) and replicas != settled:
+        yield f"not to be changed: {replicas.reason}"
+    if isinstance(settled, Missing):
+        yield f"nothing is begun: {settled.reason}"
+    if desired is not None and desired != settled:
+        yield f"wanted: {say(desired)}"
+
+
+def _of_pool(view: View, pool: PoolId) -> tuple[str, frozenset[str]]:
+    """The graph and the components of a pool."""
+    name, _, role = pool.rpartition("/")
+    return name, frozenset(one.name for graph in view.graphs if graph.name == name for one in graph.components if one.role == role)
+
+
+def _registered(view: View, pool: PoolId) -> Iterator[str]:
+    """Whom routers know, where workers register in the cluster at all."""
+    name, components = _of_pool(view, pool)
+    there = [pod for component in components for pod in view.pods.get((name, component), ()) if pod.ready and not pod.leaving]
+    known = [view.registered.get(pod.uid) or view.registered.get(pod.name) for pod in there]
+    if view.registered and there:
+        number = sum(one is not None and bool(one.endpoints) for one in known)
+        models = sorted({model for one in known if one is not None for model in one.models})
+        yield f"{number} of {len(there)} ready pods registered" + (f" ({', '.join(models)})" if models else "")
+
+
+def _golden(view: View, pool: PoolId) -> Iterator[str]:
+    """PodSnapshots that new pods of the pool can be restored from. Whose they are their labels say, or the pod that they are of."""
+    name, components = _of_pool(view, pool)
+    pods = {pod.name for component in components for pod in view.pods.get((name, component), ())}
+    own = sorted(one.name for one in view.golden if one.ready and ((one.graph == name and one.component in components) or one.pod in pods))
+    if own:
+        yield f"golden image {', '.join(own)}"
 
 
 def merged(taken: Mapping[str, Mapping[str, Sample]], view: View, at: float) -> dict[PoolId, dict[str, Sample]]:
