@@ -118,6 +118,12 @@ class _Own:
         """Those that name none."""
         self.named = len(names) > len(self.nameless)
 
+    def name(self, worker: Worker) -> str:
+        """What the worker's series call it: of one in a pod the pod's name, as that is what is scraped; where none does, its id."""
+        if worker.pod is not None and (worker.pod.name in self._alone or worker.pod.name in self._several):
+            return worker.pod.name
+        return worker.id
+
     def alone(self, worker: str) -> Series | None:
         """The only one that the worker has."""
         return self._alone.get(worker)
@@ -138,9 +144,10 @@ def _of_field(answer: Answer | Missing, field: Field, ask: Ask, live: list[Worke
     plain = {engine: frozenset(g.name for g in own if not g.labels) for engine, own in gauges.items()}
     taken: list[tuple[Worker, Sample]] = []
     for worker in live:
-        series = found.alone(worker.id)
+        name = found.name(worker)
+        series = found.alone(name)
         known = lone(series, ask) if series is not None and series.labels.get("__name__") in plain[worker.engine] else None
-        taken.append((worker, known or _plain(one(_first_of(found.of(worker.id), gauges[worker.engine]), ask))))
+        taken.append((worker, known or _plain(one(_first_of(found.of(name), gauges[worker.engine]), ask))))
     return taken
 
 
@@ -168,7 +175,7 @@ def _of_policy(answer: Answer | Missing, metric: MetricInput, ask: Ask, live: li
         return {"": _or_declared(one(found.nameless, ask), metric, ask)}
     if found.nameless:
         return {"": mixed(ask.query, label)}
-    return {worker.id: _or_declared(one(found.of(worker.id), ask), metric, ask) for worker in live}
+    return {worker.id: _or_declared(one(found.of(found.name(worker)), ask), metric, ask) for worker in live}
 
 
 def mixed(query: str, label: str) -> Missing:

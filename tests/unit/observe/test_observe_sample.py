@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from shunter.model.canon import decode, encode
 from shunter.model.errors import Problem, Rejected, Retry
 from shunter.model.ids import Incarnation, NodeId, SlotId, WorkerId
+from shunter.model.pod import Pod
 from shunter.model.policy import MetricInput
 from shunter.model.sample import Known, Missing, Stale
 from shunter.model.snapshot import Fleet, Samples, Worker, WorkerState
@@ -346,3 +348,15 @@ async def test_samples_by_another_label() -> None:
 @pytest.mark.parametrize(("age", "seconds"), [(30, 45), (0.2, 1), (0, 1), (7, 11)])
 def test_windows_are_whole_seconds_beyond_the_age(age: float, seconds: int) -> None:
     assert window(age) == seconds
+
+
+async def test_what_is_measured_of_a_worker_in_a_pod_goes_by_the_pods_name_wherever_it_has_moved() -> None:
+    moved = msgspec.structs.replace(worker("decode-0"), pod=Pod(namespace="n", name="decode-0-1a2b", uid="u"))
+    running = "vllm:num_requests_running"
+    both = Fake(lambda _: matrix(series(running, "decode-0", 9.0, age=20.0), series(running, "decode-0-1a2b", 4.0)))
+    taken = await sample(both, Fleet(workers=(moved,)), {"p": {"m": metric()}}, NOW)
+    assert taken.workers["decode-0"]["running"].value == 4.0  # type: ignore[union-attr]
+    assert taken.policies["p"]["m"]["decode-0"].value == 4.0  # type: ignore[union-attr]
+    own = Fake(lambda _: matrix(series(running, "decode-0", 9.0)))
+    taken = await sample(own, Fleet(workers=(moved,)), {}, NOW)
+    assert taken.workers["decode-0"]["running"].value == 9.0, "series that are told apart by its own name"  # type: ignore[union-attr]
