@@ -151,7 +151,7 @@ def test_the_engine_may_read_policies_tell_their_status_keep_operations_and_hold
     lease = {("create", "coordination.k8s.io", "leases", "shunter")}
     operations = {(verb, "shunter.dev", "workeroperations", "shunter") for verb in ("get", "list", "create", "update", "delete")}
     operations |= {("update", "shunter.dev", "workeroperations/status", "shunter"), ("create", "", "configmaps", "shunter")}
-    operations |= {("create", "", "events", place) for place in ("shunter", "default")}
+    operations |= {(verb, "", "events", place) for place in ("shunter", "default") for verb in ("create", "patch")}
     assert _rights(plane, ENGINE) - _rights(plane, NOBODY) == policies | statuses | lease | operations
     for verb, allowed in (("get", True), ("update", True), ("delete", False), ("patch", False), ("list", False), ("watch", False)):
         assert _may(plane, ENGINE, (verb, "", "configmaps", "shunter"), "shunter-memory") is allowed
@@ -215,7 +215,7 @@ async def test_an_engine_that_looks_after_pods_may_make_and_delete_them_among_th
     added = {("list", "", "nodes", ""), ("watch", "", "nodes", "")}
     added |= {(verb, "", "pods", "shunter-agents") for verb in ("list", "watch")}
     added |= {(verb, "", "pods", WORKERS) for verb in ("get", "list", "watch", "create", "patch", "delete")}
-    added |= {("patch", "", "pods/status", WORKERS), ("create", "", "events", WORKERS)}
+    added |= {("patch", "", "pods/status", WORKERS), ("create", "", "events", WORKERS), ("patch", "", "events", WORKERS)}
     asked = [
         (verb, group, resource, namespace)
         for group, resource, namespaced in _resources(plane)
