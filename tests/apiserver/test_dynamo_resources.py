@@ -13,6 +13,7 @@ import pytest
 from conftest import admin
 from control_plane import ControlPlane
 from dynamo_operator import ADAPTERS, COST, DEPLOYMENTS, GRAPHS, Site, dynamo_plane, engine, engine_access, names, site, waiting
+from shunter.act.beyond import Deposed
 from shunter.app.drifting import shown
 from shunter.app.graphs import Counted, Graphs
 from shunter.app.settings import DynamoSettings, LeaseSettings, PodsSettings
@@ -410,6 +411,10 @@ async def seen(site: Site) -> AsyncIterator[Engine]:
     await found.close()
 
 
+def led() -> None:
+    """We lead."""
+
+
 def record(site: Site, kind: OperationKind, pod: str = "", **more: Any) -> OperationRecord:
     planned = PlannedOperation(
         **{
@@ -477,22 +482,50 @@ async def test_a_park_for_a_native_start_changes_both_numbers_and_one_before_a_r
     first, second, third = names(site.pods("decode"))
     handing = record(site, OperationKind.PARK, second, hands_to=PoolId("llama/prefill"))
     await seen.counted.check(handing, handing.left, None)
-    await seen.counted.change(handing)
-    await seen.counted.change(handing)
+    await seen.counted.change(handing, led)
+    await seen.counted.change(handing, led)
     await standing(site, decode=2, prefill=3)
     assert set(site.pods("decode")) == {first, third}
     before = record(site, OperationKind.PARK, third, id=OperationId("park-2"))
     await seen.counted.check(before, before.left, PoolId("llama/prefill"))
     assert site.of_record("prefill") == 3, "what comes behind it is only looked at"
-    await seen.counted.change(before)
+    await seen.counted.change(before, led)
     await standing(site, decode=1, prefill=3)
     comes = record(site, OperationKind.RESTORE, pool=PoolId("llama/prefill"))
     await seen.counted.check(comes, None, None)
-    await seen.counted.change(comes)
+    await seen.counted.change(comes, led)
     await standing(site, decode=1, prefill=4)
-    await seen.counted.take_back(comes)
-    await seen.counted.take_back(comes)
+    await seen.counted.take_back(comes, led)
+    await seen.counted.take_back(comes, led)
     await standing(site, decode=1, prefill=3)
+
+
+async def test_one_that_was_asked_for_already_isnt_asked_for_twice(site: Site, seen: Engine) -> None:
+    """A planner has raised the number itself, and the pod that was started for it isn't ready yet."""
+    site.gpus = 0
+    site.graph(prefill=3)
+    await waiting(lambda: len(site.pods("prefill")) == 3)
+    comes = record(site, OperationKind.RESTORE, pool=PoolId("llama/prefill"))
+    await seen.counted.change(comes, led)
+    assert site.of_record("prefill") == 3
+    site.gpus = 9
+    await standing(site, prefill=3)
+    await seen.counted.change(comes, led)
+    assert site.of_record("prefill") == 4
+
+
+async def test_whoever_leads_no_more_writes_nothing(site: Site, seen: Engine) -> None:
+    handing = record(site, OperationKind.PARK, next(names(site.pods("decode"))), hands_to=PoolId("llama/prefill"))
+
+    def deposed() -> None:
+        raise Deposed(Problem(code="SH557", what="this engine leads no more", remedy=""))
+
+    for work in (seen.counted.change, seen.counted.take_back):
+        with contextlib.suppress(Deposed):
+            await work(handing, deposed)
+    assert site.of_record("decode") == 3
+    assert "shunter.dev" not in str(site.get(GRAPHS, "llama")["metadata"].get("annotations"))
+    assert all(COST not in (one["metadata"].get("annotations") or {}) for one in site.pods("decode").values())
 
 
 async def test_a_pool_that_dynamo_doesnt_keep_is_left_alone(site: Site, seen: Engine) -> None:
@@ -501,8 +534,8 @@ async def test_a_pool_that_dynamo_doesnt_keep_is_left_alone(site: Site, seen: En
     nowhere = record(site, OperationKind.PARK)
     for one in (other, nowhere):
         await seen.counted.check(one, one.left, None)
-        await seen.counted.change(one)
-        await seen.counted.take_back(one)
+        await seen.counted.change(one, led)
+        await seen.counted.take_back(one, led)
     assert site.of_record("decode") == 3
     assert "shunter.dev/shifts" not in str(site.get(GRAPHS, "llama"))
 

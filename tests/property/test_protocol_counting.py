@@ -5,17 +5,19 @@ where nothing came of it.
 """
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
-from fleet_in_memory import PLAN, Crash, CrashingStore, World
+from fleet_in_memory import PLAN, Crash, CrashingStore, MemoryAgent, World
 from shunter.act.execute import Executor
 from shunter.model.errors import Problem, Rejected, Retry, Unknown
-from shunter.model.ids import Epoch, ImageId, NodeId, PoolId, SlotId, WorkerId
+from shunter.model.ids import Epoch, ImageId, NodeId, PoolId, SlotId
 from shunter.model.operation import OperationRecord, Status
 from shunter.model.plan import OperationKind
 from shunter.model.pod import Pod, Resident
+from shunter.wire import agent_pb2 as pb
 
 LEFT = Pod(namespace="ns", name="w", uid="u")
 
@@ -53,12 +55,14 @@ class Dynamo:
         self.looked_ahead.append(then)
         self._befall("check")
 
-    async def change(self, record: OperationRecord) -> None:
+    async def change(self, record: OperationRecord, may: Callable[[], None]) -> None:
+        may()
         agents = self.world.agents.values()
         self.alive_at_change.append(any(a.copy is not None and a.copy.state in ("running", "frozen") for a in agents))
         self._befall("change", f"{record.id}=done")
 
-    async def take_back(self, record: OperationRecord) -> None:
+    async def take_back(self, record: OperationRecord, may: Callable[[], None]) -> None:
+        may()
         self._befall("take back", f"{record.id}=undone")
 
     def counts(self, operation: str) -> bool:
@@ -68,9 +72,6 @@ class Dynamo:
 
 class Pods:
     """Pods that are always there."""
-
-    def pod_of(self, worker: WorkerId, node: NodeId) -> Pod | None:
-        return LEFT
 
     async def prepare(self, record: OperationRecord, slot: SlotId, left: Pod | None, who: Resident, may_go_on: object) -> Pod | None:
         return Pod(namespace="ns", name="new", uid="n")
@@ -86,8 +87,23 @@ class Pods:
     async def withdraw(self, record: OperationRecord) -> None: ...
 
 
+def live_in_pods(agent: MemoryAgent) -> None:
+    """Its workers live in a pod, and it says so."""
+    plain = agent.report
+
+    async def report(timeout: float) -> pb.NodeReport:
+        told = await plain(timeout)
+        for one in told.workers:
+            one.pod_namespace, one.pod_name, one.pod_uid = LEFT.namespace, LEFT.name, LEFT.uid
+        return told
+
+    agent.report = report  # type: ignore[method-assign]
+
+
 def world(tmp_path: Path, kind: OperationKind) -> World:
     made = World(CrashingStore(tmp_path / "engine.db"))
+    for agent in made.agents.values():
+        live_in_pods(agent)
     made.drained = kind is OperationKind.DRAIN
     if kind is OperationKind.RESTORE:
         made.agents[NodeId("a")].copy = None

@@ -49,7 +49,7 @@ async def change(run: Run) -> None:
     if replicas is None or not reassigns(run.planned):
         return
     run.parts.still_leads()
-    await replicas.change(run.record)
+    await replicas.change(run.record, run.parts.still_leads)
 
 
 async def changed(run: Run) -> Problem | None:
@@ -67,6 +67,6 @@ async def taken_back(run: Run) -> None:
     if replicas is None or not reassigns(run.planned):
         return
     run.parts.still_leads()
-    refused = await run.insist(lambda: replicas.take_back(run.record))
+    refused = await run.insist(lambda: replicas.take_back(run.record, run.parts.still_leads))
     if refused is not None:
         raise Unresolved(refused)

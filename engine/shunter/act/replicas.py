@@ -5,6 +5,7 @@ counted before it serves, or the pool has one too many and another has to go. On
 driven out is still wanted.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 from shunter.model.ids import PoolId
@@ -25,10 +26,12 @@ class Replicas(Protocol):
         """
         ...
 
-    async def change(self, record: OperationRecord) -> None:
-        """One less in the pool that the worker leaves, with its pod as the one that goes; one more in the pool that gets one."""
+    async def change(self, record: OperationRecord, may: Callable[[], None]) -> None:
+        """One less in the pool that the worker leaves, with its pod as the one that goes; one more in the pool that gets one. `may` is
+        called before each effect, and what it raises keeps it from being made.
+        """
         ...
 
-    async def take_back(self, record: OperationRecord) -> None:
-        """What of it was done is undone, and isn't done any more."""
+    async def take_back(self, record: OperationRecord, may: Callable[[], None]) -> None:
+        """What of it was done is undone, and isn't done any more. `may` as in `change`."""
         ...

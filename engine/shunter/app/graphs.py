@@ -30,6 +30,8 @@ from shunter.model.pod import Pod
 from shunter.model.snapshot import Samples
 
 REQUEST_S: Final = 3.0
+LISTED_S: Final = 3.0
+"""For so long an engine that begins waits for the first lists; what isn't known by then is missing."""
 NOW_S: Final = 30.0
 """Samples older than this are of the past."""
 
@@ -96,17 +98,21 @@ class Counted:
         if shift is not None:
             await self._shifts.check(shift, begins=record.planned.kind is not OperationKind.RESTORE)
 
-    async def change(self, record: OperationRecord) -> None:
+    async def change(self, record: OperationRecord, may: Callable[[], None]) -> None:
         """See `Replicas`."""
         shift = await self._shift(record, record.left, None)
-        if shift is not None:
-            await self._shifts.carry(shift)
+        if shift is not None and not await self._counted_already(shift):
+            await self._shifts.under(may).carry(shift)
 
-    async def take_back(self, record: OperationRecord) -> None:
+    async def take_back(self, record: OperationRecord, may: Callable[[], None]) -> None:
         """See `Replicas`."""
         shift = await self._shift(record, record.left, None)
         if shift is not None:
-            await self._shifts.undo(shift)
+            await self._shifts.under(may).undo(shift)
+
+    async def _counted_already(self, shift: Shift) -> bool:
+        """Who comes was asked for before, by a planner that writes the number itself: it isn't asked for twice."""
+        return not shift.gives and await self._shifts.lacks(shift.namespace, shift.graph, shift.takes)
 
     async def _shift(self, record: OperationRecord, left: Pod | None, then: PoolId | None) -> Shift | None:
         planned = record.planned
@@ -146,7 +152,9 @@ async def graphed(settings: Settings) -> Graphs | None:
     """What the settings say of Dynamo's graphs, opened; None: nothing. Raises Stalled SH250."""
     if settings.cluster is None or settings.cluster.dynamo is None:
         return None
-    return await Graphs(settings.cluster, settings.cluster.dynamo).open()
+    graphs = await Graphs(settings.cluster, settings.cluster.dynamo).open()
+    await graphs.listed(LISTED_S)
+    return graphs
 
 
 def known(housed: Housed | None, graphs: Graphs | None) -> dict[str, Any]:

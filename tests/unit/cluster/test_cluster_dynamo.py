@@ -170,6 +170,12 @@ def test_replicas_that_cant_be_changed_one_by_one(beta: Any, change: Any, said: 
     assert said in immutable(found.having("decode")[0], found)
 
 
+def test_who_wrote_it_by_the_other_version_is_known_too(beta: Any) -> None:
+    fields = {"f:services": {"f:decode": {"f:replicas": {}}}}
+    beta["metadata"]["managedFields"].append({**owned("argocd-controller", fields), "apiVersion": "nvidia.com/v1alpha1"})
+    assert graph(beta).having("decode")[0].managers == ("argocd-controller", "kubectl")
+
+
 def test_git_is_who_puts_back_what_it_says() -> None:
     assert by_git(["kubectl", "argocd-controller"]) == "argocd-controller"
     assert by_git(["kubectl", "planner", "shunter-replicas", "manager"]) == ""

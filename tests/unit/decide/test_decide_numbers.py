@@ -57,6 +57,7 @@ def test_where_nobody_is_parked_one_makes_way_for_a_native_start(sessions, kind)
     result = decide([reassignment(sessions=sessions)], world(numbers()))
     assert kinds(result) == [(kind, "decode-0")]
     assert ops(result)["decode-0"].hands_to == "tiny/prefill"
+    assert "a prefill worker is started natively for it" in ops(result)["decode-0"].reason
     assert "started natively" in finding(result, "tiny").reason
     assert finding(result, "decode-0").verdict is Verdict.ACT
 

@@ -67,13 +67,9 @@ def _component(name: str, one: Node, top: Node) -> Component:
         # v1beta1 has it by being there; v1alpha1 says `enabled`, and in an early release `disable`
         adapter=adapter.there and (adapter["enabled"].flag() or not adapter.object()),
         nodes=max(1, one["multinode"]["nodeCount"].number(1)),
-        managers=owners(top, ("f:components", f'k:{{"name":"{name}"}}') if listed(top) else ("f:services", f"f:{name}")),
+        # whoever wrote it by the other version is known by that version's fields
+        managers=tuple(sorted({*owners(top, ("f:components", f'k:{{"name":"{name}"}}')), *owners(top, ("f:services", f"f:{name}"))})),
     )
-
-
-def listed(top: Node) -> bool:
-    """Components are a list, as in v1beta1, and not an object."""
-    return top["spec"]["components"].there
 
 
 def _groups(spec: Node) -> list[tuple[str, list[str]]]:

@@ -16,6 +16,7 @@ Replicas are only ever written into the resource of record, never below it, at t
 
 import asyncio
 import contextlib
+import copy
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
@@ -102,6 +103,13 @@ class Shifts:
     ) -> None:
         """`version` of Dynamo's API; None: it is looked up. `clock`: seconds that never go back."""
         self._api, self._version, self._clock, self._sleep = api, version, clock, sleep
+        self._may: Callable[[], None] = lambda: None
+
+    def under(self, may: Callable[[], None]) -> "Shifts":
+        """The same, calling `may` before each write: what it raises keeps it from being made."""
+        found = copy.copy(self)
+        found._may = may
+        return found
 
     async def version(self) -> str:
         """The version of Dynamo's API that is spoken here. Raises Absent SH252 where there is none, Retry as `Api.get` does."""
@@ -162,6 +170,14 @@ class Shifts:
         """A graph as it is now. Raises Absent SH252 where there is none, Retry as `Api.get` does, Rejected SH270."""
         return read_graph(await self._api.get(f"{collection(await self.version(), GRAPHS, namespace)}/{name}"))
 
+    async def lacks(self, namespace: str, graph: str, component: str) -> bool:
+        """A component has fewer pods that are ready than it is kept at: a worker that comes is one that was asked for already, and the pod
+        that was to start for it is the one too many then. Raises as `see` does.
+        """
+        (one,) = (await self.see(Shift(operation="", namespace=namespace, graph=graph, takes=component))).places
+        there = await self.pods(namespace, graph, component)
+        return sum(pod.ready and not pod.leaving for pod in there) < one.replicas
+
     async def see(self, shift: Shift) -> Seen:
         """What there is of it now. Raises Absent, Retry, Rejected SH270 and SH272."""
         version = await self.version()
@@ -195,6 +211,10 @@ class Shifts:
             raise Rejected(Problem(code="SH278", what=why, remedy=remedy, subject=f"{shift.namespace}/{shift.graph}"))
         for one in seen.places:
             changeable(one)
+            if one.plural == ADAPTERS and one.replicas != one.component.replicas:
+                what = f"{one.name} asks for {one.replicas} of {one.component.name}, and the graph still has {one.component.replicas}"
+                remedy = "Nothing to do: it is planned again once the operator has carried that over"
+                raise Rejected(Problem(code="SH278", what=what, remedy=remedy, subject=one.called))
         if shift.gives:
             certain(await self.pods(shift.namespace, shift.graph, shift.gives), shift.uid, seen.places[-1].replicas)
 
@@ -243,6 +263,7 @@ class Shifts:
         await self._apply(writes[0], changes)
 
     async def _apply(self, one: Place, changes: Sequence[tuple[Component, int, Mark]], *, dry_run: bool = False) -> None:
+        self._may()
         try:
             await self._api.apply(one.path, body(one, changes), MANAGER, dry_run=dry_run)
         except (Rejected, Retry) as refused:
@@ -288,6 +309,7 @@ class Shifts:
         path = f"{pods(namespace)}/{name}"
         annotations = ((await self._api.get(path))["metadata"].get("annotations")) or {}
         before = annotations.get(COST_BEFORE, annotations.get(COST, ""))
+        self._may()
         await self._api.apply(path, _annotated(namespace, name, uid, {COST: str(cost), COST_BEFORE: before}), _COST_MANAGER)
 
     async def _cost_back(self, shift: Shift) -> None:
@@ -297,6 +319,7 @@ class Shifts:
             if COST_BEFORE in annotations:
                 before = annotations[COST_BEFORE]
                 kept = {COST: before} if before else {}
+                self._may()
                 await self._api.apply(path, _annotated(shift.namespace, shift.pod, shift.uid, kept), _COST_MANAGER)
 
 
