@@ -203,7 +203,15 @@ class MemoryAgent:
         return CopyView(copy=state, images=frozenset(self.images), steps=steps)  # type: ignore[arg-type]
 
     async def preflight(
-        self, order: pb.Order, *, destination: bool, slot: SlotId | None, facts: Mapping[str, str], size: int, timeout: float
+        self,
+        order: pb.Order,
+        *,
+        destination: bool,
+        slot: SlotId | None,
+        facts: Mapping[str, str],
+        size: int,
+        timeout: float,
+        spec: pb.WorkerSpec | None = None,
     ) -> pb.PreflightReply:
         def effect() -> pb.PreflightReply:
             self._need(destination or self.copy is not None, "it doesn't live here")

@@ -151,10 +151,18 @@ class AgentClient:
             raise self._nonsense(str(error)) from error
 
     async def preflight(
-        self, order: pb.Order, *, destination: bool, slot: SlotId | None, facts: Mapping[str, str], size: int, timeout: float
+        self,
+        order: pb.Order,
+        *,
+        destination: bool,
+        slot: SlotId | None,
+        facts: Mapping[str, str],
+        size: int,
+        timeout: float,
+        spec: pb.WorkerSpec | None = None,
     ) -> pb.PreflightReply:
         """See `Agent`."""
-        message = pb.PreflightOrder(order=order, destination=destination, slot=slot or "", facts=facts, bytes=size)
+        message = pb.PreflightOrder(order=order, destination=destination, slot=slot or "", facts=facts, bytes=size, spec=spec)
         return await self._ask("Preflight", self._stub.Preflight, message, timeout, pb.PreflightReply)
 
     async def prepare(self, order: pb.Order, slot: SlotId, spec: pb.WorkerSpec, timeout: float, pod: Pod | None = None) -> pb.Done:

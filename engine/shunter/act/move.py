@@ -36,7 +36,7 @@ async def _prepare(run: Run) -> None:
     await all_of(asking, checking, there)
     report, checked = asking.result(), checking.result()
     spec, left = spec_of(report, run), home_of(run, report)
-    await run.preflight(destination, destination=True, facts=dict(checked.facts or report.facts), size=checked.bytes)
+    await run.preflight(destination, destination=True, facts=dict(checked.facts or report.facts), size=checked.bytes, spec=spec)
     pod = await room(run, destination, left, spec) if left is not None else None
     if left is not None or run.planned.lane == "voluntary":
         await run.ask(run.at(destination).prepare(run.order, destination, spec, run.times.quick, pod))

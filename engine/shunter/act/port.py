@@ -56,9 +56,17 @@ class Agent(Protocol):
         ...
 
     async def preflight(
-        self, order: pb.Order, *, destination: bool, slot: SlotId | None, facts: Mapping[str, str], size: int, timeout: float
+        self,
+        order: pb.Order,
+        *,
+        destination: bool,
+        slot: SlotId | None,
+        facts: Mapping[str, str],
+        size: int,
+        timeout: float,
+        spec: pb.WorkerSpec | None = None,
     ) -> pb.PreflightReply:
-        """Check without touching anything; `slot`, `facts` and `size` (bytes) matter at a destination only."""
+        """Check without touching anything; `slot`, `facts`, `size` (bytes) and `spec` matter at a destination only."""
         ...
 
     async def prepare(self, order: pb.Order, slot: SlotId, spec: pb.WorkerSpec, timeout: float, pod: Pod | None = None) -> pb.Done:

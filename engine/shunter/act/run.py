@@ -341,10 +341,13 @@ class Run:
 
         return wait
 
-    async def preflight(self, slot: SlotId, *, destination: bool, facts: Mapping[str, str], size: int) -> pb.PreflightReply:
+    async def preflight(
+        self, slot: SlotId, *, destination: bool, facts: Mapping[str, str], size: int, spec: pb.WorkerSpec | None = None
+    ) -> pb.PreflightReply:
         """Raises Rejected with the first refusal, the others named behind it."""
+        there, timeout = self.at(slot), self.times.quick
         reply = await self.ask(
-            self.at(slot).preflight(self.order, destination=destination, slot=slot, facts=facts, size=size, timeout=self.times.quick)
+            there.preflight(self.order, destination=destination, slot=slot, facts=facts, size=size, timeout=timeout, spec=spec)
         )
         if reply.refusals:
             first = reply.refusals[0]

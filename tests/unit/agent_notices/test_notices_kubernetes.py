@@ -343,3 +343,15 @@ def test_the_how_to_names_every_signal_that_is_read() -> None:
     text = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "hear-of-notices.md").read_text()
     for key in (*kubernetes.TAINTS, *(key for key, _ in kubernetes.LABELS), kubernetes.DEADLINE, kubernetes.PLANNED, nodepods.SLOT):
         assert key in text, key
+
+
+def test_all_taints_keep_workers_off_whatever_they_mean_otherwise() -> None:
+    given = node(
+        taints=[{"key": "team", "value": "a", "effect": "NoExecute"}, taint(NTH + "spot-itn"), {"key": "new", "effect": "NoFuture"}]
+    )
+    assert list(map(str, kubernetes.taints(given))) == [f"{NTH}spot-itn:NoSchedule", "team=a:NoExecute"]
+    cordoned = node(spec={"unschedulable": True})
+    assert list(map(str, kubernetes.taints(cordoned))) == ["node.kubernetes.io/unschedulable:NoSchedule"], "before its taint is there"
+    both = node(spec={"unschedulable": True}, taints=[taint("node.kubernetes.io/unschedulable")])
+    assert kubernetes.taints(both) == kubernetes.taints(cordoned)
+    assert kubernetes.taints(node()) == ()

@@ -147,6 +147,20 @@ def test_an_event_without_an_end_is_no_event(server: Server, copy: Copy[NodeObje
         copy.step()
 
 
+def test_the_nodes_taints_are_told_besides_its_notices(server: Server) -> None:
+    made = nodewatch.source(Access(server=server.url), "n", "n", Gpus(), times=TIMES)
+    assert list(made.taints()) == [], "before it was seen"
+    server.nodes = [node(5, "team", "gpu")]
+    source = NodeSource(Access(server=server.url), "n", "n", Gpus(), pods=False, times=TIMES)
+    (look,) = source.looks()
+    look.ask()
+    assert list(map(str, source.taints())) == ["gpu:NoSchedule", "team:NoSchedule"]
+    server.events = [[{"type": "DELETED", "object": node(6, "team", "gpu")}]]
+    look.ask()
+    assert len(source.taints()) == 2, "that its object is gone is no reason to come"
+    source.close()
+
+
 def test_where_no_watch_gets_through_it_asks_ever_less_often(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each list is an answer, and no reason to hurry."""
     monkeypatch.setattr(nodewatch.random, "random", lambda: 1.0)
