@@ -65,8 +65,8 @@ class Depot(Protocol):
         With `durable` it is on the disk before it is visible. Raises Rejected, Stalled."""
         ...
 
-    def sync(self, image: str) -> None:
-        """Bring a whole image to the disk, if it is still there."""
+    def sync(self, image: str, between: Callable[[], None] = lambda: None) -> None:
+        """Bring a whole image to the disk, if it is still there. `between` is called between some MiB, and may hold it up."""
         ...
 
     def abandon(self, image: str) -> None:

@@ -35,6 +35,8 @@ THREADS: Final = 256
 not wait for them."""
 SYNC_S: Final = 2.0
 """Seconds until an image is brought to the disk, and between looks whether it can be now."""
+GIVE_WAY_S: Final = 0.02
+"""Seconds between looks whether a worker still stands still."""
 SYNC_LATEST_S: Final = 60.0
 """Seconds after which an image is brought to the disk whatever stands still. By then the kernel has written most of it by itself."""
 HUNG: Final = "SH614"
@@ -169,6 +171,7 @@ class Node:
         self.promises = Promises(self.journal, self.elapsed)
         self._threads = ThreadPoolExecutor(THREADS, "blocking")
         self._background: set[asyncio.Task[None]] = set()
+        self._finishing = False
         self._kept: set[asyncio.Task[None]] = set()
         self._removing: dict[str, asyncio.Task[None]] = {}
 
@@ -237,14 +240,19 @@ class Node:
         """Wait for all of it, but for what is kept (see `keep`), which is cancelled."""
         for task in self._kept:
             task.cancel()
-        while self._background:
-            await asyncio.wait(tuple(self._background))
+        self._finishing = True
+        try:
+            while self._background:
+                await asyncio.wait(tuple(self._background))
+        finally:
+            self._finishing = False
 
     def sync_later(self, image: str) -> None:
         """Bring an image to the disk, but not while its worker stands still and waits, here or elsewhere: a disk that is busy with
         gigabytes would keep the journals of both nodes waiting. An image that is discarded meanwhile is never written at all.
 
-        A node on which something always stands still puts it off for `SYNC_LATEST_S` seconds and no longer. An image that an order reads is
+        A node on which something always stands still puts it off for `SYNC_LATEST_S` seconds and no longer; so long it also waits in the
+        middle of it, when a worker comes to stand still meanwhile. An image that an order reads is
         left as it is until that is over: it may have to be joined first (see `images.spread`), which takes files away from it.
         """
         self._look_again(image, self.elapsed() + SYNC_LATEST_S)
@@ -257,7 +265,12 @@ class Node:
         if image in self.busy_images or (busy and self.elapsed() < latest):
             self._look_again(image, latest)
         else:
-            self.in_background(self.depot.sync, image)
+            self.in_background(self.depot.sync, image, partial(self._give_way, image, latest))
+
+    def _give_way(self, image: str, latest: float) -> None:
+        """Called from the thread that brings the image to the disk: wait while a worker stands still here, unless somebody needs it."""
+        while (self.frozen or self.held) and image not in self.busy_images and self.elapsed() < latest and not self._finishing:
+            time.sleep(GIVE_WAY_S)
 
     def seen(self, asked: Asked) -> Seen:
         """What is known of an order's operation, for the guard."""

@@ -73,10 +73,10 @@ class StoredDepot:
         if dump is not None:
             dump.close()
 
-    def sync(self, image: str) -> None:
+    def sync(self, image: str, between: Callable[[], None] = lambda: None) -> None:
         """See `depot.Depot`. Raises OSError."""
         with contextlib.suppress(Rejected):
-            self.store.sync(image)
+            self.store.sync(image, between)
 
     def abandon(self, image: str) -> None:
         """See `depot.Depot`. An id that can't be one was never begun."""

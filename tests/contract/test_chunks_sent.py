@@ -221,7 +221,10 @@ def test_what_was_copied_ahead_is_not_sent_again_and_not_copied_while_the_worker
     assert spread.is_spread(there)
     assert sum(path.stat().st_size for path in there.glob("pages-*")) == 6 * PAGE
     assert {path.stat().st_mode & 0o777 for path in there.rglob("*") if path.is_file()} == {0o600}
-    pair.there.sync("i1")
+    parts: list[int] = []
+    pair.there.sync("i1", lambda: parts.append(sum(path.stat().st_size for path in there.glob("*.log"))))
+    joined = [size for size in parts if size]
+    assert joined[:3] == [4 * PAGE, 4 * PAGE + CHUNK, 4 * PAGE + 2 * CHUNK], "whoever has to may hold it up after each MiB"
     assert not spread.is_spread(there)
     assert pair.there.verify("i1") == pair.here.verify("i1") == ()
     assert sorted(path.name for path in there.iterdir()) == ["core-1.img", "manifest.json", "pagemap-1.img", "pages-1.img"]

@@ -74,6 +74,15 @@ def test_what_lies_on_the_disk_says_nothing(kept: ImageStore) -> None:
     assert {path.stat().st_mode & 0o777 for path in kept.root.rglob("*") if path.is_file()} == {0o600}
 
 
+def test_sealing_may_be_held_up_at_any_mib(kept: ImageStore) -> None:
+    made(kept, fsync=False)
+    parts: list[int] = []
+    kept.sync("i1", lambda: parts.append(sum(path.stat().st_size for path in kept.root.glob("*.sealing/pages-1.img"))))
+    assert len(parts) >= 4
+    assert parts == sorted(parts)
+    assert kept.verify("i1") == ()
+
+
 def test_it_is_what_it_was_for_whoever_has_the_key(kept: ImageStore) -> None:
     manifest = made(kept)
     after = again(kept)

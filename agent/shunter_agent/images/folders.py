@@ -1,9 +1,11 @@
 """The folders of images: whose they are, what they are called while something is done to them, and how what is in them gets to the disk."""
 
 import contextlib
+import ctypes
 import os
 import shutil
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +17,11 @@ from shunter_agent.images.sealing import is_sealed
 PARTIAL: Final = ".partial"
 DOOMED: Final = ".discarded"
 SEALING: Final = ".sealing"
+_AT_ONCE: Final = 16 << 20
+"""Bytes that go to the disk at once, where somebody may have to wait for it."""
+_WRITTEN: Final = 7
+"""Linux' SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE and _WAIT_AFTER."""
+_libc: Final = ctypes.CDLL(None)
 
 
 Seen = tuple[str, int, int, int, int]
@@ -72,17 +79,30 @@ def remove(folder: Path) -> None:
         shutil.rmtree(doom(folder) if folder.suffix != DOOMED else folder)
 
 
-def sync_folder(folder: Path) -> None:
+def nothing() -> None:
+    """Called between parts of what takes long, by those whom nobody waits for; it may take its time."""
+
+
+def sync_folder(folder: Path, between: Callable[[], None] = nothing) -> None:
     """Bring a folder and the files in it to the disk. Raises OSError."""
     for path in folder.iterdir():
-        sync_path(path)
+        sync_path(path, between)
     sync_path(folder)
 
 
-def sync_path(path: Path) -> None:
+def sync_path(path: Path, between: Callable[[], None] = nothing) -> None:
     """Bring one file or folder to the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        sync_file(descriptor, between)
     finally:
         os.close(descriptor)
+
+
+def sync_file(descriptor: int, between: Callable[[], None] = nothing) -> None:
+    """Bring what is behind a descriptor to the disk, some MiB at a time with `between` between them. Raises OSError."""
+    for at in range(0, os.fstat(descriptor).st_size if between is not nothing else 0, _AT_ONCE):
+        between()
+        # a file system that doesn't know it does it all at the end, in which alone is said whether it went well
+        _libc.sync_file_range(descriptor, ctypes.c_int64(at), ctypes.c_int64(_AT_ONCE), _WRITTEN)
+    os.fsync(descriptor)

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 from blake3 import blake3
 
 from shunter_agent.images.cutting import CHUNK, Piece, along, pages_name
+from shunter_agent.images.folders import nothing, sync_file
 from shunter_agent.images.manifest import Chunk, ImageFile, ImageManifest
 from shunter_agent.images.pagemap import PAGE, PARENT, NotAPagemap, Pagemap, Run, joined, parse
 
@@ -202,15 +203,16 @@ def is_spread(folder: Path) -> bool:
     return (folder / ORIGINALS).is_dir()
 
 
-def join(folder: Path, manifest: ImageManifest) -> bool:
+def join(folder: Path, manifest: ImageManifest, between: Callable[[], None] = nothing) -> bool:
     """Make it what was dumped. False, with nothing changed, when its bytes aren't those of the manifest. Raises OSError.
 
     Pages come first, then the pagemap that needs no copy takes the place of the other: until then the image is spread, and after it whole.
+    `between` is called between parts of it.
     """
     files = {file.name: file for file in manifest.files}
     for path in sorted((folder / ORIGINALS).iterdir()):
         try:
-            _join_pages(folder, path, files)
+            _join_pages(folder, path, files, between)
         except (NotAPagemap, FileNotFoundError, KeyError):
             return False
     for path in folder.glob("pages-*.img"):
@@ -221,7 +223,7 @@ def join(folder: Path, manifest: ImageManifest) -> bool:
     return True
 
 
-def _join_pages(folder: Path, original: Path, files: dict[str, ImageFile]) -> None:
+def _join_pages(folder: Path, original: Path, files: dict[str, ImageFile], between: Callable[[], None]) -> None:
     making = folder / f"{original.name}.log"  # no file of an image is named so
     with SpreadPages(folder, original.name) as pages:
         file = files[pages_name(pages.original)]
@@ -230,11 +232,12 @@ def _join_pages(folder: Path, original: Path, files: dict[str, ImageFile]) -> No
             with making.open("wb", buffering=0) as made:
                 os.fchmod(made.fileno(), 0o600)
                 for piece, part in zip(along(pages.original.own), file.parts, strict=True):
+                    between()
                     data = pages.read(piece, buffer)
                     if blake3(data).hexdigest() != part.blake3:
                         raise NotAPagemap("its bytes have changed")
                     made.write(data)
-                os.fsync(made.fileno())
+                sync_file(made.fileno(), between)
             making.rename(folder / file.name)
         finally:
             making.unlink(missing_ok=True)

@@ -28,7 +28,21 @@ from shunter.model.errors import Problem, Rejected
 from shunter_agent.images import spread
 from shunter_agent.images.checking import compare, damaged, describe, exists, files_in, missing, named
 from shunter_agent.images.cutting import pagemaps_of, pieces_of
-from shunter_agent.images.folders import DOOMED, PARTIAL, SEALING, Seen, doom, looks, own, remove, seen, sweep, sync_folder, sync_path
+from shunter_agent.images.folders import (
+    DOOMED,
+    PARTIAL,
+    SEALING,
+    Seen,
+    doom,
+    looks,
+    nothing,
+    own,
+    remove,
+    seen,
+    sweep,
+    sync_folder,
+    sync_path,
+)
 from shunter_agent.images.index import ChunkIndex, Place
 from shunter_agent.images.manifest import MANIFEST, ImageFile, ImageInfo, ImageManifest, Signature, check_id, manifest_of
 from shunter_agent.images.pagemap import NotAPagemap, Pagemap, parse
@@ -165,8 +179,9 @@ class ImageStore:
         with lock:
             yield
 
-    def join(self, image: str) -> None:
-        """Make an image that was received on top of a copy what was dumped (see `spread`). Nothing for any other.
+    def join(self, image: str, between: Callable[[], None] = nothing) -> None:
+        """Make an image that was received on top of a copy what was dumped (see `spread`). Nothing for any other. `between` is called
+        between its parts.
 
         Raises Rejected SH801, SH802, and SH804 when its parts don't make what its manifest says; Retry SH814; OSError.
         """
@@ -177,7 +192,7 @@ class ImageStore:
             right = self._seems_right(image, folder)
             with self.room.share(image) as share:
                 share.announce(manifest.bytes)
-                if not spread.join(folder, manifest):
+                if not spread.join(folder, manifest, between):
                     raise Rejected(damaged(image, "its parts don't make what its manifest says"))
             if right:
                 self._right[image] = looks(folder)
@@ -185,24 +200,25 @@ class ImageStore:
             if not folder.exists():
                 self.index.remove(image)
 
-    def sync(self, image: str) -> None:
-        """Bring a whole image to the disk: joined if it was spread, sealed if there are keys. Raises as `join` does."""
-        self.join(image)
+    def sync(self, image: str, between: Callable[[], None] = nothing) -> None:
+        """Bring a whole image to the disk: joined if it was spread, sealed if there are keys. `between` is called between parts of that,
+        and may hold it up. Raises as `join` does."""
+        self.join(image, between)
         folder = self._plain(image)
         if self._keys is None:
-            sync_folder(self.folder(image))
+            sync_folder(self.folder(image), between)
         elif folder is not None:
-            self._seal(image, folder, self._keys)
+            self._seal(image, folder, self._keys, between)
         sync_path(self.root)
 
-    def _seal(self, image: str, folder: Path, keys: Keys) -> None:
+    def _seal(self, image: str, folder: Path, keys: Keys, between: Callable[[], None]) -> None:
         with self._at_rest(image):
             sealed = self.root / image
             if not is_sealed(sealed):
                 making = self.root / f"{image}{SEALING}"
                 shutil.rmtree(making, ignore_errors=True)
                 making.mkdir(mode=0o700)
-                seal(folder, self.get(image), keys, making)
+                seal(folder, self.get(image), keys, making, between)
                 sync_path(making)
                 if folder == sealed:  # plain since a time without keys
                     folder = doom(folder)

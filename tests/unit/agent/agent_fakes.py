@@ -252,7 +252,8 @@ class FakeDepot:
         self.whole[image.id] = msgspec.structs.replace(image, bytes=100)
         return self.whole[image.id]
 
-    def sync(self, image: str) -> None:
+    def sync(self, image: str, between: Callable[[], None] = lambda: None) -> None:
+        between()
         self.faults.point("sync")
 
     def abandon(self, image: str) -> None:

@@ -1,6 +1,8 @@
 """An image is brought to the disk when nothing stands still; or after a minute, whatever does."""
 
 import asyncio
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -80,3 +82,56 @@ async def test_an_image_that_an_order_reads_is_left_as_it_is(bench: Bench) -> No
     assert (bench.faults.done["sync"], asked.qsize()) == (0, 1)
     del bench.node.busy_images["image"]
     assert await synced(bench) == 1
+
+
+class Slow:
+    """A depot's `sync` that has come to the middle of it."""
+
+    def __init__(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go_on, self.looked = threading.Event(), threading.Event(), threading.Event()
+        self.bench, plain = bench, bench.depot.sync
+
+        def sync(image: str, between: Callable[[], None] = lambda: None) -> None:
+            self.begun.set()
+            assert self.go_on.wait(10)
+            plain(image, between)
+
+        def look(_seconds: float) -> None:
+            self.looked.set()
+
+        monkeypatch.setattr(bench.depot, "sync", sync)
+        monkeypatch.setattr(nodes.time, "sleep", look)
+
+    async def waits(self) -> None:
+        """A worker has come to stand still meanwhile: it is seen, and nothing more is written."""
+        self.bench.node.sync_later("image")
+        while not self.begun.is_set():
+            await asyncio.sleep(0)
+        await self.bench.source.freeze(self.bench.freeze())
+        self.go_on.set()
+        for _ in range(3):
+            self.looked.clear()
+            assert await asyncio.to_thread(self.looked.wait, 10)
+        assert self.bench.faults.done["sync"] == 0
+
+
+async def done(bench: Bench) -> None:
+    async with asyncio.timeout(10):
+        while not bench.faults.done["sync"]:
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("why", ["it runs on", "the image is needed", "it was long enough", "the agent ends"])
+async def test_who_stands_still_meanwhile_does_not_wait_for_a_busy_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    slow = Slow(bench, monkeypatch)
+    await slow.waits()
+    match why:
+        case "it runs on":
+            await bench.source.thaw(bench.step())
+        case "the image is needed":
+            bench.node.busy_images["image"] = "op"
+        case "it was long enough":
+            bench.clock.now += nodes.SYNC_LATEST_S
+        case _:
+            await bench.node.finish_background()
+    await done(bench)

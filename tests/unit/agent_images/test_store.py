@@ -4,6 +4,8 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 from shunter.model.errors import Rejected
+from shunter_agent.images import folders
+from shunter_agent.images.folders import sync_folder
 from shunter_agent.images.manifest import ImageFile, ImageInfo, check_id, check_name
 from shunter_agent.images.store import ImageStore
 from shunter_agent.runtime.port import WorkerSpec
@@ -180,3 +182,16 @@ def test_fsync_is_done_when_asked_for_and_later_by_sync(store: ImageStore, monke
     synced.clear()
     store.sync("i1")
     assert sorted(synced) == ["core-1.img", "i1", "images", "manifest.json"]
+
+
+def test_what_goes_to_the_disk_may_be_held_up_on_its_way(store: ImageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "_AT_ONCE", 4096)
+    (store.begin("i1") / "pages-1.img").write_bytes(b"p" * 5 * 4096)
+    store.commit(info(), fsync=False)
+    parts: list[int] = []
+    store.sync("i1", lambda: parts.append(1))
+    small = store.folder("i1") / "manifest.json"
+    assert len(parts) == 5 + -(-small.stat().st_size // 4096)
+    parts.clear()
+    sync_folder(store.folder("i1"))
+    assert not parts
