@@ -124,7 +124,8 @@ def _with_cluster(node: Node, estate: Estate, others: Iterable[WorkerPod]) -> No
     there = estate.nodes.get(node.id)
     if there is None:
         return node if slots is node.slots else msgspec.structs.replace(node, slots=slots)
-    return msgspec.structs.replace(node, slots=slots, labels={**there.labels, **node.labels}, taints=there.taints)
+    taints = tuple(sorted({*node.taints, *there.taints}, key=str))  # an agent knows those of its settings, too
+    return msgspec.structs.replace(node, slots=slots, labels={**there.labels, **node.labels}, taints=taints)
 
 
 def _occupied(slots: tuple[Slot, ...], pods: list[WorkerPod]) -> tuple[Slot, ...]:

@@ -59,7 +59,7 @@ class PolicyAccount(msgspec.Struct, frozen=True, kw_only=True):
 
 class NodeAccount(msgspec.Struct, frozen=True, kw_only=True):
     """A node, what is said of each worker on it, and what the plan brings to it and takes from it. `free` are its slots that no worker
-    occupies or is on its way to, `against` why nothing goes there (empty: nothing is against it).
+    occupies or is on its way to, `against` why nothing goes there, or who alone does (empty: nothing is against it).
     """
 
     node: NodeId
@@ -106,12 +106,13 @@ def explain_node(evaluation: Evaluation, policies: PolicySet, snapshot: Snapshot
         raise KeyError(name)
     open_for = [n for n in snapshot.notices if n.node == name and n.slot is None]
     against = "it doesn't answer" if not node.reachable else f"{open_for[0].kind.value}: a notice is open for it" if open_for else ""
+    taints = ", ".join(str(taint) for taint in node.taints if taint.hard)
     on_it = sorted(w.id for w in snapshot.fleet.workers if w.node == name and w.slot is not None)
     operations = evaluation.plan.operations
     return NodeAccount(
         node=name,
         free=sum(s.worker is None and s.reserved_by is None for s in node.slots),
-        against=against,
+        against=against or (f"only workers come here that tolerate {taints}" if taints else ""),
         workers=tuple((worker, explain(evaluation, policies, snapshot, worker)) for worker in on_it),
         arriving=tuple(o for o in operations if o.to_slot is not None and node_of(o.to_slot) == name),
         leaving=tuple(o for o in operations if o.from_slot is not None and node_of(o.from_slot) == name),

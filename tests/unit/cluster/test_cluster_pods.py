@@ -252,6 +252,18 @@ def only(found: Fleet, name: str = "decode-0") -> Worker:
     return one
 
 
+def test_taints_are_those_of_the_server_and_those_that_the_agent_knows_besides() -> None:
+    own = Taint(key="own")
+    reported = fleet(worker())
+    nodes = tuple(msgspec.structs.replace(n, taints=(own,)) for n in reported.nodes)
+    spec = {"taints": [{"key": "team", "value": "a", "effect": "NoExecute"}, {"key": "own", "effect": "NoSchedule"}]}
+    there = cluster_node({"metadata": {"name": "node-a"}, "spec": spec})
+    known = msgspec.structs.replace(estate(raw()), nodes={**estate().nodes, "node-a": there})
+    found = joined(msgspec.structs.replace(reported, nodes=nodes), known)
+    assert [str(t) for t in found.nodes[0].taints] == ["own:NoSchedule", "team=a:NoExecute"]
+    assert found.nodes[1].taints == (own,)
+
+
 def test_a_worker_that_its_agent_and_the_server_know_can_be_moved_and_has_what_both_say() -> None:
     found = joined(fleet(worker()), estate(raw()))
     assert only(found).pinned == ""

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from decide_world import (
     GB,
+    again,
     begun,
     checkpoints,
     decide,
@@ -17,12 +18,14 @@ from decide_world import (
     notice,
     operation,
     ops,
+    policy_set,
     preemption,
     reassignment,
     rebalancing,
     snap,
     worker,
 )
+from shunter.decide.explain import explain_node
 from shunter.decide.rooms import Rooms
 from shunter.decide.world import World
 from shunter.model.finding import Verdict
@@ -120,6 +123,15 @@ class TestTaints:
         assert (kinds(result) == [("restore", "decode-0")]) is comes
         if not comes:
             assert "d: it is tainted with" in finding(result, "decode-0").reason
+
+    def test_ac57_of_a_tainted_node_it_is_said_who_alone_comes_there(self):
+        world = snap([node("a", ("decode-0",)), node("b", taints=(GPU, SLOW))], [decode()])
+        policies = policy_set(preemption())
+        there = explain_node(decide(policies.policies, world), policies, world, "b")
+        assert there.against == "only workers come here that tolerate nvidia.com/gpu=present:NoSchedule"
+        away = msgspec.structs.replace(world.fleet.nodes[1], reachable=False)
+        lost = again(world, fleet=msgspec.structs.replace(world.fleet, nodes=(world.fleet.nodes[0], away)))
+        assert explain_node(decide(policies.policies, lost), policies, lost, "b").against == "it doesn't answer"
 
     def test_nothing_voluntary_goes_there_either(self):
         there, home = node("b", taints=(GPU,)), node("a", ("decode-0",))
