@@ -87,8 +87,8 @@ def _layer(archive: Path) -> None:
             about = tarfile.TarInfo(folder)
             about.type, about.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
             tar.addfile(about)
-        about = tarfile.TarInfo("etc/from-the-image")
-        tar.addfile(about)
+        tar.addfile(tarfile.TarInfo("etc/from-the-image"))
+        tar.add(Path("/usr/bin/sleep").resolve(), "pause")
         for link in ("bin", "lib", "lib64"):
             about = tarfile.TarInfo(link)
             about.type, about.linkname = tarfile.SYMTYPE, f"usr/{link}"
@@ -121,7 +121,7 @@ def _image(folder: Path, tag: str, layer: Path) -> Path:
     config = {
         "architecture": "amd64",
         "os": "linux",
-        "config": {"Cmd": ["/usr/bin/sleep", "infinity"], "Env": ["PATH=/usr/bin"]},
+        "config": {"Cmd": ["/pause", "infinity"], "Env": ["PATH=/usr/bin"]},
         "rootfs": {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(layer.read_bytes()).hexdigest()]},
     }
     archive = folder / f"{tag.replace('/', '-').replace(':', '-')}.tar"
@@ -283,8 +283,18 @@ class Kubelet:
         status = self.ask("PodSandboxStatus", pb.SandboxRequest(pod_sandbox_id=sandbox), "SandboxStatusResponse").status
         return Pod(name, uid, sandbox, status.network.ip, config)
 
-    def container(self, pod: Pod, command: list[str], *, volumes: tuple[str, ...] = (), name: str = "main", tty: bool = False) -> str:
-        """A running container, with what a kubelet mounts into each, and an emptyDir at each path of `volumes`. Gives its id."""
+    def container(
+        self,
+        pod: Pod,
+        command: list[str],
+        *,
+        volumes: tuple[str, ...] = (),
+        host: tuple[Path, str] | None = None,
+        name: str = "main",
+        tty: bool = False,
+    ) -> str:
+        """A running container, with what a kubelet mounts into each, an emptyDir at each path of `volumes`, and a folder of the `host`.
+        Gives its id."""
         pb = self._pb
         folder = self.pods / pod.uid
         folder.mkdir(exist_ok=True)
@@ -297,12 +307,14 @@ class Kubelet:
             empty = folder / "volumes/kubernetes.io~empty-dir" / path.strip("/").replace("/", "-")
             empty.mkdir(parents=True, exist_ok=True)
             mounts.append((str(empty), path))
+        if host is not None:
+            mounts.append((str(host[0]), host[1]))
         config = pb.ContainerConfig(
             metadata=pb.ContainerMetadata(name=name),
             image=pb.ImageSpec(image=WORKER),
             command=command,
             labels={**pod.config.labels, "io.kubernetes.container.name": name},
-            mounts=[pb.Mount(host_path=host, container_path=inside) for host, inside in mounts],
+            mounts=[pb.Mount(host_path=outside, container_path=inside) for outside, inside in mounts],
             log_path=f"{name}.log",
             tty=tty,
             linux=pb.LinuxContainer(

@@ -5,10 +5,13 @@
 import contextlib
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from kubelet import Kubelet, Pod, running, usable
 from shunter.model.errors import Rejected
@@ -17,7 +20,7 @@ from shunter.model.pod import Pod as PodRef
 from shunter_agent.runtime import locktables, process
 from shunter_agent.runtime.containers import ContainerRuntime
 from shunter_agent.runtime.network import Uplink
-from shunter_agent.runtime.pods import Cri, Pods
+from shunter_agent.runtime.pods import Cri, Pods, inner_pids, pids_in
 from shunter_agent.runtime.port import Frozen, Held, Network, Process, WorkerSpec
 
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(bool(usable()), reason=usable() or "containers can run")]
@@ -112,7 +115,7 @@ class Home:
         self.process: Process = runtime.pods.find(self.spec.pod).init
         self.network: Network = runtime.network(self.spec)
         self.frozen: Frozen | None = None
-        self.copies: list[Process] = []
+        self.helds: list[Held] = []
 
     def tokens(self) -> list[int]:
         lines = self.kubelet.log(self.pod).splitlines()
@@ -129,7 +132,7 @@ class Home:
 
     def restore(self, folder: Path) -> Held:
         held = self.runtime.restore(self.spec, self.network, folder)
-        self.copies.append(held.process)
+        self.helds.append(held)
         return held
 
     def state(self) -> int:
@@ -138,8 +141,10 @@ class Home:
     def remove(self) -> None:
         if self.frozen is not None and self.frozen.alive():  # a test that failed: nothing can be ended while it stands still
             self.frozen.thaw()
-        for copy in self.copies:  # an agent sees the end of its children, and reaps them; until then their container can't end
-            process.end(copy)
+        for held in self.helds:  # an agent sees the end of its children, and reaps them; until then their container can't end
+            with contextlib.suppress(Rejected):
+                held.abort()
+            process.end(held.process)
         self.network.destroy()
         self.kubelet.remove(self.pod)
 
@@ -247,3 +252,102 @@ def test_a_placeholder_of_another_template_is_refused(worker: Home, kubelet: Kub
         assert "/cache" in refused.value.problem.what
         frozen.thaw()
         worker.runs_on()
+
+
+def orphans() -> list[int]:
+    """What a killed agent has left behind becomes this process' (see `become_subreaper`), as on a node it becomes the first one's."""
+    mine = [seen for name in os.listdir("/proc") if name.isdigit() and (seen := process.stat(int(name))) and seen.parent == os.getpid()]
+    for seen in mine:
+        if seen.state == "Z":
+            process.reap(seen.pid)
+    return [seen.pid for seen in mine]
+
+
+AGENT = """
+import sys
+from pathlib import Path
+import msgspec
+from shunter_agent.runtime.containers import ContainerRuntime
+from shunter_agent.runtime.network import Uplink
+from shunter_agent.runtime.pods import Cri, Pods
+from shunter_agent.runtime.port import WorkerSpec
+what, criu, socket, stage, folder, spec = sys.argv[1:]
+runtime = ContainerRuntime(Path(criu), Uplink(bridge=""), Pods(Cri(Path(socket))), Path(stage))
+spec, folder = msgspec.json.decode(spec, type=WorkerSpec), Path(folder)
+network = runtime.network(spec)
+if what == "freeze":
+    kept = runtime.freeze(runtime.pods.find(spec.pod).init, spec, network, folder, lambda at: None)
+else:
+    kept = runtime.restore(spec, network, folder)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def agent(what: str, home: Home, criu: Path, folder: Path) -> Iterator["subprocess.Popen[str]"]:
+    """Another agent, which holds a worker, or a copy of one, until it is killed."""
+    stage = home.kubelet.base / f"stage-{what}"
+    command = [sys.executable, "-c", AGENT, what, str(criu), str(home.kubelet.socket), str(stage), str(folder)]
+    told = msgspec.json.encode(home.spec).decode()
+    with subprocess.Popen([*command, told], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            yield child
+        finally:
+            child.kill()
+
+
+def test_whichever_agent_dies_the_worker_runs_in_one_place(
+    worker: Home, client: socket.socket, kubelet: Kubelet, runtime: ContainerRuntime, criu: Path, tmp_path: Path
+) -> None:
+    reader = client.makefile("rb")
+    first = int(reader.readline())
+    (tmp_path / "image").mkdir()
+    with home(kubelet, runtime, "decode-0-new") as there:
+        before = set(orphans())
+        with agent("freeze", worker, criu, tmp_path / "image") as source:
+            with agent("restore", there, criu, tmp_path / "image") as destination:
+                copies = [pid for pid in pids_in(runtime.pods.find(there.spec.pod).cgroup) if len(inner_pids(pid)) > 2]  # type: ignore[arg-type]
+                assert copies
+                destination.kill()
+                until(lambda: not set(copies) & set(orphans()), "a held copy outlives its agent")
+            source.kill()
+            worker.runs_on()
+        until(lambda: set(orphans()) <= before, "a CRIU outlives its agent")
+        assert [int(reader.readline()) for _ in range(100)] == list(range(first + 1, first + 101))
+        assert there.state() == 1
+        assert there.tokens() == []
+        assert worker.tokens() == list(range(len(worker.tokens())))
+
+
+def test_what_cant_go_along_is_said_beforehand(kubelet: Kubelet, criu: Path, runtime: ContainerRuntime, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    strict = ContainerRuntime(criu, Uplink(bridge=""), runtime.pods, kubelet.base / "stage", carry=1000, keep_streams=True)
+    script = """
+import os, socket, time
+kept = open("/models/log", "w"); kept.write("x"); kept.flush()
+open("/cache/large", "w").write("x" * 2000)
+far = socket.create_connection(("10.88.0.1", %d))
+print("token 0", flush=True)
+time.sleep(3600)
+"""
+    with socket.create_server(("10.88.0.1", 0)) as others:
+        pod = kubelet.pod("decode-1")
+        command = ["/usr/bin/python3", "-c", script % others.getsockname()[1]]
+        container = kubelet.container(pod, command, volumes=("/cache",), host=(tmp_path / "models", "/models"), tty=True)
+        try:
+            until(lambda: "token" in kubelet.log(pod) or kubelet.status(container).state != 1, "it doesn't begin")
+            who = spec(pod)
+            assert who.pod is not None
+            found = runtime.pods.find(who.pod)
+            assert {one.code for one in strict.check(found.init, who)} == {"SH753", "SH754", "SH756", "SH761"}
+            said = {one.code: one.what for one in strict.check(found.init, who)}
+            assert "at most 1kB" in said["SH754"]
+            assert "/models" in said["SH756"]
+            assert "1 of its connections" in said["SH761"]
+            # and without anybody to ask, by the names of cgroups alone, it is the same container
+            assert Pods(None).find(who.pod).init == found.init
+        finally:
+            kubelet.remove(pod)
