@@ -38,6 +38,7 @@ from shunter.app.overtaken import overtaken
 from shunter.app.recheck import Now
 from shunter.app.roster import Roster
 from shunter.app.sendings import Sendings
+from shunter.app.showing import Showing
 from shunter.app.sight import Sight
 from shunter.app.sightings import Sightings
 from shunter.app.standing import Standing
@@ -141,6 +142,10 @@ class Leading:
             note=lambda records: self.aside.later(lambda: self._write(records)),
         )
         self.tidying = Beside(duty.clock, lambda about, problem: self.voice.tell_or_clear(f"tidying {about}", problem))
+        self.showing: Showing | None = None
+        if housed is not None:
+            orders = Beside(duty.clock, lambda about, problem: self.voice.tell_or_clear(f"readiness of {about}", problem))
+            self.showing = Showing(orders, housed.estate, housed.places, lambda: {r.planned.worker for r in store.active() if not r.waits})
         self.watching: dict[NodeId, asyncio.Task[None]] = {}
         self.drifting = Drifting(self.voice.tell_or_clear)
         self.turns = Turns(duty.settings.state, self.epoch)
@@ -193,6 +198,8 @@ class Leading:
                 task.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
             await self.tidying.stop()
+            if self.showing is not None:
+                await self.showing.stop()
             await self.scheduler.stop()
             await self.unfencing.stop()
             await self.freeing.stop()
@@ -403,6 +410,8 @@ class Leading:
             self.voice.tell_or_clear("cluster's pods", self.housed.follow(self.agents, self.duty.scene.fleet))
             self.tidying.check()
             self.housed.tidy(self.tidying, self.store, self.duty.scene.fleet, self._tidied)
+        if self.showing is not None:
+            self.showing.look(self.duty.scene.fleet)
         if self.graphs is not None:
             self.drifting.tell(self.graphs.note(self.duty.settings.state, self.epoch, self.duty.clock()))
         self.watching = {node: task for node, task in self.watching.items() if not task.done() or task.exception()}

@@ -41,7 +41,7 @@ POOL_METRICS: Final = (
         name="desired",
         kind=Kind.DOUBLE,
         unit="workers",
-        doc="workers that the Dynamo planner wants; unknown without a planner",
+        doc="workers that the Dynamo planner, or whoever scales its graph, wants; unknown where nobody does",
         metric=True,
     ),
 )
