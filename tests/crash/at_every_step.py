@@ -61,6 +61,7 @@ PLANS: Final = (
     NodePlan("node-b", 12, (ANY,), ()),
 )
 SETTLED_S: Final = 100.0
+AT_ONCE: Final = 50
 MOVE: Final = ("intended", "prepared", "fenced", "frozen", "held", "committing", "released", "resumed", "unfenced")
 PARK: Final = ("intended", "prepared", "fenced", "frozen", "copied", "committing", "released")
 RESTORE: Final = ("intended", "prepared", "held", "committing", "resumed", "unfenced")
@@ -562,27 +563,58 @@ def chosen(only: str, every: int, seed: int) -> list[Point]:
     return found[seed % every :: every]
 
 
-def run(folder: Path, criu: Path, wanted: list[Point], say: Callable[[str], None]) -> tuple[list[Result], Ring]:
-    """Try these points, one after the other, on one fleet."""
-    fleet = Fleet(folder, criu=criu, weights_mb=WEIGHTS_MB, nodes=PLANS)
+class Totals(msgspec.Struct):
+    """What was seen all the while."""
+
+    tokens: int = 0
+    tokens_lost: int = 0
+    tokens_duplicated: int = 0
+    tokens_wrong: int = 0
+    longest_pause_s: float = 0.0
+    copies_at_once: int = 0
+    looks: int = 0
+
+    def add(self, ring: Ring) -> None:
+        """And what this one has."""
+        seen, watcher = ring.client.seen, ring.watcher
+        self.tokens, self.tokens_lost = self.tokens + seen.got, self.tokens_lost + seen.lost
+        self.tokens_duplicated, self.tokens_wrong = self.tokens_duplicated + seen.duplicated, self.tokens_wrong + seen.corrupt
+        self.longest_pause_s = max(self.longest_pause_s, round(seen.longest_pause_s, 2))
+        self.copies_at_once, self.looks = max(self.copies_at_once, watcher.worst), self.looks + watcher.looks
+
+
+def run(folder: Path, criu: Path, wanted: list[Point], say: Callable[[str], None]) -> tuple[list[Result], Totals]:
+    """Try these points, one after the other, until one goes wrong: each `AT_ONCE` of them on a fleet of their own, as the worker's memory
+    grows with every token."""
     results: list[Result] = []
-    with fleet:
-        for node in fleet.nodes.values():
-            (node.folder / "state").mkdir(mode=0o700)
-            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m,mode=0700", "tmpfs", str(node.folder / "state")], check=True)
-        ring = Ring(fleet)
-        ring.start()
-        for number, point in enumerate(wanted, 1):
-            try:
-                result = one(ring, point)
-            except (AssertionError, SetUpError, OSError, subprocess.SubprocessError, ValueError) as error:
-                result = Result(point, "", "", f"{type(error).__name__}: {error}\n{traceback.format_exc()}", 0.0)
-            results.append(result)
-            say(f"{number:4}/{len(wanted)}  {result.seconds:5.1f} s  {point}: {result.wrong or result.ended} {result.code}")
-            if result.wrong:
-                break
-        ring.watcher.stop()
-    return results, ring
+    totals = Totals()
+    for first in range(0, len(wanted), AT_ONCE):
+        fleet = Fleet(folder / str(first), criu=criu, weights_mb=WEIGHTS_MB, nodes=PLANS)
+        with fleet:
+            for node in fleet.nodes.values():
+                (node.folder / "state").mkdir(mode=0o700)
+                options = f"size={DISK_MB}m,mode=0700"
+                subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(node.folder / "state")], check=True)
+            ring = Ring(fleet)
+            ring.start()
+            for point in wanted[first : first + AT_ONCE]:
+                result = _tried(ring, point)
+                results.append(result)
+                say(f"{len(results):4}/{len(wanted)}  {result.seconds:5.1f} s  {point}: {result.wrong or result.ended} {result.code}")
+                if result.wrong:
+                    break
+            ring.watcher.stop()
+            totals.add(ring)
+        if result.wrong:
+            break
+    return results, totals
+
+
+def _tried(ring: Ring, point: Point) -> Result:
+    try:
+        return one(ring, point)
+    except (AssertionError, SetUpError, OSError, subprocess.SubprocessError, ValueError) as error:
+        return Result(point, "", "", f"{type(error).__name__}: {error}\n{traceback.format_exc()}", 0.0)
 
 
 def main() -> int:
@@ -598,7 +630,7 @@ def main() -> int:
     began = time.monotonic()
     try:
         wanted = chosen(options.only, options.every, options.seed)
-        results, ring = run(folder / "fleet", options.criu, wanted, lambda line: print(line, flush=True))
+        results, totals = run(folder / "fleet", options.criu, wanted, lambda line: print(line, flush=True))
     finally:
         if options.keep:
             print(f"kept: {folder}")
@@ -606,24 +638,8 @@ def main() -> int:
             shutil.rmtree(folder, ignore_errors=True)
     print(table(results))
     wrong = [r for r in results if r.wrong]
-    seen = ring.client.seen
-    print(
-        json.dumps(
-            {
-                "points": len(results),
-                "wrong": len(wrong),
-                "ended": dict(Counter(r.ended for r in results)),
-                "tokens": seen.got,
-                "tokens_lost": seen.lost,
-                "tokens_duplicated": seen.duplicated,
-                "tokens_wrong": seen.corrupt,
-                "longest_pause_s": round(seen.longest_pause_s, 2),
-                "copies_at_once": ring.watcher.worst,
-                "looks": ring.watcher.looks,
-                "seconds": round(time.monotonic() - began),
-            }
-        )
-    )
+    told = {"points": len(results), "wrong": len(wrong), "ended": dict(Counter(r.ended for r in results))}
+    print(json.dumps({**told, **msgspec.to_builtins(totals), "seconds": round(time.monotonic() - began)}))
     return 1 if wrong or len(results) < len(wanted) else 0
 
 

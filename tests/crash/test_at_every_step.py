@@ -47,12 +47,12 @@ ALWAYS = (
 def test_a_worker_and_its_stream_come_through(tmp_path: Path, criu: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also by design: a byte changed in the image is found before the worker it belongs to is given up."""
     wanted = list(ALWAYS) + (points(1) if os.environ.get("SHUNTER_CRASH") == "1" else [])
-    results, ring = run(tmp_path / "fleet", criu, wanted, lambda _line: None)
+    results, totals = run(tmp_path / "fleet", criu, wanted, lambda _line: None)
     with capsys.disabled():
-        tried = f"{len(results)} of {len(points(0))} crash points on real processes, {ring.watcher.looks} looks for two copies"
+        tried = f"{len(results)} of {len(points(0))} crash points on real processes, {totals.looks} looks for two copies"
         print(f"\n{tried}\n{table(results)}")
     assert [(str(r.point), r.wrong) for r in results if r.wrong] == []
     assert len(results) == len(wanted)
-    assert ring.watcher.looks > 5 * len(wanted)
+    assert totals.looks > 5 * len(wanted)
     corrupt, full = results[:2]
     assert (corrupt.ended, full.ended) == ("rolled-back", "rolled-back"), table(results)
