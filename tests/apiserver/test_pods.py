@@ -123,6 +123,12 @@ def go_on() -> None:
     """Nothing is against it."""
 
 
+OVER = (lambda _: False,)
+"""No operation is under way."""
+ANSWER = ({NodeId("node-a"), NodeId("node-b")}, go_on)
+"""All agents answer, and we lead."""
+
+
 async def test_a_pod_is_made_once_runs_where_it_is_meant_to_and_serves_nobody_yet(bench: Bench) -> None:
     left = await asyncio.to_thread(bench.make, "decode-0", "node-a", **HASH)
     first = await bench.pods.prepare(record(), AT_B, left, DECODE, go_on)
@@ -163,13 +169,13 @@ async def test_a_worker_that_came_is_given_to_its_controller_which_ends_nobody_f
         until(lambda: len(bench.names()) == 4, 10, "another one")
     await bench.pods.keep(move, pod)
     bench.until_seen(lambda e: e.pods[pod.uid].ready)
-    said = await bench.pods.tidy(lambda _: False, {pod.uid: True})
+    said = await bench.pods.tidy(*OVER, {pod.uid: True}, *ANSWER)
     assert said == [f"gave the pod {pod} to its controller"]
     settled = sorted([*names[1:], pod.name])
     until(lambda: [o["name"] for o in bench.get(pod.name)["metadata"].get("ownerReferences", ())] == ["decode"], 10, "adopted")
     until(lambda: bench.names() == settled, 10, "no other one left")
     bench.until_seen(lambda e: not e.pods[pod.uid].joins)
-    assert await bench.pods.tidy(lambda _: False, {pod.uid: True}) == []
+    assert await bench.pods.tidy(*OVER, {pod.uid: True}, *ANSWER) == []
     time.sleep(0.2)
     assert bench.names() == settled
 
@@ -181,11 +187,11 @@ async def test_it_isnt_given_to_its_controller_before_it_is_ready(bench: Bench, 
     assert pod is not None
     await bench.pods.keep(record(), pod)
     bench.until_seen(lambda e: not e.pods[pod.uid].placeholder)
-    assert await bench.pods.tidy(lambda _: False, {pod.uid: True}) == []
+    assert await bench.pods.tidy(*OVER, {pod.uid: True}, *ANSWER) == []
     assert "pod-template-hash" not in bench.get(pod.name)["metadata"]["labels"]
     nodes.unready.clear()
     bench.until_seen(lambda e: e.pods[pod.uid].ready)
-    assert await bench.pods.tidy(lambda _: False, {pod.uid: True})
+    assert await bench.pods.tidy(*OVER, {pod.uid: True}, *ANSWER)
     assert bench.get(pod.name)["metadata"]["labels"]["pod-template-hash"] == "5f9c"
 
 
@@ -247,6 +253,10 @@ async def test_what_ends_the_waiting_ends_it(bench: Bench, nodes: Nodes) -> None
     assert raised.value.problem.code == "SH528"
 
 
+def _deposed() -> None:
+    raise Rejected(_problem())
+
+
 def _problem() -> Any:
     from shunter.model.errors import Problem
 
@@ -278,7 +288,7 @@ async def test_one_that_serves_is_never_tidied_away_however_old_our_copy_is(benc
     assert old.pods[pod.uid].placeholder
     await bench.pods.keep(record(), pod)
     behind = Pods(bench.api, lambda: old, "shunter.test", "shunter")
-    assert await behind.tidy(lambda _: False, {}) == []
+    assert await behind.tidy(*OVER, {}, *ANSWER) == []
     assert bench.get(pod.name) is not None
     bench.until_seen(lambda e: not e.pods[pod.uid].placeholder)
     await bench.pods.withdraw(record())
@@ -290,11 +300,15 @@ async def test_what_nobody_came_to_goes_once_its_operation_is_over_and_others_ar
     pod = await bench.pods.prepare(record(), AT_B, left, DECODE, go_on)
     assert pod is not None
     bench.until_seen(lambda e: pod.uid in e.pods)
-    assert await bench.pods.tidy(lambda name: name == "move-1", {}) == [], "its operation is under way"
-    assert await bench.pods.tidy(lambda _: False, {pod.uid: True}) == [], "an agent says that a worker lives in it"
+    assert await bench.pods.tidy(lambda name: name == "move-1", {}, *ANSWER) == [], "its operation is under way"
+    assert await bench.pods.tidy(*OVER, {pod.uid: True}, *ANSWER) == [], "an agent says that a worker lives in it"
     theirs = Pods(bench.api, bench.estate, "other.fleet", "shunter")
-    assert await theirs.tidy(lambda _: False, {}) == [], "it is another fleet's"
-    assert len(await bench.pods.tidy(lambda _: False, {})) == 1
+    assert await theirs.tidy(*OVER, {}, *ANSWER) == [], "it is another fleet's"
+    assert await bench.pods.tidy(*OVER, {}, {NodeId("node-a")}, go_on) == [], "nobody says what is in it"
+    with pytest.raises(Rejected):  # whoever leads no more may not know of what another has begun
+        await bench.pods.tidy(*OVER, {}, ANSWER[0], _deposed)
+    assert bench.get(pod.name) is not None
+    assert len(await bench.pods.tidy(*OVER, {}, *ANSWER)) == 1
     until(lambda: bench.names() == ["decode-0"], 10, "gone")
 
 

@@ -88,26 +88,26 @@ class Housed:
         """The fleet as agents report it and the cluster has it."""
         return joined(fleet, self.estate())
 
-    def tidy(self, orders: Beside, store: Store, fleet: Fleet, record: Callable[[str], None]) -> None:
-        """See to what operations have left, beside all else, if it is time."""
+    def tidy(self, orders: Beside, store: Store, fleet: Fleet, still_leads: Callable[[], None], record: Callable[[str], None]) -> None:
+        """See to what operations have left, beside all else, if it is time. `fleet` is as agents have just reported it."""
         if self._clock() - self._tidied < TIDY_S:
             return
         self._tidied = self._clock()
         lived_in = {w.pod.uid: w.state is WorkerState.RUNNING for w in fleet.workers if w.pod is not None and w.slot is not None}
+        answering = {node.id for node in fleet.nodes if node.reachable}
 
         def under_way(operation: OperationId) -> bool:
             known = store.get(operation)
             return known is not None and known.outcome is None
 
         async def work() -> None:
-            for done in await self.places.tidy(under_way, lived_in):
+            for done in await self.places.tidy(under_way, lived_in, answering, still_leads):
                 record(done)
             self._well = True
 
         if self._well:
             orders.keep(())
         self._well = False
-
         orders.begin(_TIDYING, work)
 
 

@@ -409,7 +409,8 @@ class Leading:
         if self.housed is not None:
             self.voice.tell_or_clear("cluster's pods", self.housed.follow(self.agents, self.duty.scene.fleet))
             self.tidying.check()
-            self.housed.tidy(self.tidying, self.store, self.duty.scene.fleet, self._tidied)
+            if self.sight.looked_at is not None:
+                self.housed.tidy(self.tidying, self.store, self.duty.scene.fleet, self.executor.parts.still_leads, self._tidied)
         if self.showing is not None:
             self.showing.look(self.duty.scene.fleet)
         if self.graphs is not None:

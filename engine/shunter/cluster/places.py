@@ -7,7 +7,7 @@ A pod that was made for an operation and in which no worker runs is marked so, a
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -138,25 +138,34 @@ class Pods:
 
     # -- when operations are over
 
-    async def tidy(self, under_way: Callable[[OperationId], bool], lived_in: Mapping[str, bool]) -> list[str]:
+    async def tidy(
+        self,
+        under_way: Callable[[OperationId], bool],
+        lived_in: Mapping[str, bool],
+        answering: Collection[NodeId],
+        still_leads: Callable[[], None],
+    ) -> list[str]:
         """Remove what operations that are over have left, and bring what serves to its controller. What was done, in words.
 
-        `lived_in` are the uids of pods in which agents report a worker, and whether the router is to see it. Raises Retry and Unknown.
+        `lived_in` are the uids of pods in which agents report a worker, and whether the router is to see it; `answering` are the nodes
+        whose agents said so lately: of what others have nothing is known. `still_leads` raises once we don't: then there may be operations
+        that we know nothing of. Raises what it does, Retry and Unknown.
         """
-        done = []
+        done: list[str] = []
         for pod in tuple(self._estate().pods.values()):
             if not pod.operation or pod.labels.get(FLEET) != self._fleet or under_way(OperationId(pod.operation)):
                 continue
             if pod.placeholder:
-                done += await self._remove(pod, lived_in)
+                empty = pod.being in (Being.COMING, Being.ENDED) or (pod.being is Being.RUNNING and pod.node in answering)
+                done += await self._remove(pod, still_leads) if empty and pod.pod.uid not in lived_in else ()
             elif pod.being is Being.RUNNING:
                 done += await self._settle(pod, shown=lived_in.get(pod.pod.uid, False))
         return done
 
-    async def _remove(self, pod: WorkerPod, lived_in: Mapping[str, bool]) -> list[str]:
-        """By what the server says now: it may have been marked as serving right before its operation ended, which our copy needn't show."""
-        if pod.pod.uid in lived_in or pod.being is Being.ENDING:
-            return []
+    async def _remove(self, pod: WorkerPod, still_leads: Callable[[], None]) -> list[str]:
+        """By what the server says now: it may have been marked as serving right before its operation ended, which our copy needn't show. If
+        we lead after that, no other engine had made it by then.
+        """
         found = await self._get(pod.pod.namespace, pod.pod.name)
         if (
             found is None
@@ -164,6 +173,7 @@ class Pods:
             or (found["metadata"].get("labels") or {}).get(STATE) != "placeholder"
         ):
             return []
+        still_leads()
         await self._delete_as_it_is(found)
         return [f"deleted the pod {pod.pod}, to which no worker came by {pod.operation}"]
 
