@@ -90,7 +90,7 @@ FAULTS: Final = {
     "engine": "the engine is killed, and the next one takes over",
     "two": "the engine stands still; the next one, which has what it had written, takes over; then it wakes up and still believes to lead",
     "give-up": "somebody wants the operation to be given up",
-    "clock": "the wall clocks of engine and agents are set by an hour, ahead and back",
+    "clock": "the wall clocks of engine and agents are set by minutes, ahead and back",
     "source": "the source's agent is killed, and started again a second later",
     "destination": "so is the destination's",
     "source-all": "the source's agent and CRIU are killed together",

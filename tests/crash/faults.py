@@ -20,7 +20,8 @@ FULL_S: Final = 4.0
 HOLD_S: Final = 3.0
 """The hold of operations that are tried with an agent that is stopped for longer."""
 PAUSED_S: Final = 6.0
-STEP_S: Final = 3600.0
+STEP_S: Final = 200.0
+"""Longer than any hold here, and short enough for the certificates, which are minutes old."""
 Mend = Callable[[], object]
 
 
@@ -156,7 +157,7 @@ def _flip(target: Path, at: int) -> bytes:
 
 
 def stepped(source: Node, destination: Node) -> Mend:
-    """Both agents' wall clocks are set, the one back and the other ahead."""
+    """Both agents' wall clocks are set, the one back and the other ahead, and after the operation right again."""
     ahead(source, -STEP_S)
     ahead(destination, STEP_S)
     return lambda: (ahead(source, 0.0), ahead(destination, 0.0))
