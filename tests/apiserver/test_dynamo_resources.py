@@ -542,7 +542,7 @@ async def test_a_pool_that_dynamo_doesnt_keep_is_left_alone(site: Site, seen: En
 
 async def test_what_was_written_down_is_shown(site: Site, seen: Engine, tmp_path: Path) -> None:
     graphs = Graphs.__new__(Graphs)
-    graphs._following, graphs._written = seen.following, None
+    graphs._following, graphs._written, graphs._noted = seen.following, None, None
     site.stands = True
     site.edit(DEPLOYMENTS, "llama-decode", {"spec": {"replicas": 5}})
     await waiting(lambda: seen.told())

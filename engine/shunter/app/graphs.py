@@ -46,6 +46,7 @@ class Graphs:
         self.namespace = dynamo.namespace or pods or lease.namespace or self._access.namespace
         self._clock = clock
         self._written: Shown | None = None
+        self._noted: tuple[View, Shown, tuple[Problem, ...]] | None = None
         self._following: Following
         self._api: Api
         self.replicas: Counted
@@ -81,8 +82,11 @@ class Graphs:
     def note(self, state: Path, epoch: Epoch, at: float) -> tuple[Problem, ...]:
         """Write down for `shunter status` what there is, if it changed; what is wrong is returned. A full disk keeps the older one."""
         view = self.view()
-        wrong = troubles(view)
-        self._written = write(state, Shown.of(epoch, lines(view, at), wrong), self._written)
+        if self._noted is None or self._noted[0] is not view:  # it is the same one for as long as nothing changes
+            wrong = troubles(view)
+            self._noted = view, Shown.of(epoch, lines(view, at), wrong), wrong
+        _, new, wrong = self._noted
+        self._written = write(state, new, self._written)
         return wrong
 
 

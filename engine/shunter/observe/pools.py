@@ -17,21 +17,36 @@ def of_pools(answer: Answer | Missing, field: PoolField, ask: Ask, fleet: Fleet,
     """The field's sample for both pools of each graph that has a worker, whatever its state."""
     if not isinstance(answer, Missing):
         answer = partial(answer, ask.query) or answer
-    for graph in sorted({w.graph for w in fleet.workers}):
+    names = _names(fleet)
+    for graph in sorted(names):
         for role in _ROLES:
-            yield pool_id(graph, role), answer if isinstance(answer, Missing) else _of_pool(answer.series, field, ask, graph, role, catalog)
+            own = answer if isinstance(answer, Missing) else _of_pool(answer.series, field, ask, (graph, *names[graph]), role, catalog)
+            yield pool_id(graph, role), own
 
 
-def _of_pool(series: Sequence[Series], field: PoolField, ask: Ask, graph: str, role: Role, catalog: Catalog) -> Sample:
+def _names(fleet: Fleet) -> dict[str, list[str]]:
+    """What graphs are called in series besides: Dynamo's operator names a graph's own namespace after that of its pods and the graph. A
+    name that is another graph's own is that one's.
+    """
+    found: dict[str, set[str]] = {}
+    for worker in fleet.workers:
+        own = found.setdefault(worker.graph, set())
+        if worker.pod is not None:
+            own.add(f"{worker.pod.namespace}-{worker.graph}")
+    return {graph: sorted(own - found.keys()) for graph, own in found.items()}
+
+
+def _of_pool(series: Sequence[Series], field: PoolField, ask: Ask, names: Sequence[str], role: Role, catalog: Catalog) -> Sample:
+    """`names` are the graph's, the one that we call it by first."""
     nameless = False
     for gauge in field.gauges:
         named = [s for s in series if s.labels.get("__name__") == gauge.name and gauge.role in (None, role)]
         label = gauge.graph or catalog.graph
-        own = [s for s in named if s.labels.get(label) == graph and (gauge.role or s.labels.get("role")) == role]
+        own = [s for s in named if s.labels.get(label) in names and (gauge.role or s.labels.get("role")) == role]
         if own:
             return _number(one(_decided(own) if gauge.unset_at_zero else own, ask), gauge)
         nameless = nameless or any(label not in s.labels for s in named)
-    reason = f"query returned 0 series for {role} in {graph}; expected 1"
+    reason = f"query returned 0 series for {role} in {names[0]}; expected 1"
     if nameless:
         reason += f" (some have no label {catalog.graph}, so whose they are can't be told)"
     return Missing(reason=reason, query=ask.query)

@@ -1,9 +1,11 @@
 """How many workers the planner wants in a pool: whose series counts, and what is no number of workers."""
 
+import msgspec
 import pytest
 from shunter.model.canon import decode, encode
 from shunter.model.errors import Problem, Retry
 from shunter.model.ids import Incarnation, WorkerId, pool_id
+from shunter.model.pod import Pod
 from shunter.model.sample import Known, Missing, Sample, Stale
 from shunter.model.snapshot import Fleet, Role, Samples, Worker, WorkerState
 from shunter.observe.catalog import Catalog
@@ -114,6 +116,19 @@ async def test_whose_a_series_is_must_be_said() -> None:
     labelled = planner("decode", 3.0, graph=None, release="g")
     assert value(await desired(labelled, catalog=Catalog(graph="release"))) == 3
     assert value(await desired(override("decode", 4.0), catalog=Catalog(graph="release"))) == 4
+
+
+async def test_on_kubernetes_a_graph_has_a_namespace_that_is_named_after_both() -> None:
+    """`dynamo_namespace` is `<namespace>-<graph>` there, and the graph is called by its own name alone."""
+    pod = Pod(namespace="team", name="decode-0", uid="u")
+    one = msgspec.structs.replace(worker("decode-0", "g"), pod=pod)
+    fleet = Fleet(workers=(one,))
+    assert value(await desired(planner("decode", 3.0, graph="team-g"), fleet=fleet)) == 3
+    assert value(await desired(planner("decode", 4.0, graph="g"), fleet=fleet)) == 4
+    both = Fleet(workers=(one, worker("decode-1", "team-g")))
+    assert "0 series" in reason(await desired(planner("decode", 3.0, graph="team-g"), fleet=both)), "it is the other's own name"
+    bare = Fleet(workers=(worker("decode-0", "g"),))
+    assert "0 series" in reason(await desired(planner("decode", 3.0, graph="team-g"), fleet=bare))
 
 
 async def test_age_and_doubt_as_for_other_samples() -> None:
