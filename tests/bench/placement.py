@@ -138,12 +138,31 @@ def benches() -> list[dict[str, Any]]:
             figures.append(_figure(f"{name}_gap", 1 - value / result.most, "1", 0.02, "to the relaxation over whole schedules of a node"))
         if (bound := relaxed(jobs, options, lanes)) is not None:
             figures.append(_figure(f"{name}_gap_lp", 1 - value / bound, "1", None, "to the relaxation over single workers, by HiGHS"))
+    return [*figures, *_little_memory()]
+
+
+def _little_memory() -> list[dict[str, Any]]:
+    """Nodes that have memory for two or three workers each: those that come to one share it."""
+    name, each = "placement_500_little_memory", 150e9
+    (jobs, options, lanes), rooms = with_room(instance(), 1, each)
+    taken = min(_timed(jobs, options, lanes, rooms) for _ in range(5))
+    result = place(jobs, options, lanes, NOW, rooms)
+    value = sum(j.value for j in jobs if j.worker in result.slots)
+    figures = [_figure(name, taken, "s", None, f"the same, nodes with memory for {each / 1e9:g} GB on average: {len(result.slots)} placed")]
+    if result.most is not None:
+        figures.append(_figure(f"{name}_gap", 1 - value / result.most, "1", 0.02, "to what would be placed if memory were no matter"))
+    if (bound := relaxed(jobs, options, lanes, rooms)) is not None:
+        figures.append(
+            _figure(f"{name}_gap_lp", 1 - value / bound, "1", None, "to that over single workers and memory, by HiGHS")
+        )
     return figures
 
 
-def _timed(jobs: Sequence[Job], options: Mapping[WorkerId, Mapping[SlotId, Option]], lanes: Mapping[NodeId, float]) -> float:
+def _timed(
+    jobs: Sequence[Job], options: Mapping[WorkerId, Mapping[SlotId, Option]], lanes: Mapping[NodeId, float], rooms: Rooms | None = None
+) -> float:
     began = time.process_time()
-    place(jobs, options, lanes, NOW)
+    place(jobs, options, lanes, NOW, rooms)
     return time.process_time() - began
 
 

@@ -91,7 +91,9 @@ def _tolerations(said: tuple[Toleration, ...] | None, beside: Sequence[Node]) ->
     """What is tolerated. Where nobody said: the taints that all these nodes have, on which it is or was kept."""
     if said is not None:
         return said
-    common = set.intersection(*(set(node.taints) for node in beside)) if beside else set[Taint]()
+    if not beside or not all(node.taints for node in beside):
+        return ()
+    common = set.intersection(*(set(node.taints) for node in beside))
     return tuple(Toleration(key=t.key, value=t.value, effect=t.effect) for t in sorted(common, key=str))
 
 
