@@ -132,6 +132,7 @@ spec:
   fixedRestore: 1s
   nativeStart: 4m
   prefillRate: 20000
+  prefillDoubling: 65536
   lead: {preemption: 30s, maintenance: 1h}
 """,
     ),

@@ -83,6 +83,7 @@ spec:
   gpuModel: B200
   dump: 40GB/s
   prefillRate: 20000
+  prefillDoubling: 65536
   nativeStart: 4m
   lead: {preemption: 30s, maintenance: 1h}
 """

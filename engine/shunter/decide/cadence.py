@@ -10,6 +10,10 @@ Computer Systems 22(3), 2006) takes into account that a loss can strike again be
 
 Young's is its first term. They differ by more than a few percent only where C/M is above about 1%.
 
+That counts a second of lost work as a second that it takes to do it again. Late tokens of a long context take longer than early ones (see
+`decide.recompute`): what is lost at its end is `w` times as dear, the second cost above becomes `wt/2`, and the best interval is that of a
+hazard of `w/M`.
+
 Only the losses that no notice announces count: on a notice the worker is moved, with all that it holds. How long a restore takes doesn't
 matter for the interval, as it is paid once for every loss whatever the interval is. Nor do the bytes that have changed since the image
 before: where images are incremental, as here, a session's new bytes are written once sooner or later, so that their share of the time,
@@ -25,6 +29,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from shunter.decide.deciding import Deciding
+from shunter.decide.hints import hint
+from shunter.decide.recompute import dearness
 from shunter.decide.said import Part
 from shunter.model.finding import Evidence
 from shunter.model.ids import WorkerId
@@ -90,38 +96,51 @@ def _measured(d: Deciding, worker: WorkerId) -> dict[str, float]:
     return own
 
 
-def interval_of(spec: CheckpointSpec, pause: Pause, hint: Notice | None = None) -> Interval:
+def interval_for(d: Deciding, spec: CheckpointSpec, worker: Worker, pause: Pause) -> Interval:
+    """The worker's, see `interval_of`."""
+    if spec.cadence is None:
+        return interval_of(spec, pause)
+    given = d.world.snapshot.samples.workers.get(worker.id, {})
+    return interval_of(spec, pause, hint(d.world, worker), dearness(d.figures(worker), given.get("kvTokens"), given.get("sessions")))
+
+
+def interval_of(spec: CheckpointSpec, pause: Pause, hint: Notice | None = None, dear: tuple[float, str] = (1.0, "")) -> Interval:
     """`every`, or the optimum within `min` and `max`; then lengthened until no more than `overhead` of the time is spent on images.
 
-    `hint` is one that is open for the worker: the optimum is then that of the hazard under a hint. `every` is what somebody chose.
+    `hint` is one that is open for the worker: the optimum is then that of the hazard under a hint. `dear`: how many times as dear its last
+    tokens are as first ones, and why. `every` is what somebody chose.
     """
     if spec.every is not None:
         chosen = Interval(seconds=float(spec.every))
     else:
         assert spec.cadence is not None, "one of the two is required"
-        chosen = _optimum(spec.cadence.optimal, pause, hint)
+        chosen = _optimum(spec.cadence.optimal, pause, hint, dear)
     if spec.overhead is None:
         return chosen
     return _lengthened(chosen, pause, spec.overhead.at_most)
 
 
-def _optimum(optimal: Optimal, pause: Pause, hint: Notice | None) -> Interval:
+def _optimum(optimal: Optimal, pause: Pause, hint: Notice | None, dear: tuple[float, str]) -> Interval:
     if pause.seconds is None:
         detail = f"{pause}, so the longest interval: {optimal.max}"
         return Interval(seconds=float(optimal.max), evidence=(Evidence(gate="cadence.optimal", result=None, detail=detail),))
     hazard = optimal.hazard if hint is None else max(optimal.hazard, optimal.hinted)
     because = "" if hint is None else f", likelier since a hint is open ({hint.kind.value} from {hint.source or 'an unnamed source'})"
-    best = daly(pause.seconds, float(hazard))
+    best = daly(pause.seconds, float(hazard) * dear[0])
     seconds = min(float(optimal.max), max(float(optimal.min), best))
 
     def told() -> Evidence:
         detail = (
             f"every {_said(seconds)}: {_said(best)} by Daly's formula for {pause} and one loss in {_said(1 / hazard)} that no "
-            f"notice announces{because}, taken to come at any time alike; at least {optimal.min}, at most {optimal.max}"
+            f"notice announces{because}, taken to come at any time alike{_dear(dear)}; at least {optimal.min}, at most {optimal.max}"
         )
         return Evidence(gate="cadence.optimal", result=True, detail=detail)
 
     return Interval(seconds=seconds, evidence=(told,))
+
+
+def _dear(dear: tuple[float, str]) -> str:
+    return f"{dear[1]} taken to be {dear[0]:.3g} times as dear as at their beginning" if dear[0] > 1 else dear[1]
 
 
 def _lengthened(chosen: Interval, pause: Pause, most: float) -> Interval:

@@ -11,6 +11,7 @@ from shunter.decide.history import FAILURES
 from shunter.decide.jobs import Job
 from shunter.decide.place import Placement
 from shunter.decide.plan import round_of
+from shunter.decide.recompute import beginnings
 from shunter.decide.said import UNCOVERED, Part, Said
 from shunter.decide.words import clock, happens, holds
 from shunter.decide.world import STANDING
@@ -201,7 +202,15 @@ def values_of(d: Deciding, policy: Policy, cases: Sequence[Case]) -> dict[Worker
         if len(known) == len(measured):
             least = min(0.0, min(known.values(), default=0.0))
             return {w: v - least for w, v in known.items()}
-    return {c.worker.id: s.value if isinstance(s := c.scope.get("worker.kvTokens"), Known) else 0.0 for c in cases}
+    return {c.worker.id: _lost(d, c) for c in cases}
+
+
+def _lost(d: Deciding, case: Case) -> float:
+    """The tokens of context that would have to be computed again, late ones for as much as they cost; 0 where they aren't known."""
+    tokens, sessions = case.scope.get("worker.kvTokens"), case.scope.get("worker.sessions")
+    if not isinstance(tokens, Known):
+        return 0.0
+    return beginnings(d.figures(case.worker), tokens.value, sessions if isinstance(sessions, Known) else None)
 
 
 def plan_move(d: Deciding, policy: Policy, case: Case, placed: Placement, value: float, after: tuple[OperationId, ...] = ()) -> None:

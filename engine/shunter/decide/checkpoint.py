@@ -9,10 +9,10 @@ from typing import Final, TypeAlias
 import msgspec
 
 from shunter.decide.budget import effective
-from shunter.decide.cadence import Pause, interval_of, pause_of
+from shunter.decide.cadence import Pause, interval_for, pause_of
 from shunter.decide.deciding import Deciding
 from shunter.decide.gates import ask, missing, passed
-from shunter.decide.hints import condemned, hint
+from shunter.decide.hints import condemned
 from shunter.decide.history import HOUR, said
 from shunter.decide.plan import round_of
 from shunter.decide.said import UNCOVERED, Part, Said
@@ -123,7 +123,7 @@ def _is_old(d: Deciding, spec: CheckpointSpec, worker: Worker) -> bool:
     if taken is None:
         return True
     simple = spec.every is not None and spec.overhead is None
-    return d.now - taken >= (spec.every or 0.0 if simple else interval_of(spec, pause_of(d, spec, worker), hint(d.world, worker)).seconds)
+    return d.now - taken >= (spec.every or 0.0 if simple else interval_for(d, spec, worker, pause_of(d, spec, worker)).seconds)
 
 
 def _gist(d: Deciding, policy: Policy, true: Mapping[WorkerId, bool | None], worker: Worker) -> Brief | None:
@@ -154,9 +154,9 @@ def _against(d: Deciding, policy: Policy, worker: Worker) -> Said | None:
 def _begin(d: Deciding, policy: Policy, worker: Worker, gates: list[Part]) -> Due:
     spec = spec_of(policy)
     pause = pause_of(d, spec, worker)
-    interval = interval_of(spec, pause, hint(d.world, worker) if spec.cadence is not None else None)
-    gates.extend(interval.evidence)
-    return Due(worker=worker, taken=d.taken.get(worker.id), pause=pause, interval=interval.seconds, gates=gates)
+    chosen = interval_for(d, spec, worker, pause)
+    gates.extend(chosen.evidence)
+    return Due(worker=worker, taken=d.taken.get(worker.id), pause=pause, interval=chosen.seconds, gates=gates)
 
 
 def _due(d: Deciding, policy: Policy, worker: Worker) -> Due | None:

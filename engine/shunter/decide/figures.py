@@ -24,13 +24,14 @@ _RATES: Final = {
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """What is planned with for one GPU model. `names` are the profiles that gave any of it, the first asked first.
 
-    `native_start` is in seconds, `prefill_rate` in tokens a second; None: nobody gave it. There is no built-in value for those: a move is
-    weighed against a native start only where somebody has said what one takes.
+    `native_start` is in seconds, `prefill_rate` in tokens a second, `prefill_doubling` in tokens (see `decide.recompute`); None: nobody
+    gave it. There is no built-in value for those: a move is weighed against a native start only where somebody has said what one takes.
     """
 
     rates: Profile
     native_start: float | None = None
     prefill_rate: float | None = None
+    prefill_doubling: float | None = None
     lead: Mapping[NoticeKind, Duration] = {}
     names: tuple[str, ...] = ()
 
@@ -68,11 +69,12 @@ def _merged(given: Sequence[tuple[str, FleetProfileSpec]], built_in: Profile) ->
     if "restore_bytes_per_s" in rates:
         # the floor stands for not knowing how fast GPUs come back; whoever gives a rate knows it
         rates["gpu_restore_floor_s"] = 0.0
-    native, prefill = _first(specs, "native_start"), _first(specs, "prefill_rate")
+    native, prefill, doubling = (_first(specs, own) for own in ("native_start", "prefill_rate", "prefill_doubling"))
     return Figures(
         rates=msgspec.structs.replace(built_in, **rates),
         native_start=None if native is None else float(native),
         prefill_rate=prefill if prefill else None,
+        prefill_doubling=doubling if doubling else None,
         lead={kind: lead for spec in reversed(specs) for kind, lead in spec.lead.items()},
         names=tuple(name for name, _ in given),
     )

@@ -17,6 +17,7 @@ import msgspec
 
 from shunter.decide.deciding import Deciding
 from shunter.decide.figures import Figures
+from shunter.decide.recompute import beginnings
 from shunter.model.finding import Evidence, Input, Verdict
 from shunter.model.plan import Estimate
 from shunter.model.sample import Known, Sample
@@ -51,7 +52,7 @@ def weigh_move(d: Deciding, worker: Worker, estimate: Estimate) -> Worth:
     if stopped is None:
         why = f"how long a move takes isn't known, as nothing tells its size, and a native start takes {least:g} s"
         return Worth(refusal=why, estimate=estimate, evidence=weighed(None, why), verdict=Verdict.INCONCLUSIVE)
-    most, told = _most(figures, given.get("kvTokens"))
+    most, told = _most(figures, given.get("kvTokens"), given.get("sessions"))
     detail = f"the move stops it for {stopped:g} s; {told}"
     basis = f"{estimate.basis}; against {told}" if estimate.basis else f"against {told}"
     estimate = msgspec.structs.replace(estimate, basis=basis)
@@ -66,7 +67,7 @@ def weigh_move(d: Deciding, worker: Worker, estimate: Estimate) -> Worth:
     return Worth(refusal=None, estimate=estimate, evidence=weighed(None, detail))
 
 
-def _most(figures: Figures, tokens: Sample | None) -> tuple[float | None, str]:
+def _most(figures: Figures, tokens: Sample | None, sessions: Sample | None) -> tuple[float | None, str]:
     """The most that starting anew takes, in seconds, and how it is made up; None where that hangs on tokens that aren't known.
 
     Where no profile says how fast context is computed again, that counts for nothing: whoever gives a native start asks for the comparison,
@@ -78,5 +79,7 @@ def _most(figures: Figures, tokens: Sample | None) -> tuple[float | None, str]:
         return least, f"{told}, and no profile says what computing the context again takes"
     if not isinstance(tokens, Known):
         return None, f"{told}, and how much context is to be computed again isn't known"
-    most = least + tokens.value / figures.prefill_rate
-    return most, f"{told}, {most:g} s with {tokens.value:,.0f} tokens computed again at {figures.prefill_rate:g} a second"
+    begun = beginnings(figures, tokens.value, sessions)
+    most = least + begun / figures.prefill_rate
+    longer = f", which take as long as {begun:,.0f} at the beginning of contexts," if begun > tokens.value else ""
+    return most, f"{told}, {most:g} s with {tokens.value:,.0f} tokens{longer} computed again at {figures.prefill_rate:g} a second"

@@ -97,6 +97,7 @@ BOUNDS: Final[dict[tuple[str, str], Schema]] = {
     ("BudgetSpec", "max_concurrent"): {"minimum": 0},
     ("FleetProfileSpec", "gpu_model"): {"minLength": 1},
     ("FleetProfileSpec", "prefill_rate"): {"exclusiveMinimum": 0},
+    ("FleetProfileSpec", "prefill_doubling"): {"exclusiveMinimum": 0},
 }
 """Bounds that Python's types don't say, by struct and field, as JSON Schema keywords."""
 

@@ -22,7 +22,7 @@ Report: TypeAlias = Callable[[str, Path, str, str], Problem]
 
 LOOKS_BACK: Final = Duration(3600)
 """How far back the engine knows what it did."""
-_FIGURES: Final = ("dump", "restore", "network", "fixed_dump", "fixed_restore", "native_start", "prefill_rate")
+_FIGURES: Final = ("dump", "restore", "network", "fixed_dump", "fixed_restore", "native_start", "prefill_rate", "prefill_doubling")
 
 
 def misuses(problem: Report, spec: object) -> Iterator[Problem]:

@@ -343,6 +343,9 @@ class FleetProfileSpec(_Yaml, frozen=True, kw_only=True):
     prefill_rate: float | None = None
     """Tokens of context that a worker recomputes in a second: what losing sessions is weighed with. None: that it takes any time doesn't
     count, and a move may take no longer than `nativeStart`."""
+    prefill_doubling: float | None = None
+    """Tokens of a context at which one more takes twice as long to compute as the first: long contexts cost more to lose, so that their
+    workers' images are due more often, and a move is worth more. None: every token counts alike."""
     lead: dict[NoticeKind, Duration] = {}
     """Time from a notice to the node's end, by the notice's kind, for notices that give no deadline: what has to fit into it, less the
     reserve, is begun, and nothing is given up when it is over. A node that outlives it has no deadline again."""

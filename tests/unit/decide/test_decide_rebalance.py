@@ -261,6 +261,16 @@ def test_a_move_that_is_slower_than_a_native_start_is_not_made(native, rate, tok
         assert (found.verdict, found.gate) == (Verdict.HOLD, "cost")
 
 
+def test_long_contexts_make_starting_anew_dearer():
+    """20 s of standing still against 5 s and 10,000 tokens at 1,000 a second: that is 15 s, but 20.3 s where late tokens cost more."""
+    for doubling, moves in ((None, False), (9_500.0, True)):
+        site = figures(native_start=Duration(5), prefill_rate=1000.0, prefill_doubling=doubling)
+        world = emptied(node("b"), samples={"decode-0": {"sessions": 1.0, "kvTokens": 10_000.0}})
+        result = decide([site, rebalancing(when=EMPTY)], world)
+        assert bool(kinds(result)) is moves
+    assert "10,000 tokens, which take as long as 15,263 at the beginning of contexts, computed" in result.plan.operations[0].estimate.basis
+
+
 LOST = Missing(reason="the scrape failed")
 
 

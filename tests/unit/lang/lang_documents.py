@@ -85,6 +85,7 @@ spec:
   fixedRestore: 0s
   nativeStart: 4m
   prefillRate: 20000
+  prefillDoubling: 65536
   lead: {preemption: 30s, maintenance: 1h}
 """
 

@@ -113,9 +113,10 @@ CASES = [
     # profiles
     ("no GPU model", PROFILE, "NVIDIA B200", '""', "SH115", 5, 13, ["empty"]),
     ("no rate", PROFILE, "prefillRate: 20000", "prefillRate: 0", "SH115", 12, 16, ["more than 0"]),
-    ("a misspelt notice", PROFILE, "{preemption: 30s", "{preemtion: 30s", "SH111", 13, 10, ['"preemption"']),
-    ("a notice that gives no time", PROFILE, "{preemption: 30s", "{preemption: 0s", "SH115", 13, 22, ["more than 0"]),
-    ("a notice's lead without a unit", PROFILE, "{preemption: 30s", "{preemption: 30", "SH116", 13, 22, ["30s"]),
+    ("no doubling", PROFILE, "prefillDoubling: 65536", "prefillDoubling: 0", "SH115", 13, 20, ["more than 0"]),
+    ("a misspelt notice", PROFILE, "{preemption: 30s", "{preemtion: 30s", "SH111", 14, 10, ['"preemption"']),
+    ("a notice that gives no time", PROFILE, "{preemption: 30s", "{preemption: 0s", "SH115", 14, 22, ["more than 0"]),
+    ("a notice's lead without a unit", PROFILE, "{preemption: 30s", "{preemption: 30", "SH116", 14, 22, ["30s"]),
     ("workers of a profile", PROFILE, "  gpuModel", "  workers: {all: true}\n  gpuModel", "SH111", 5, 3, ['"workers"']),
 ]
 
@@ -143,7 +144,7 @@ def test_a_budget_that_limits_nothing_and_a_profile_without_a_figure_say_so():
     (found,) = wrong(without(BUDGET, "maxConcurrent", "maxPerWindow", "windows"))
     assert (found[0], found[1:3]) == ("SH128", (5, 3))
     assert "maxConcurrent, maxPerWindow or windows" in found[3]
-    figures = ("dump", "restore", "network", "fixedDump", "fixedRestore", "nativeStart", "prefillRate", "lead")
+    figures = ("dump", "restore", "network", "fixedDump", "fixedRestore", "nativeStart", "prefillRate", "prefillDoubling", "lead")
     (found,) = wrong(without(PROFILE, *figures))
     assert found[:3] == ("SH128", 5, 3)
     for name in figures:

@@ -162,7 +162,7 @@ def test_two_profiles_that_give_one_figure():
     )
     (problem,) = problems(PROFILE, other)
     assert problem.code == "SH148"
-    common = "dump, fixedDump, fixedRestore, lead.preemption, nativeStart, prefillRate, restore"
+    common = "dump, fixedDump, fixedRestore, lead.preemption, nativeStart, prefillDoubling, prefillRate, restore"
     assert problem.what == f'"b200" and "another" at b.yaml:3:18 both give {common} for NVIDIA B200'
     assert (problem.place.line, problem.remedy[:34]) == (6, 'By its name alone "another" counts')
     assert codes(PROFILE, swap(another(PROFILE), "B200", "H200").decode()) == []
