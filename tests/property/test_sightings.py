@@ -24,6 +24,7 @@ from shunter.model.ids import Commit, ImageId, Incarnation, NodeId, NoticeId, Sl
 from shunter.model.operation import EngineState
 from shunter.model.plan import Evaluation
 from shunter.model.policy import PolicySet
+from shunter.model.sample import Known
 from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Samples, Slot, Snapshot, Worker, WorkerState
 from shunter.model.source import Revision, SourceFile
 
@@ -262,6 +263,39 @@ def test_images_of_before_a_gap_or_a_new_engine_are_known_for_as_long_as_it_look
         "as engines ended and began, when one was there last, and when it was gone"
     )
     assert Pictures().during([BEGIN]) == [None]
+
+
+@pytest.mark.parametrize(("changes_at", "acts"), [(0, True), (90, False)])
+@pytest.mark.parametrize("query", ["DynamoGraphDeployment ns/g: decode", "desired_replicas"])
+def test_what_a_resource_wanted_of_pools_is_known_of_the_past(tmp_path: Path, query: str, changes_at: int, acts: bool) -> None:
+    """Prometheus has what planners publish, and nothing of what stands in a resource."""
+    text = (
+        "apiVersion: shunter.dev/v1alpha1\nkind: ReassignmentPolicy\nmetadata: {name: follow}\n"
+        "spec: {workers: {all: true}, from: decode, to: prefill, follow: planner, for: 60s, sessions: park}\n"
+    )
+    files = (SourceFile(path="a.yaml", blob="b", data=text.encode()),)
+    policies = load_policies(Revision(commit=Commit("c" * 40), committed_at=None, files=files), None)
+    live = snapshot(BEGIN, ("a", ""), False, "x")
+    away = msgspec.structs.replace(live.fleet.workers[1], role="prefill", state=WorkerState.PARKED)
+    fleet = msgspec.structs.replace(live.fleet, workers=(live.fleet.workers[0], away), images=(image("i", "d1", BEGIN - 9),))
+
+    def look(tick: int) -> Snapshot:
+        wanted = {"g/decode": 1.0, "g/prefill": 1.0 if tick >= changes_at else 0.0}
+        pools = {p: {"desired": Known(value=v, unit="workers", at=BEGIN + tick, query=query)} for p, v in wanted.items()}
+        return msgspec.structs.replace(live, at=BEGIN + tick, fleet=fleet, samples=Samples(pools=pools))
+
+    looks = [look(tick) for tick in range(101)]
+    engine = Sightings(tmp_path, TICK)
+    for one in looks[:-1]:
+        assert engine.note(one, 60.0) is None
+    engine.close()
+    shown = decided(policies, Seen(recording=previewed(tmp_path, policies, looks[-1])), rules=RULES).evaluation
+    said = evaluate(policies, looks, EngineState(), looks[-1].at, RULES)
+    assert bool(begins(said)) is acts
+    if query.startswith("Dynamo"):
+        assert begins(shown) == begins(said)
+    else:
+        assert not begins(shown), "here Prometheus had no history of it"
 
 
 def test_no_more_images_are_kept_track_of_than_a_limit_allows_and_what_is_forgotten_is_unknown(

@@ -15,8 +15,9 @@ from shunter.app.sightings import Sighting
 from shunter.decide.profile import Profile
 from shunter.model.canon import decode
 from shunter.model.errors import Problem, Rejected
-from shunter.model.ids import ImageId, WorkerId
+from shunter.model.ids import ImageId, PoolId, WorkerId
 from shunter.model.operation import EngineState
+from shunter.model.sample import Known
 from shunter.model.snapshot import Fleet, Image, Notice, Samples, Snapshot, Worker
 from shunter.observe import recorded
 
@@ -82,7 +83,18 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
             return
         seen = self.sightings[past.seen]
         fleets = _pictured(seen.fleet, past.at, past.images) if images and past.images else [seen.fleet]
-        yield from (Snapshot(at=past.at, fleet=fleet, samples=past.samples, notices=seen.notices) for fleet in fleets)
+        samples = _wanting(past.samples, seen.desired, past.at)
+        yield from (Snapshot(at=past.at, fleet=fleet, samples=samples, notices=seen.notices) for fleet in fleets)
+
+
+def _wanting(samples: Samples, desired: Mapping[PoolId, float], at: float) -> Samples:
+    """With what was wanted of pools then, where Prometheus doesn't say it."""
+    pools = dict(samples.pools)
+    for pool, number in desired.items():
+        own = pools.get(pool, {})
+        if not isinstance(own.get("desired"), Known):
+            pools[pool] = {**own, "desired": Known(value=number, unit="workers", at=at, query="as the engine saw it")}
+    return msgspec.structs.replace(samples, pools=pools) if desired else samples
 
 
 def _pictured(fleet: Fleet, at: float, images: Sequence[Mapping[WorkerId, Pictured]]) -> Iterator[Fleet]:

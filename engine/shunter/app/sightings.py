@@ -20,7 +20,8 @@ from shunter.app.pictures import TABLES, Keeping, Pictured, Pictures, rows
 from shunter.decide.hold import MIN_TOLERANCE, STEPS
 from shunter.model.canon import decode, encode
 from shunter.model.errors import Problem
-from shunter.model.ids import WorkerId
+from shunter.model.ids import PoolId, WorkerId
+from shunter.model.sample import Known
 from shunter.model.snapshot import Fleet, Notice, Snapshot
 
 KEPT_S: Final = 3600.0
@@ -33,13 +34,16 @@ _TABLE: Final = """
 CREATE TABLE IF NOT EXISTS seen (id INTEGER PRIMARY KEY, begin REAL NOT NULL, till REAL NOT NULL, body BLOB NOT NULL) STRICT;
 """
 _AGAIN_S: Final = 60.0
+_RESOURCE: Final = "DynamoGraphDeployment "
+"""How the query of a sample begins that was read from a resource: see `cluster.dynamo.pools`."""
 
 
 class Sighting(msgspec.Struct, frozen=True, kw_only=True):
-    """A fleet and the notices that were open for it."""
+    """A fleet, the notices that were open for it, and how many workers Dynamo's resources wanted of pools: those have no history."""
 
     fleet: Fleet
     notices: tuple[Notice, ...] = ()
+    desired: dict[PoolId, float] = {}
 
 
 def sightings_path(folder: Path) -> Path:
@@ -108,7 +112,8 @@ class Sightings:
         lasts = self._row is not None and 0 <= at - self._seen <= self._slack
         same = lasts and key == self._key
         kept_s = max(KEPT_S, 1.1 * reach + 60)
-        body = b"" if same else zlib.compress(encode(Sighting(fleet=snapshot.fleet, notices=snapshot.notices)), 1)
+        sighting = Sighting(fleet=snapshot.fleet, notices=snapshot.notices, desired=_desired(snapshot))
+        body = b"" if same else zlib.compress(encode(sighting), 1)
         db.execute("BEGIN IMMEDIATE")
         try:
             if not lasts:
@@ -188,4 +193,10 @@ def _read(snapshot: Snapshot) -> object:
     away = {w.id for w in fleet.workers if w.slot is None}
     fleet = msgspec.structs.replace(fleet, images=tuple(i for i in fleet.images if i.worker in away))
     labels = [(n.id, n.labels) for n in fleet.nodes], [(w.id, w.labels) for w in fleet.workers]
-    return places(fleet), labels, snapshot.notices
+    return places(fleet), labels, snapshot.notices, _desired(snapshot)
+
+
+def _desired(snapshot: Snapshot) -> dict[PoolId, float]:
+    """What was read from resources. What a planner publishes is in Prometheus."""
+    found = ((pool, own.get("desired")) for pool, own in snapshot.samples.pools.items())
+    return {PoolId(p): s.value for p, s in sorted(found) if isinstance(s, Known) and s.query.startswith(_RESOURCE)}
