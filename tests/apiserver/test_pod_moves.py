@@ -37,6 +37,7 @@ ENGINE, WORKERS, AGENTS = "engine-itself", "dynamo", "shunter-agents"
 PODS = f"/api/v1/namespaces/{WORKERS}/pods"
 EVENTS = f"/api/v1/namespaces/{WORKERS}/events"
 HASH = {"pod-template-hash": "5f9c"}
+RUNNING = {"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}}
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +164,15 @@ def test_a_worker_moves_to_a_pod_of_its_own_and_the_old_one_goes(fleet: Fleet, p
     engine = Engine(fleet, plane, "one")
     nodes.stuck["decode-0-"] = {"waiting": {"reason": "ContainerCreating"}}
     until(lambda: engine.alive() and _known(plane), 20, "it leads")
+    plane.must("POST", PODS, worker("decode-9", WORKERS, "node-z"))
+    plane.must("PATCH", f"{PODS}/decode-9/status", RUNNING, "application/merge-patch+json")
+    config = str(engine.log.with_name("engine.toml"))
+    preview = fleet.shunter("plan", "--config", config, "--notice", "node-a=preemption:300s").stdout
+    assert "move decode-0 from node-a/0 to node-b/0" in preview, "who looks on finds agents and pods by itself"
+    said = fleet.shunter("why", "decode-9", "--config", config).stdout
+    assert "dynamo/decode-9" in said
+    assert "no agent runs on node-z" in said
+    plane.must("DELETE", f"{PODS}/decode-9")
     fleet.nodes["node-a"].post_notice("preemption", "300s", "n1")
     until(lambda: len(pods(plane)) == 2, 20, "a pod for it")
     time.sleep(1.0)

@@ -93,33 +93,43 @@ def views(estate: Estate) -> list[NodeView]:
     return made
 
 
+class Clock:
+    """Seconds on the wall and of a core since the last lap."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter(), time.process_time()
+
+    def lap(self) -> tuple[float, float]:
+        """Since the one before."""
+        now = time.perf_counter(), time.process_time()
+        last, self._last = self._last, now
+        return now[0] - last[0], now[1] - last[1]
+
+
 def measure(plane: ControlPlane) -> None:
     gc.collect()
-    before, began, spent = megabytes(), time.perf_counter(), time.process_time()
+    before, clock = megabytes(), Clock()
     source = ClusterSource(lambda: Api(admin(plane)), "default", settle_s=0.1, quiet_s=0.0)
     following = Following(lambda: Api(admin(plane)), Where(namespace=NAMESPACE))
     try:
         with ThreadPoolExecutor(1) as pool:
             reading = pool.submit(lambda: load(source.read(source.fetch()), None))
             following.wait(300.0)
-            listed = time.perf_counter()
             found = reading.result()
-        read_at = time.perf_counter()
+        read = clock.lap()
         estate = following.estate()
         told = views(estate)  # agents' part: not counted
-        apart = time.perf_counter()
+        clock.lap()
         merged = merge(told, None, (), [v.node.id for v in told], time.time())
         fleet = joined(merged.fleet, estate)
-        looked = time.perf_counter()
-        rules = BulkCelRules()
-        evaluation = evaluate(found, [Snapshot(at=time.time(), fleet=fleet)], EngineState(), time.time(), rules)
-        count = len(evaluation.findings)
-        ended = time.perf_counter()
-        took, cpu = (read_at - began) + (ended - apart), time.process_time() - spent
-        print(f"{len(estate.pods):,} pods on {len(estate.nodes):,} nodes and {len(found.policies):,} policies, {count:,} findings:")
-        print(f"  start to first decision: {took:.2f} s ({cpu:.2f} s of a core, making up the reports included)")
-        print(f"  nodes and pods listed and read after {listed - began:.2f} s, policies checked after {read_at - began:.2f} s")
-        print(f"  merged and joined: {looked - apart:.2f} s; decided: {ended - looked:.2f} s; {megabytes() - before:.0f} MB more in all")
+        looked = clock.lap()
+        evaluation = evaluate(found, [Snapshot(at=time.time(), fleet=fleet)], EngineState(), time.time(), BulkCelRules())
+        decided = clock.lap()
+        print(f"{len(estate.pods):,} pods on {len(estate.nodes):,} nodes, {len(found.policies):,} policies: first decision after", end=" ")
+        print(f"{read[0] + looked[0] + decided[0]:.2f} s ({read[1] + looked[1] + decided[1]:.2f} s of a core)")
+        for what, (wall, core) in (("listed, read and checked", read), ("merged and joined", looked), ("decided", decided)):
+            print(f"  {what}: {wall:.2f} s ({core:.2f})")
+        print(f"  {len(evaluation.plan.operations):,} operations; {megabytes() - before:.0f} MB more in all")
         again = time.process_time()
         for _ in range(5):
             fleet = joined(merge(told, reported(fleet), (), [v.node.id for v in told], time.time()).fleet, estate)

@@ -182,6 +182,10 @@ def why_text(seen: Preview, worker: Worker, answers: tuple[Explanation, ...], co
     marks = Marks(seen.snapshot.fleet)
     page.title(f"{marks.of_subject(worker.id)}{worker.id} at {moment(at)}, policies at {short(seen.policies.commit)}")
     page.line(_standing(worker), indent=2)
+    if worker.pod is not None:
+        page.field("pod", str(worker.pod), indent=2)
+    if worker.pinned:
+        page.field("pinned", worker.pinned, indent=2)
     if not answers:
         page.line("There is no policy.", indent=2)
     modes = {p.name: p.mode for p in seen.policies.policies}

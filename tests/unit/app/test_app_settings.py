@@ -95,3 +95,14 @@ def test_files_that_can_not_be_read(tmp_path: Path) -> None:
     (tmp_path / "engine.toml").write_bytes(b"state = \xff")
     with pytest.raises(Rejected, match="not valid"):
         load(tmp_path / "engine.toml")
+
+
+def test_with_pods_no_agent_has_to_be_named(tmp_path: Path) -> None:
+    bare, agents, rest = WHOLE.partition("[[agents]]")
+    assert "at least one" in refused(tmp_path, bare)
+    assert "at least one" in refused(tmp_path, bare + "[cluster]\n")
+    pods = load(write(tmp_path, bare + '[cluster.pods]\nnamespace = "dynamo"\n')).cluster.pods  # type: ignore[union-attr]
+    assert (pods.namespace, pods.selector, pods.port) == ("dynamo", "nvidia.com/dynamo-graph-deployment-name", 7443)  # type: ignore[union-attr]
+    assert "idle" in refused(tmp_path, bare + "[cluster.pods]\nidle = []\n")
+    twice = bare + 2 * (agents + rest) + "[cluster.pods]\n"
+    assert "once" in refused(tmp_path, twice)
