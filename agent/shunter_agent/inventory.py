@@ -9,7 +9,7 @@ from shunter_agent.convert import image_message, notice_message, spec_message
 from shunter_agent.images.room import KEEP
 from shunter_agent.journal import WorkerRow
 from shunter_agent.node import Node
-from shunter_agent.preflight import room
+from shunter_agent.preflight import Room, room
 from shunter_agent.sizes import Sizes
 
 
@@ -27,7 +27,8 @@ async def report(node: Node, sizes: Sizes | None = None, looks: Looks | None = N
     workers = tuple(node.journal.workers().values())
     memory = await (sizes or Sizes(node)).of(workers)
     images = await node.in_thread(node.depot.all)
-    left, of_gpus = await node.in_thread(room, node.depot.root), looks.last() if looks is not None else GpuMemory()
+    left, in_memory = await node.in_thread(_room, node)
+    of_gpus = looks.last() if looks is not None else GpuMemory()
     return pb.NodeReport(
         node=node.settings.node,
         at=node.clock(),
@@ -51,8 +52,12 @@ async def report(node: Node, sizes: Sizes | None = None, looks: Looks | None = N
         taints=[pb.Taint(key=taint.key, value=taint.value, effect=taint.effect) for taint in taints_of(node)],
         memory=left.memory or 0,
         disk=max(0, (left.disk or 0) - KEEP),
-        images_in_memory=node.depot.in_memory,
+        images_in_memory=in_memory,
     )
+
+
+def _room(node: Node) -> tuple[Room, bool]:
+    return room(node.depot.root), node.depot.in_memory
 
 
 def _slots(node: Node, looked: GpuMemory) -> list[pb.SlotReport]:

@@ -330,6 +330,11 @@ class Deciding:
     def _allowed(self) -> float:
         return max(_RECENT, tolerance([w.at for w in self.worlds]))
 
+    def keep_promises(self) -> None:
+        """From now on what is voluntary and waits for its turn keeps its worker, its slots and its room, but for what was taken from it."""
+        self.rooms.keep_promises(lambda record: self.ledger.blocked(record.planned.worker) is not None)
+        self.ledger.keep_promises()
+
     def free_slots(self) -> Mapping[NodeId, Sequence[Slot]]:
         """Slots that nobody has or is promised now, by node, in order; nodes without one aren't in it."""
         return self.ledger.vacant()

@@ -51,7 +51,7 @@ def evaluate(
     in_force = sorted((p for p in policies.policies if p.acts and p.mode != "off"), key=_precedence)
     for policy in in_force:
         if lane_of(policy) == "voluntary":
-            d.ledger.keep_promises()
+            d.keep_promises()
         _rule(policy)(d, policy)
     for policy in in_force:
         if isinstance(policy.document, CheckpointPolicy):

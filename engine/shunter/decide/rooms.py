@@ -2,7 +2,7 @@
 and what is on its way there already, is taken off.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final, NamedTuple
 
@@ -53,19 +53,30 @@ UNKNOWN: Final = Left()
 class Rooms:
     """By node. `changes` counts what was taken off by this plan."""
 
-    def __init__(self, world: World, active: Iterable[OperationRecord]) -> None:
-        """`active` are operations under way."""
+    def __init__(self, world: World, active: Sequence[OperationRecord]) -> None:
+        """`active` are operations under way. What is voluntary and waits for its turn takes nothing from what is involuntary: it counts
+        once `keep_promises` is called.
+        """
         self._left = {n.id: _left(n) for n in world.nodes.values() if n.memory is not None or n.disk is not None}
         self._beside = frozenset(n.id for n in world.nodes.values() if n.images_in_memory)
-        self._least, self.changes = inf, 0
-        for record in active if self._left else ():
-            worker = world.workers.get(record.planned.worker)
-            self._expect(record, (worker.memory if worker is not None else None) or record.planned.estimate.bytes or 0)
+        self._least, self.changes, self._workers = inf, 0, world.workers
+        known = active if self._left else ()
+        self._promises = [r for r in known if r.waits and r.planned.lane == "voluntary"]
+        for record in (r for r in known if r not in self._promises):
+            self._expect(record)
         self.changes = 0
         self._least = min((left.bytes for left in self._left.values()), default=inf)
 
-    def _expect(self, record: OperationRecord, size: int) -> None:
-        planned = record.planned
+    def keep_promises(self, dropped: Callable[[OperationRecord], bool]) -> None:
+        """From now on what waits for its turn counts, but for what is `dropped`."""
+        for record in self._promises:
+            if not dropped(record):
+                self._expect(record)
+        self._promises = []
+
+    def _expect(self, record: OperationRecord) -> None:
+        planned, worker = record.planned, self._workers.get(record.planned.worker)
+        size = (worker.memory if worker is not None else None) or planned.estimate.bytes or 0
         if planned.kind in _COMING and planned.to_slot is not None:
             memory = size if record.step in _BEFORE_MEMORY else 0
             self._take(node_of(planned.to_slot), memory, size if record.step in _BEFORE_IMAGE else 0)

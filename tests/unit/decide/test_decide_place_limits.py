@@ -6,6 +6,7 @@ from decide_world import (
     GB,
     again,
     begun,
+    budget,
     checkpoints,
     decide,
     ended,
@@ -200,6 +201,19 @@ class TestMemory:
         world = snap([a, *fleet], [decode(), worker("decode-9", "c/0")], notices=[notice("a")], samples=HELD)
         result = decide([preemption()], world, EngineState(active=(coming,)))
         assert bool(ops(result, OperationKind.MOVE)) is goes
+
+    @pytest.mark.parametrize("waits", [True, False])
+    def test_what_waits_for_its_turn_keeps_no_room_from_who_must_leave_now(self, waits):
+        later = begun(operation(OperationKind.MOVE, "decode-9", to_slot="b/1", from_slot="c/0"))
+        state = EngineState(active=(msgspec.structs.replace(later, waits=waits),))
+        nodes = [node("a", ("decode-0",)), node("b", (None, None), memory=20 * GB), node("c", ("decode-9",))]
+        workers = [decode(), worker("decode-9", "c/0")]
+        must = decide([preemption()], snap(nodes, workers, notices=[notice("a")], samples=HELD), state)
+        assert bool(ops(must, OperationKind.MOVE)) is waits
+        tidy = rebalancing(when=ex('v("node.id") == "a"'), to=moving().to)
+        may = decide([tidy, budget(max_concurrent=9)], snap(nodes, workers), state)
+        assert not ops(may), "its turn comes first among what can wait"
+        assert "b: it has memory left for 8.18GB, not for 10GB" in finding(may, "decode-0").reason
 
     def test_policies_share_it_too(self):
         """What one policy brings to a node is no longer there for the next."""
