@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -263,10 +263,10 @@ class Kubelet:
         )
         return call(request, timeout=60)
 
-    def pod(self, name: str) -> Pod:
+    def pod(self, name: str, labels: Mapping[str, str] | None = None, annotations: Mapping[str, str] | None = None) -> Pod:
         """A sandbox with an address of its own on the node's bridge."""
         pb, uid = self._pb, str(uuid.uuid4())
-        labels = {"io.kubernetes.pod.uid": uid, "io.kubernetes.pod.name": name, "io.kubernetes.pod.namespace": "serving"}
+        labels = {**(labels or {}), "io.kubernetes.pod.uid": uid, "io.kubernetes.pod.name": name, "io.kubernetes.pod.namespace": "serving"}
         log = self.base / "log" / f"serving_{name}_{uid}"
         log.mkdir()
         config = pb.SandboxConfig(
@@ -274,6 +274,7 @@ class Kubelet:
             hostname=name,
             log_directory=str(log),
             labels=labels,
+            annotations=dict(annotations or {}),
             linux=pb.LinuxSandbox(
                 cgroup_parent=f"/{self.parent}/burstable/pod{uid}",
                 security_context=pb.SandboxSecurity(namespace_options=pb.NamespaceOption(pid=pb.CONTAINER)),
@@ -291,6 +292,7 @@ class Kubelet:
         volumes: tuple[str, ...] = (),
         host: tuple[Path, str] | None = None,
         name: str = "main",
+        attempt: int = 0,
         tty: bool = False,
     ) -> str:
         """A running container, with what a kubelet mounts into each, an emptyDir at each path of `volumes`, and a folder of the `host`.
@@ -310,7 +312,7 @@ class Kubelet:
         if host is not None:
             mounts.append((str(host[0]), host[1]))
         config = pb.ContainerConfig(
-            metadata=pb.ContainerMetadata(name=name),
+            metadata=pb.ContainerMetadata(name=name, attempt=attempt),
             image=pb.ImageSpec(image=WORKER),
             command=command,
             labels={**pod.config.labels, "io.kubernetes.container.name": name},
