@@ -100,7 +100,10 @@ async def _one(node: Node, destination: Destination, worker: str, wait: Callable
 
 def _undone(node: Node, begun: Entry) -> None:
     """A step that nobody is at any more, unless it was found to be done."""
+    row = node.journal.worker(begun.worker)
     with node.journal.batch():
+        if settling.may_hide(begun) and row is not None and row.state == "running":
+            node.change(begun.worker, state="fenced")  # it may be: whoever speaks of it next shows it, or time does
         found = node.journal.entry(begun.operation, begun.step)
         if found is not None and found.state == "begun":
             why = "the agent died while it was done; what it had done was taken back"

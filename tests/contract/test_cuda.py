@@ -292,6 +292,7 @@ AT_SOURCE = [
     ("lock", "crash", r"died \(signal 11\)"),
     ("checkpoint", "801", r"CUDA_ERROR_NOT_SUPPORTED \(801\)"),
     ("checkpoint", "crash", r"died \(signal 11\)"),
+    ("lock", "hang", "was ended: in cuCheckpointProcessLock"),
     ("checkpoint", "hang", "was ended: in cuCheckpointProcessCheckpoint"),
 ]
 
@@ -322,6 +323,7 @@ AT_DESTINATION = [
     ("restore", "crash", r"died \(signal 11\)"),
     ("restore", "hang", "was ended: in cuCheckpointProcessRestore"),
     ("unlock", "304", r"CUDA_ERROR_OPERATING_SYSTEM \(304\)"),
+    ("unlock", "hang", "was ended: in cuCheckpointProcessUnlock"),
 ]
 
 

@@ -211,6 +211,18 @@ def test_a_helper_that_hangs_in_a_call_without_an_agent_is_ended(gpus: Stubbed) 
     client.goes_on()
 
 
+@pytest.mark.parametrize("call", ["restore", "unlock"])
+def test_a_driver_that_hangs_when_a_worker_is_to_run_on_is_asked_by_another_helper(gpus: Stubbed, call: str) -> None:
+    client = gpus.client()
+    client.goes_on()
+    frozen = gpus.freeze(gpus.folder())
+    gpus.on_a.fail(call, "hang")
+    gpus.sessions["a"].made[-1]._patience = 0.03
+    frozen.thaw()
+    gpus.thawed_and_whole()
+    client.goes_on()
+
+
 def test_a_copy_with_a_gpu_that_nobody_guards_is_known_from_its_birth(gpus: Stubbed, monkeypatch: pytest.MonkeyPatch) -> None:
     """CRIU has let it go, stopped; helper and agent die before it is seized: then only what was noted at its birth tells of it."""
     folder = gpus.folder()

@@ -38,6 +38,7 @@ ALWAYS = (
     Point("move", "frozen", "give-up"),
     Point("move", "committing", "source-all"),
     Point("move", "held", "destination-all"),
+    Point("move", "frozen", "power"),
 )
 """In every run of the tests; with SHUNTER_CRASH=1 all of them, which takes three quarters of an hour."""
 

@@ -3,13 +3,12 @@
 import asyncio
 from typing import Final
 
-from shunter.model.errors import ShunterError
+from shunter.model.errors import ShunterError, Stalled
 
 from shunter_agent.journal import Reservation
-from shunter_agent.node import Hidden
 from shunter_agent.orders.carry import Orders
 from shunter_agent.orders.destination import Destination
-from shunter_agent.orders.settling import SILENT, left_hidden, settle, show
+from shunter_agent.orders.settling import SILENT, left_hidden, settle, show, show_soon
 from shunter_agent.orders.source import Source
 
 EVERY_S: Final = 0.2
@@ -68,7 +67,10 @@ class Holds:
         for worker, row in node.journal.workers().items():
             operation = left_hidden(node, row) if not self._orders.lock(worker).locked() else None
             if operation is not None:
-                node.hidden[worker] = Hidden(operation, SILENT, node.elapsed())
+                try:
+                    show_soon(node, worker, operation, SILENT)
+                except Stalled as error:  # the disk is full: the next look may do better
+                    node.log.problem(error.problem, worker=worker)
 
     def _settle(self) -> None:
         for worker, task in tuple(self._ending.items()):

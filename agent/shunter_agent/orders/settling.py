@@ -9,7 +9,7 @@ from typing import Final
 from shunter.model.errors import Rejected, Retry, ShunterError
 from shunter.wire import agent_pb2 as pb
 
-from shunter_agent.journal import WorkerRow
+from shunter_agent.journal import Entry, WorkerRow
 from shunter_agent.node import HUNG, Hidden, Node, Unsettled
 from shunter_agent.runtime.port import Network
 
@@ -36,14 +36,26 @@ def left_hidden(node: Node, row: WorkerRow) -> str | None:
     """
     worker = row.spec.worker
     silent_s = node.elapsed() - node.spoken.get(worker, node.began)
-    waits = worker in node.hidden or worker in node.unsettled or worker in node.frozen
-    if row.state != "fenced" or waits or silent_s < node.settings.hold:
+    if worker in node.hidden or worker in node.unsettled or worker in node.frozen or silent_s < node.settings.hold:
         return None
     if any(notice.deadline is not None for notice in node.notices.values()):
         return None
     last = node.journal.last_of(worker, _HIDING)
+    if row.state == "frozen" or (row.state == "running" and not may_hide(last)):
+        return None
     operation = row.operation or (last.operation if last is not None else "")
     return operation if operation not in node.journal.stood() else None
+
+
+def may_hide(last: Entry | None) -> bool:
+    """A step that was begun and of which nobody knows how far it came: it may have hidden a worker that is said to run in traffic."""
+    return last is not None and last.state == "begun" and last.step in ("fence", "drain")
+
+
+def show_soon(node: Node, worker: str, operation: str, why: str) -> None:
+    """Show a worker to the router as soon as that can be done. Raises Stalled SH610."""
+    node.change(worker, state="fenced")
+    node.hidden[worker] = Hidden(operation, why, node.elapsed())
 
 
 async def settle(node: Node, worker: str) -> None:
@@ -162,8 +174,7 @@ async def hide(node: Node, operation: str, row: WorkerRow) -> str:
         return await node.in_time(TRAFFIC_S, "to take the worker out of the router's sight", node.serving.fence, row.spec)
     except Retry as error:
         if error.problem.code == HUNG:
-            node.change(worker, state="fenced")
-            node.hidden[worker] = Hidden(operation, error.problem.what, node.elapsed())
+            show_soon(node, worker, operation, error.problem.what)
         raise
 
 

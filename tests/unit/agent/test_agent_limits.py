@@ -186,6 +186,21 @@ class TestSilence:
         await self.passes(bench, bench.settings.hold)
         assert bench.state() == "running"
 
+    @pytest.mark.parametrize("step", ["fence", "drain"])
+    async def test_a_worker_whose_agent_died_while_it_hid_it(self, bench: Bench, step: str) -> None:
+        """Nobody knows whether it came to that. The journal said that the worker runs in traffic, and nobody ever looked."""
+        from shunter_agent.recovery import recover
+
+        bench.journal.begin("op", step, "w", 1.0)
+        bench.node.change("w", operation="op", epoch=1)
+        bench.serving.registered = False
+        bench.journal.close()
+        bench.boot()
+        await recover(bench.node, bench.destination, lambda _seconds: None)
+        assert bench.state() == "fenced"
+        await self.passes(bench, bench.settings.hold)
+        assert (bench.state(), bench.serving.registered) == ("running", True)
+
     async def test_not_on_a_node_that_goes_and_not_against_a_standing_order(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         await bench.source.fence(bench.step())
         notice = Notice(id="n", kind="preemption", source="file", seen_at=1.0, deadline=9e9, detail="")
