@@ -37,8 +37,9 @@ def joined(fleet: Fleet, estate: Estate) -> Fleet:
             lived_in.add(own.pod.uid)
         known[worker.id] = _with_pod(worker, own, estate)
     others: dict[NodeId, list[WorkerPod]] = defaultdict(list)
-    for pod in sorted(pods.values(), key=lambda p: (p.pod.name, p.pod.uid)):
-        if pod.node is None or pod.placeholder or pod.pod.uid in lived_in or pod.being not in _TAKES:
+    left = [pod for uid, pod in pods.items() if uid not in lived_in and pod.node is not None and not pod.placeholder]
+    for pod in sorted(left, key=lambda p: (p.pod.name, p.pod.uid)):
+        if pod.node is None or pod.being not in _TAKES:
             continue
         others[pod.node].append(pod)
         if pod.being in _HERE and pod.resident.id not in known:
