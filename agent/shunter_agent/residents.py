@@ -18,17 +18,14 @@ from shunter_agent.runtime.port import Found, Housing, WorkerSpec
 _TAKEN: Final = "pod/"
 
 
-def mark(spec: WorkerSpec) -> str | None:
-    """What the journal keeps of a pod that was taken. None: the worker lives in none."""
-    return _TAKEN + spec.pod.uid if spec.pod is not None else None
-
-
 class Residents:
     """Looks for them now and then. One per agent; all of it belongs to the event loop's thread."""
 
     def __init__(self, node: Node, housing: Housing, every_s: float) -> None:
         self._node, self._housing, self._every_s = node, housing, every_s
         self._said: dict[str, Problem] = {}
+        self._taken: set[str] = set()
+        """Uids of pods that were found to be taken; the journal's word counts."""
 
     async def run(self) -> None:
         """Look until cancelled. What fails is said once, and tried again."""
@@ -38,8 +35,9 @@ class Residents:
 
     async def look(self) -> None:
         """Take the workers that have come. Raises nothing."""
+        self._taken = {uid for uid in self._taken if self._node.journal.started(_TAKEN + uid)}
         try:
-            found = await self._node.in_thread(self._housing.residents)
+            found = await self._node.in_thread(self._housing.residents, frozenset(self._taken))
         except (ShunterError, OSError) as error:
             self._say("", error.problem if isinstance(error, ShunterError) else _unseen(error))
             return
@@ -51,8 +49,13 @@ class Residents:
                 self._say(one.spec.worker, error.problem)
 
     async def _take(self, found: Found) -> None:
-        node, taken = self._node, mark(found.spec)
-        if taken is None or node.journal.started(taken) or self._is_known(found.spec.worker):
+        node, pod = self._node, found.spec.pod
+        if pod is None:
+            return
+        if node.journal.started(_TAKEN + pod.uid):
+            self._taken.add(pod.uid)
+            return
+        if self._is_known(found.spec.worker):
             return
         slot = self._slot(found.spec)
         if slot is None:
@@ -64,7 +67,7 @@ class Residents:
             return
         spec = found.spec if found.spec.gpus else msgspec.structs.replace(node.placed(found.spec, slot), gpus=())
         with node.journal.batch():
-            node.journal.note_started(taken)
+            node.journal.note_started(_TAKEN + pod.uid)
             node.journal.put_worker(WorkerRow(spec=spec, process=found.process, slot=slot, incarnation=0))
         node.adopt(spec.worker, found.process, network)
         self._said.pop(spec.worker, None)

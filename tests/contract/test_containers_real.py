@@ -4,6 +4,7 @@
 
 import contextlib
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from kubelet import Kubelet, Pod, running, usable
 from shunter.model.errors import Rejected
 from shunter.model.pod import PLACEHOLDER
 from shunter.model.pod import Pod as PodRef
+from shunter_agent.runtime import containers_volumes as volumes
 from shunter_agent.runtime import locktables, process
 from shunter_agent.runtime.containers import ContainerRuntime
 from shunter_agent.runtime.network import Uplink
@@ -106,10 +108,18 @@ def spec(pod: Pod) -> WorkerSpec:
 class Home:
     """A worker's pod, found as an agent finds it."""
 
-    def __init__(self, kubelet: Kubelet, runtime: ContainerRuntime, name: str, command: list[str], volumes: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        kubelet: Kubelet,
+        runtime: ContainerRuntime,
+        name: str,
+        command: list[str],
+        volumes: tuple[str, ...] = ("/cache",),
+        host: tuple[Path, str] | None = None,
+    ) -> None:
         self.kubelet, self.runtime = kubelet, runtime
         self.pod = kubelet.pod(name)
-        self.container = kubelet.container(self.pod, command, volumes=volumes)
+        self.container = kubelet.container(self.pod, command, volumes=volumes, host=host)
         self.spec = spec(self.pod)
         assert self.spec.pod is not None
         self.process: Process = runtime.pods.find(self.spec.pod).init
@@ -351,3 +361,28 @@ time.sleep(3600)
             assert Pods(None).find(who.pod).init == found.init
         finally:
             kubelet.remove(pod)
+
+
+def test_what_is_mounted_for_a_device_is_the_new_ones(
+    kubelet: Kubelet, runtime: ContainerRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NVIDIA's runtime mounts something for each GPU, under its name."""
+    monkeypatch.setattr(volumes, "_HARDWARE", re.compile(r"/gpu-[ab]$"))
+    for name in ("gpu-a", "gpu-b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "about").write_text(name)
+    with contextlib.ExitStack() as stack:
+        worker = Home(kubelet, runtime, "decode-0", COMMAND, host=(tmp_path / "gpu-a", "/gpu-a"))
+        stack.callback(worker.remove)
+        there = Home(kubelet, runtime, "decode-0-new", list(PLACEHOLDER), host=(tmp_path / "gpu-b", "/gpu-b"))
+        stack.callback(there.remove)
+        until(worker.tokens, "the worker says nothing")
+        assert runtime.check(worker.process, worker.spec) == ()
+        frozen = worker.freeze(tmp_path / "image")
+        held = there.restore(tmp_path / "image")
+        frozen.release()
+        copy = held.resume()
+        there.runs_on()
+        root = Path(f"/proc/{copy.pid}/root")
+        assert (root / "gpu-b/about").read_text() == "gpu-b"
+        assert not (root / "gpu-a/about").exists()

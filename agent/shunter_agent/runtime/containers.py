@@ -13,7 +13,8 @@ import subprocess
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
@@ -29,7 +30,7 @@ from shunter_agent.runtime import containers_links as links
 from shunter_agent.runtime import containers_volumes as volumes
 from shunter_agent.runtime import criu_rpc_pb2 as rpc
 from shunter_agent.runtime import process as processes
-from shunter_agent.runtime.containers_mounts import Namespaces, Root, beside, within
+from shunter_agent.runtime.containers_mounts import Namespaces, Root, beside, carry_over, within
 from shunter_agent.runtime.containers_mounts import of as mounts_of
 from shunter_agent.runtime.criu import GHOST_LIMIT, CriuRuntime, Way
 from shunter_agent.runtime.cuda.node import CudaNode
@@ -44,12 +45,14 @@ CARRY: Final = 1 << 30
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """What an image of a container says of it. `standard`: the pipes that led out of it, and which standard stream each is; `label`: what
+    """What an image of a container says of it. `points` are where something was mounted, `left_out` those of them that were about a device
+    of that node; `standard`: the pipes that led out of it, and which standard stream each is; `label`: what
     the kernel's security module called it (empty: none); `gone`: see `containers_files`."""
 
     pod: Pod
     image: str
     points: tuple[str, ...]
+    left_out: tuple[str, ...]
     standard: dict[str, int]
     addresses: tuple[str, ...]
     label: str
@@ -125,6 +128,13 @@ class PodFrozen:
         self._outside.reset()
 
 
+@dataclass(frozen=True)
+class PodWay(Way):
+    """`home`: the container that is entered."""
+
+    home: Container | None = None
+
+
 class PodHeld:
     """Implements `port.Held`; tells the placeholder that its worker has come."""
 
@@ -172,13 +182,18 @@ class ContainerRuntime(CriuRuntime):
         self._carry, self._keep_streams = carry, keep_streams
         self._namespaces, self._ports = namespaces, ports
 
-    def residents(self) -> Sequence[Found]:
+    def residents(self, but: Collection[str] = ()) -> Sequence[Found]:
         """See `port.Housing`. A pod whose worker can't be found now is left out: it may just be starting."""
         found = []
         assert self.pods.runtime is not None
         for one in self.pods.runtime.sandboxes():
             who = resident(one.pod.name, one.labels, one.annotations)
-            if who is None or OPERATION in one.labels or (self._namespaces and one.pod.namespace not in self._namespaces):
+            if (
+                one.pod.uid in but
+                or who is None
+                or OPERATION in one.labels
+                or (self._namespaces and one.pod.namespace not in self._namespaces)
+            ):
                 continue
             with contextlib.suppress(Rejected):
                 home = self.pods.find(msgspec.structs.replace(one.pod, container=one.annotations.get(CONTAINER, "")))
@@ -241,10 +256,12 @@ class ContainerRuntime(CriuRuntime):
         try:
             opened = [file for pid in processes.tree(process.pid) for file in preflight.open_files(pid)]
             image = self.pods.find(pod).image
+            points = volumes.points(volumes.of(process.pid, pod.uid))
             note = Note(
                 pod=pod,
                 image=image,
-                points=tuple(volumes.points(volumes.of(process.pid, pod.uid))),
+                points=tuple(point for point in points if not volumes.of_hardware(point)),
+                left_out=tuple(dict.fromkeys(point for point in points if volumes.of_hardware(point))),
                 standard=checks.standard(process, opened),
                 addresses=links.addresses(network.netns) if network.own else (),
                 label=_label(process.pid),
@@ -269,7 +286,7 @@ class ContainerRuntime(CriuRuntime):
                 spaces.close()
 
         external = [f"mnt[{point}]:{point}" for point in dict.fromkeys(note.points)]
-        return Way(place, {**_MOUNTED, "external": external, "tcp_skip_in_flight": True})
+        return Way(place, {**_MOUNTED, "external": external, "skip_mnt": list(note.left_out), "tcp_skip_in_flight": True})
 
     def _dump(self, process: Process, network: Network, folder: Path, on_frozen: Callable[[float], None]) -> Frozen:
         frozen = super()._dump(process, network, folder, on_frozen)
@@ -293,10 +310,11 @@ class ContainerRuntime(CriuRuntime):
         if found[0].mount.writable and volumes.upper(found) is None:
             raise Rejected(_unseen(process, f"its root is {found[0].mount.kind}, not an overlay that this node's runtime has mounted"))
         with volumes.trees(found, process.pid) as trees:
-            size = files.size(trees, note.points)
+            over = {*note.points, *note.left_out}
+            size = files.size(trees, over)
             if size > self._carry:
                 raise Rejected(checks.too_much(size, self._carry, process))
-            gone = files.pack(trees, note.points, folder / files.ARCHIVE)
+            gone = files.pack(trees, over, folder / files.ARCHIVE)
         (folder / NOTE).write_bytes(msgspec.json.encode(msgspec.structs.replace(note, gone=gone)))
 
     # -- at the destination
@@ -346,7 +364,7 @@ class ContainerRuntime(CriuRuntime):
         streams = {target: _stream(home, number) for target, number in note.standard.items() if number >= 0}
         for descriptor in streams.values():
             stack.callback(os.close, descriptor)
-        return Way(
+        return PodWay(
             _inside(home, top, (folder / links.FILES, sockets)),
             {
                 **_MOUNTED,
@@ -359,7 +377,26 @@ class ContainerRuntime(CriuRuntime):
             },
             tuple(streams.values()),
             lambda pid: outer_pid(home, pid),
+            home,
         )
+
+    def _made(
+        self,
+        spec: WorkerSpec,
+        network: Network,
+        folder: Path,
+        way: Way,
+        born: Callable[[Process], None],
+        guard: Callable[[Process], None],
+    ) -> holds.CriuHeld:
+        held = super()._made(spec, network, folder, way, born, guard)
+        if isinstance(way, PodWay) and way.home is not None:
+            try:
+                _show_hardware(way.home, held.process)
+            except OSError as error:
+                held.abort()
+                raise Rejected(_unfit(spec, f"what the placeholder shows of its devices can't be shown to the worker: {error}")) from error
+        return held
 
 
 _MOUNTED: Final = {"manage_cgroups_mode": rpc.IGNORE, "ext_sharing": True, "ext_masters": True}
@@ -432,6 +469,13 @@ def _inside(home: Container, top: Path, instead: tuple[Path, Path]) -> swrk.Plac
             spaces.close()
 
     return place
+
+
+def _show_hardware(home: Container, copy: Process) -> None:
+    """What the placeholder's runtime has mounted for its own devices is mounted for the worker, too. Raises OSError."""
+    points = [one.point for one in mounts_of(home.init.pid) if volumes.of_hardware(one.point)]
+    if points:
+        carry_over(home.init.pid, copy.pid, points)
 
 
 def _unpack(note: Note, home: Container, folder: Path) -> None:

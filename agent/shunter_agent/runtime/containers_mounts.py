@@ -153,6 +153,35 @@ def within(spaces: Namespaces, stage: Path, instead: tuple[Path, Path], function
         os.close(own)
 
 
+def carry_over(source: int, target: int, points: Sequence[str]) -> None:
+    """Mount for process `target` what process `source` has at these points. Raises OSError, also where `target` has no place for it.
+
+    As in `within`, nothing else is done in a container's mount namespace, and no module may be imported there.
+    """
+    spaces = [os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC) for pid in (source, target)]
+    names = [os.fsencode(point) for point in points]
+
+    def run() -> None:
+        call("unshare", _CLONE_FS)
+        call("setns", spaces[0], 0)
+        opened: list[int] = []
+        try:
+            for name in names:
+                opened.append(_open_tree(name))
+            call("setns", spaces[1], 0)
+            for name, tree in zip(names, opened, strict=True):
+                _move_mount(tree, name)
+        finally:
+            for tree in opened:
+                os.close(tree)
+
+    try:
+        errand(run)
+    finally:
+        for space in spaces:
+            os.close(space)
+
+
 def _checked(result: int, what: str) -> int:
     if result < 0:
         number = ctypes.get_errno()

@@ -21,6 +21,8 @@ _KERNEL: Final = frozenset({"proc", "sysfs", "cgroup2", "cgroup", "devpts", "mqu
 _MADE: Final = frozenset({"configmap", "secret", "projected", "downward-api"})
 _SANDBOX: Final = re.compile(r"/(sandboxes/[0-9a-f]{64}|overlay-containers/[0-9a-f]{64}/userdata)/(hostname|hosts|resolv\.conf|shm)")
 """What a runtime makes for each pod: containerd's and CRI-O's names."""
+_HARDWARE: Final = re.compile(r"/proc/driver/nvidia/gpus/[^/]+(/|$)|/dev/nvidia\d+$|/dev/nvidia-caps/")
+"""What NVIDIA's runtime mounts for each GPU."""
 _HOST: Final = "1"
 """The node's first process, in whose mount namespace nothing can be that a container has mounted."""
 
@@ -61,6 +63,11 @@ def kind(mount: Mount, uid: str, at_host: Sequence[str]) -> Kind:
 def points(found: Sequence[Volume]) -> list[str]:
     """Where something is mounted, but the root and what CRIU makes anew, the /proc of a PID namespace. In the order of the kernel."""
     return [one.mount.point for one in found if one.mount.point != "/" and not (one.mount.point == "/proc" and one.mount.kind == "proc")]
+
+
+def of_hardware(point: str) -> bool:
+    """What is mounted there is about a device of this node, and has its name: another node has others, and its container shows those."""
+    return _HARDWARE.match(point) is not None
 
 
 def upper(found: Sequence[Volume]) -> str | None:

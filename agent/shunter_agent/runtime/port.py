@@ -200,8 +200,9 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 class Housing(Protocol):
     """What a driver can besides that finds workers in pods."""
 
-    def residents(self) -> Sequence[Found]:
-        """The workers in this node's pods, but none that was brought there by an order. Raises Retry SH760, Rejected SH751."""
+    def residents(self, but: Collection[str] = ()) -> Sequence[Found]:
+        """The workers in this node's pods, but none that was brought there by an order, nor of pods with the uids `but`: to find one
+        takes a look at all of the node's cgroups. Raises Retry SH760, Rejected SH751."""
         ...
 
     def housed(self, spec: WorkerSpec, pod: Pod) -> WorkerSpec:

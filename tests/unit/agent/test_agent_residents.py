@@ -1,6 +1,6 @@
 """Workers in pods: taken once, into a slot of theirs; never again after they left by an order, but when they ended by themselves."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
@@ -25,10 +25,11 @@ class Houses:
         self.there: list[Found] = [Found(spec=LIVES, process=PROCESS)]
         self.fails: Exception | None = None
 
-    def residents(self) -> Sequence[Found]:
+    def residents(self, but: Collection[str] = ()) -> Sequence[Found]:
         if self.fails is not None:
             raise self.fails
-        return list(self.there)
+        self.looked = [one for one in self.there if one.spec.pod is not None and one.spec.pod.uid not in but]
+        return self.looked
 
     def housed(self, spec: WorkerSpec, pod: Pod) -> WorkerSpec:
         return msgspec.structs.replace(spec, pod=pod, mac="", address="10.88.0.3:9000", gpus=("0000:01:00",))
@@ -67,7 +68,9 @@ async def test_it_is_taken_once_and_not_again_after_an_order_has_ended_it(bench:
 async def test_one_that_ended_by_itself_comes_again(bench: Bench) -> None:
     houses = Houses()
     look = residents(bench, houses)
-    await look.look()
+    for _ in range(3):
+        await look.look()
+    assert houses.looked == [], "a pod that was taken is looked for again and again"
     bench.runtime.alive.clear()
     bench.node.worker_ended("w", 1)
     again = Process(pid=PROCESS.pid + 5, started=99)

@@ -126,6 +126,21 @@ def test_what_a_mount_is(given: mounts.Mount, at_host: tuple[str, ...], kind: st
     assert volumes.kind(given, UID, at_host) == kind
 
 
+@pytest.mark.parametrize(
+    ("point", "of_hardware"),
+    [
+        ("/proc/driver/nvidia/gpus/0000:4f:00.0", True),
+        ("/dev/nvidia3", True),
+        ("/dev/nvidiactl", False),
+        ("/proc/driver/nvidia", False),
+        ("/dev/nvidia-uvm", False),
+        ("/data/dev/nvidia3", False),
+    ],
+)
+def test_what_is_named_after_a_gpu_is_told_from_what_is_the_drivers(point: str, of_hardware: bool) -> None:
+    assert volumes.of_hardware(point) is of_hardware
+
+
 # -- connections
 
 
