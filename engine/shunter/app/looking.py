@@ -19,7 +19,7 @@ from shunter.app.pictures import Pictured
 from shunter.app.recording import Past, Recording
 from shunter.app.roster import named
 from shunter.app.settings import Settings
-from shunter.app.sightings import Series, series
+from shunter.app.sightings import Series, Sighting, series
 from shunter.app.world import HOLD_MARGIN_S, VIEW_TIMEOUT_S, Memory, World
 from shunter.decide.hold import horizon
 from shunter.model.errors import Problem
@@ -30,6 +30,8 @@ from shunter.model.snapshot import Fleet, Notice, Samples, Snapshot
 from shunter.model.view import NodeView
 from shunter.observe.prometheus import Prometheus
 
+_OF_NOW = "Samples are as they were then; the fleet is the one of now, since no engine on this state folder looked then"
+_OF_THEN = "Samples are as they were then, and so is the fleet, as the engine saw it; but images are those that are still there"
 STEPS = 60
 """Past snapshots are taken at most at so many instants."""
 _HOUR = 3600.0
@@ -48,9 +50,9 @@ async def look(
 ) -> tuple[Seen, ...]:
     """Look once, for each of the sets; what is seen differs only where two of them ask different queries under one name.
 
-    `now` and `at` are seconds since the epoch. With `at`, a past instant, samples are as they were then, and the fleet is the one of now
-    without what wasn't there yet. Raises Rejected SH912 for a notice about a node that isn't in the settings. Agents and a Prometheus that
-    don't answer are part of what is seen.
+    `now` and `at` are seconds since the epoch. With `at`, a past instant, samples are as they were then, and the fleet is the one that the
+    engine saw then; where none looked, the one of now without what wasn't there yet. Raises Rejected SH912 for a notice about a node that
+    isn't in the settings. Agents and a Prometheus that don't answer are part of what is seen.
     """
     moment = now if at is None else at
     state, memory = _remembered(settings, now, moment)
@@ -58,15 +60,16 @@ async def look(
         inventory = await world.look(memory, now)
         fleet, open_notices = without_later(inventory.fleet, inventory.notices, at)
         times = past(moment, max((horizon(s) for s in sets), default=0.0), float(settings.tick))
-        seen = series(settings.state, times[0], moment, float(settings.tick)) if times else Series((), 0.0)
+        seen = series(settings.state, [*times, moment][0], moment, float(settings.tick)) if times or at is not None else Series((), 0.0)
+        then = _seen_at(seen, at)
+        if then is not None:
+            fleet, open_notices = _as_it_was_seen(then, fleet), then.notices
         spells, images = during(seen, [*times, moment]), seen.pictured([*times, moment])
         fleets = [seen.sightings[spell[-1]].fleet if spell else fleet for spell in spells[:-1]]
         found = await sampled(world, [*fleets, fleet], asked(sets), (*times, moment), float(settings.prometheus.deadline))
     told = with_assumed(open_notices, notices, moment, {node.id for node in fleet.nodes})
     unreachable = tuple(world.unreachable.values())
-    remarks = (
-        () if at is None else ("Samples are as they were then; the fleet is the one of now, since nothing remembers where workers were",)
-    )
+    remarks = () if at is None else (_OF_NOW if then is None else _OF_THEN,)
     return tuple(
         Seen(
             recording=Recording.of(
@@ -81,6 +84,19 @@ async def look(
         )
         for samples in found
     )
+
+
+def _seen_at(seen: Series, at: float | None) -> Sighting | None:
+    """What the engine saw at that time; None: none looked, or it is now."""
+    spell = seen.during(at, at) if at is not None else None
+    return seen.sightings[spell[-1]] if spell else None
+
+
+def _as_it_was_seen(then: Sighting, fleet: Fleet) -> Fleet:
+    """With images of `fleet`, of now: those of workers that run are kept track of by their age alone."""
+    away = {w.id for w in then.fleet.workers if w.slot is None}
+    images = {i.id: i for i in (*(i for i in then.fleet.images if i.worker in away), *fleet.images)}
+    return msgspec.structs.replace(then.fleet, images=tuple(images[name] for name in sorted(images)))
 
 
 async def look_at_fleet(settings: Settings, now: float) -> tuple[Fleet, tuple[Problem, ...]]:

@@ -2,14 +2,17 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from shunter.app import looking, roster
 from shunter.app.assumed import Assumed, assumed
 from shunter.app.looking import STEPS, past
 from shunter.app.settings import AgentSettings, PoliciesSettings, PrometheusSettings, Settings, TlsSettings
+from shunter.app.sightings import Sightings
 from shunter.model.errors import Rejected
-from shunter.model.ids import Epoch, NodeId
-from shunter.model.snapshot import Node, NoticeKind
+from shunter.model.ids import Commit, Digest, Epoch, ImageId, Incarnation, NodeId, NoticeId, WorkerId, slot_id
+from shunter.model.policy import PolicySet
+from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Slot, Snapshot, Worker, WorkerState
 from shunter.model.view import NodeView
 
 NOW = 1_000_000.0
@@ -70,27 +73,71 @@ def test_nothing_is_looked_up_when_no_policy_looks_back(reach: float) -> None:
     assert past(NOW, reach, 1.0) == []
 
 
-async def test_to_the_nodes_a_look_is_no_engine_that_was_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[bool], images: tuple[Image, ...] = ()) -> Settings:
+    """Settings of a fleet of one empty node, whose agent is played and notes how it was asked; without a Prometheus."""
 
     class Client:
-        def __init__(self, _node: NodeId, _address: str, _tls: object, *, looks_on: bool = False) -> None:
+        def __init__(self, _node: NodeId, _address: str, _tls: object, *, looks_on: bool = False, **_: object) -> None:
             self.looks_on = looks_on
 
         async def view(self) -> NodeView:
             asked.append(self.looks_on)
-            return NodeView(node=Node(id=NodeId("node-a"), slots=()), workers=(), images=(), notices=(), epoch=Epoch(0), at=100.0)
+            return NodeView(node=Node(id=NodeId("node-a"), slots=()), workers=(), images=images, notices=(), epoch=Epoch(0), at=100.0)
 
         async def close(self) -> None:
             pass
 
     monkeypatch.setattr(roster, "AgentClient", Client)
-    settings = Settings(
+    return Settings(
         state=tmp_path,
         policies=PoliciesSettings(directory=tmp_path),
         prometheus=PrometheusSettings(url="http://127.0.0.1:9"),
         tls=TlsSettings(ca=tmp_path, cert=tmp_path, key=tmp_path),
         agents=(AgentSettings(node="node-a", address="127.0.0.1:9"),),
     )
+
+
+async def test_to_the_nodes_a_look_is_no_engine_that_was_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    settings = played(tmp_path, monkeypatch, asked)
     fleet, problems = await looking.look_at_fleet(settings, 100.0)
     assert ([n.id for n in fleet.nodes], problems, asked) == (["node-a"], (), [True])
+
+
+def taken(name: str, of: str, at: float) -> Image:
+    return Image(
+        id=ImageId(name), worker=WorkerId(of), incarnation=Incarnation(0), taken_at=at, bytes=1, nodes=(NodeId("node-a"),), role="decode",
+        graph="g", engine="vllm",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("ago", [0.0, 30.0, 90.0, 400.0])
+async def test_of_a_past_instant_the_fleet_is_what_an_engine_saw_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ago: float) -> None:
+    """It looked from 120 s ago to 20 s ago; 60 s ago a worker was lost, and since then its node has become empty."""
+    slot = slot_id(NodeId("node-a"), 0)
+    there = Worker(
+        id=WorkerId("w"), role="decode", graph="g", engine="vllm", state=WorkerState.RUNNING, node=NodeId("node-a"), slot=slot,
+        incarnation=Incarnation(0),
+    )  # fmt: skip
+    lost = msgspec.structs.replace(there, state=WorkerState.LOST, slot=None)
+    notice = Notice(id=NoticeId("n"), kind=NoticeKind.DRAIN, node=NodeId("node-a"), seen_at=NOW - 120)
+    engine = Sightings(tmp_path, 1.0)
+    for tick in range(-120, -19):
+        now = there if tick < -60 else lost
+        holder = Node(id=NodeId("node-a"), slots=(Slot(id=slot, worker=now.id if now.slot else None),))
+        fleet = Fleet(nodes=(holder,), workers=(now,), images=(taken("first", "w", NOW - 130),))
+        engine.note(Snapshot(at=NOW + tick, fleet=fleet, notices=(notice,)), 0.0)
+    engine.close()
+    images = (taken("between", "w", NOW - 70), taken("late", "w", NOW - 10))
+    settings = played(tmp_path, monkeypatch, [], images)
+    nothing = PolicySet(commit=Commit("c"), digest=Digest("sha256:p"))
+    (seen,) = await looking.look(settings, [nothing], now=NOW, at=NOW - ago if ago else None)
+    workers = [(w.id, w.state) for w in seen.recording.fleet.workers]
+    assert workers == [("w", WorkerState.RUNNING if ago == 90 else WorkerState.LOST)], (
+        "of a worker that only has images it is known that it was"
+    )
+    had = {30.0: ["between", "first"], 90.0: [], 0.0: ["between", "late"]}
+    assert [i.id for i in seen.recording.fleet.images] == had.get(ago, [])
+    assert [n.id for n in seen.recording.notices] == (["n"] if ago in (30.0, 90.0) else [])
+    (remark,) = seen.remarks or ("",)
+    assert ("as the engine saw it" in remark, "the one of now" in remark) == (ago in (30.0, 90.0), ago == 400.0)
