@@ -45,7 +45,8 @@ def _of_containers(settings: Settings, uplink: "Uplink") -> Runtime:
 
 
 def thaw_left_behind(runtime: Runtime, images: Path) -> None:
-    """Let workers run on that a driver can't thaw by its own death (`pretend`). To be called before unfinished images are swept."""
+    """Let workers run on that a driver can't thaw by its own death (`pretend`), and let it note what only the image tells of a dump that
+    was under way (`criu`). To be called before unfinished images are swept."""
     thaw = getattr(runtime, "thaw_left_behind", None)
     if thaw is None or not images.is_dir():
         return

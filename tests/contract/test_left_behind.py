@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 from shunter.model.errors import Rejected, Retry
 from shunter_agent.runtime import leftbehind, locktables, preflight, process, swrk
@@ -74,6 +75,34 @@ def test_a_worker_whose_agent_and_criu_died_together_has_its_network_again(bench
     client.goes_on()
     settle(bench)  # once more does no harm
     client.goes_on()
+
+
+def test_in_a_shared_network_the_lock_of_a_criu_that_died_with_its_agent_is_known_by_its_log(bench: Bench) -> None:
+    shared = msgspec.structs.replace(bench.spec, mac="", command=(sys.executable, "-c", "import time\nwhile True: time.sleep(0.01)"))
+    network = bench.a.call(lambda: bench.a.runtime.network(shared))
+    assert not network.own
+    folders = {name: bench.folder(name) for name in ("one", "two")}
+    workers = {name: bench.a.call(lambda: bench.a.runtime.start(shared, network)) for name in folders}
+    bench.processes += workers.values()
+
+    def freeze(name: str) -> Callable[[], object]:
+        return lambda: bench.a.call(lambda: bench.a.runtime.freeze(workers[name], shared, network, folders[name], lambda _at: None))
+
+    holder = agent(bench, freeze("one"))
+    kept = freeze("two")()
+    assert len(bench.a.call(lambda: locktables.tables(None))) == 2
+    kill(_tracer(workers["one"]), holder)
+    until(lambda: not preflight.traced(workers["one"].pid), "the kernel lets it go")
+    for folder in folders.values():
+        bench.a.runtime.thaw_left_behind(folder)
+
+    bench.a.call(lambda: bench.a.runtime.settle(workers["one"], network, (), 0))
+
+    assert len(bench.a.call(lambda: locktables.tables(None))) == 1, "the other one's stays"
+    assert isinstance(kept, CriuFrozen)
+    assert kept.alive()
+    bench.a.call(kept.thaw)
+    assert bench.a.call(lambda: locktables.tables(None)) == []
 
 
 def test_a_criu_that_hangs_without_an_agent_is_ended_when_its_time_is_over(bench: Bench) -> None:

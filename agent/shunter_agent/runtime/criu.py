@@ -58,6 +58,7 @@ class CriuRuntime:
         self._uplink = uplink
         self._clock = clock
         self._cuda = cuda or CudaNode(clock=clock)
+        self._left: dict[int, list[str]] = {}
         self._version = swrk.version(criu)
         if self._version < OLDEST:
             found, least = (".".join(map(str, v)) for v in (self._version, OLDEST))
@@ -116,12 +117,19 @@ class CriuRuntime:
         if not processes.find(process):
             raise Rejected(processes.gone(process.pid))
         leftbehind.free(process, waited_s)
-        if network.own:
-            holds.sweep_lock(network, None)
+        for run_id in [None] if network.own else self._left.pop(process.pid, []):
+            holds.sweep_lock(network, run_id)
         self._cuda.settle(process, stopped or ())
         if stopped is not None:
             processes.go_on(process, stopped)
         holds.confirm_running(process)
+
+    def thaw_left_behind(self, folder: Path) -> None:
+        """Note whose dump an agent before this one left in `folder`. In a network shared with its node, the lock of a CRIU that died is
+        known by nothing else (see `settle`)."""
+        pid, run_id = leftbehind.dumped(folder / holds.DUMP_LOG), swrk.run_id(folder / holds.DUMP_LOG)
+        if pid is not None and run_id is not None:
+            self._left.setdefault(pid, []).append(run_id)
 
     def stillborn(self, process: Process) -> bool:
         """See `port.Runtime`."""

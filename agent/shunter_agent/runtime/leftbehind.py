@@ -5,7 +5,9 @@ the next agent has nothing but the kernel to tell it so.
 """
 
 import contextlib
+import itertools
 import os
+import re
 import select
 import signal
 from pathlib import Path
@@ -21,6 +23,8 @@ HELPER: Final = b"shunter_agent.runtime.cuda.helper"
 _CRIU: Final = b"criu"
 _SWRK: Final = b"swrk"
 """Both are among its words, whatever loads it: it may be run by a dynamic linker of its own."""
+_DUMPED: Final = re.compile(r"\bDumping processes \(pid: (\d+)")
+_HEAD_LINES: Final = 200
 _NO_SIGNALS: Final = ~(1 << signal.SIGKILL - 1 | 1 << signal.SIGSTOP - 1) & (1 << 64) - 1
 """Every signal is blocked that can be. CRIU restores a task so; no program can ask its C library for that, which keeps two for itself."""
 
@@ -48,6 +52,16 @@ def free(process: Process, waited_s: float) -> None:
         if waited_s < patience_s:
             raise Retry(_busy(tracer, process, patience_s - waited_s))
         _end(tracer, process)
+
+
+def dumped(log: Path) -> int | None:
+    """The pid that a dump with this log was of, as the agent's namespace has it. None when it doesn't say."""
+    try:
+        with log.open(errors="replace") as lines:
+            found = (_DUMPED.search(line) for line in itertools.islice(lines, _HEAD_LINES))
+            return next((int(match[1]) for match in found if match), None)
+    except OSError:
+        return None
 
 
 def stillborn(process: Process) -> bool:
