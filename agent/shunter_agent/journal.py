@@ -76,6 +76,7 @@ CREATE TABLE IF NOT EXISTS workers (id TEXT PRIMARY KEY, body BLOB NOT NULL) STR
 CREATE TABLE IF NOT EXISTS reservations (slot TEXT PRIMARY KEY, body BLOB NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS started (worker TEXT PRIMARY KEY) STRICT;
 CREATE TABLE IF NOT EXISTS standing (one INTEGER PRIMARY KEY CHECK (one = 1), body BLOB NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS words (notice TEXT PRIMARY KEY, body BLOB NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS stood (operation TEXT PRIMARY KEY, at REAL NOT NULL, body BLOB NOT NULL) STRICT;
 """
 _COLUMNS: Final = "operation, step, state, at, worker, reply, detail"
@@ -275,6 +276,38 @@ class Journal:
         """Add or replace it."""
         with self.batch():
             self._db.execute("INSERT OR REPLACE INTO stood VALUES (?, ?, ?)", (stood.operation, stood.at, encode(stood)))
+
+    # -- what was told of this node's end (see `word`)
+
+    def words(self) -> list[bytes]:
+        """All that may still count."""
+        return [bytes(row[0]) for row in self._db.execute("SELECT body FROM words ORDER BY notice")]
+
+    def put_word(self, notice: str, body: bytes) -> None:
+        """Add or replace it."""
+        with self.batch():
+            self._db.execute("INSERT OR REPLACE INTO words VALUES (?, ?)", (notice, body))
+
+    def drop_word(self, notice: str) -> None:
+        """It counts no more."""
+        with self.batch():
+            self._db.execute("DELETE FROM words WHERE notice=?", (notice,))
+
+    @property
+    def presumed(self) -> float:
+        """For how many seconds a node must be silent to be taken for dead, as an engine last said; 0: none has."""
+        return self._meta("presumed_ms") / 1000
+
+    def note_presumed(self, seconds: float) -> None:
+        """An engine has said so."""
+        self._set_meta("presumed_ms", round(seconds * 1000))
+
+    def may_be_elsewhere(self, worker: str) -> bool:
+        """Whether an image of the worker, as it was started here, may have left this node: it was frozen for another, or one was sent, and
+        nobody said that it failed.
+        """
+        found = "SELECT 1 FROM steps WHERE worker=? AND (step='freeze' OR step LIKE 'send:%') AND state<>'failed'"
+        return self._db.execute(found, (worker,)).fetchone() is not None
 
     # -- inner parts
 

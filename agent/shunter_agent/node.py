@@ -157,6 +157,8 @@ class Node:
     """Where notices come from, for their names and what is wrong with them."""
     rehearsals: tuple[NoticeSource, ...] = ()
     """Their canaries, for what is wrong with them."""
+    telling: Callable[[Mapping[str, Notice]], None] = lambda _found: None
+    """Is called with all open notices before any is told."""
     canaries: dict[str, float] = field(default_factory=dict)
     """By source, when its canary was last heard; seconds since the epoch."""
     facts: dict[str, str] = field(default_factory=dict)
@@ -402,6 +404,7 @@ class Node:
         """All open notices, as their source sees them now: report first, work after."""
         self.canaries = {n.source: n.seen_at for n in found.values() if n.canary}
         found = {key: n for key, n in found.items() if not n.canary}  # from here on nothing can take one for a notice
+        self.telling(found)
         before, self.notices = self.notices, found
         for key, notice in found.items():
             if before.get(key) != notice:

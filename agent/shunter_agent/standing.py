@@ -23,11 +23,13 @@ from shunter.model.standing import Stand, StandingOrder, Stood, image_of, operat
 from shunter.wire import agent_pb2 as pb
 
 from shunter_agent import guard, mandate
+from shunter_agent.gpus import boot
 from shunter_agent.journal import WorkerRow
 from shunter_agent.notices.port import Notice
 from shunter_agent.orders.carry import Orders
 from shunter_agent.orders.source import Source
 from shunter_agent.orders.transfers import Transfers
+from shunter_agent.word import Words
 
 LOOK_S: Final = 0.25
 """Seconds between looks at whether it is time."""
@@ -56,6 +58,11 @@ class Standing:
         self._refused: dict[str, Problem] = {}
         self._again: dict[str, float] = {}
         self._put_off: dict[str, float] = {}
+        node = self._node
+        self.words = Words(node.journal, node.clock, node.elapsed, node.log.problem, boot())
+        """What was told of this node's end."""
+        self.words.tell(node.notices)
+        node.telling = self.words.tell
 
     def heard(self) -> None:
         """An engine has called: it can be reached, and decides."""
@@ -104,6 +111,7 @@ class Standing:
     async def look(self) -> None:
         """Do now what is to be done now, all of it."""
         await self._each(self._keep_word, LOOK_S)
+        await self._end_what_is_taken_for_dead()
         order = self._order
         if order is None or not self._away(order):
             return
@@ -273,6 +281,27 @@ class Standing:
         await self._source.retire(pb.StepOrder(order=head))
         node.journal.put_stood(msgspec.structs.replace(stood, state="ended", at=node.clock()))
         node.log.error("worker ended at the deadline", worker=row.spec.worker, image=stood.image or "", holder=stood.holder or "")
+
+    async def _end_what_is_taken_for_dead(self) -> None:
+        """Workers that an engine may soon restore elsewhere, as it was told that this node ends and can't know better: see `word`."""
+        node, word = self._node, self.words.due()
+        for row in node.journal.workers().values() if word is not None else ():
+            worker, about = row.spec.worker, f"word-{row.spec.worker}-{row.incarnation}"
+            if not (row.incarnation or node.journal.may_be_elsewhere(worker)) or node.elapsed() < self._put_off.get(about, float("-inf")):
+                continue
+            if row.operation and not self._orders.lock(worker).locked():
+                node.part(row.operation, worker)
+            head = pb.Order(operation=about, epoch=node.journal.epoch, worker=worker, incarnation=row.incarnation)
+            try:
+                await self._source.retire(pb.StepOrder(order=head))
+            except ShunterError as error:  # what stands still goes back first
+                self._put_off[about] = node.elapsed() + LOOK_S
+                self._log_once(about, error.problem)
+                continue
+            current = next((one for one in self.words.open if word is not None and one.notice == word.notice), None)
+            if current is not None:
+                self.words.ended(current, worker)
+            node.log.error("worker ended: an engine may take this node for dead", worker=worker, notice=word.notice if word else "")
 
     async def _take_back(self, order: StandingOrder, stood: Stood) -> None:
         """Show a worker again whose notice was taken back before its deadline, as long as nobody else can."""

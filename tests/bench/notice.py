@@ -340,6 +340,9 @@ class Made:
     async def prepare(self, *_: object) -> pb.Done:
         return pb.Done()
 
+    def took(self, *_: object) -> None:
+        """Nothing to it."""
+
     async def stand(self, *_: object) -> pb.Done:
         return pb.Done()
 

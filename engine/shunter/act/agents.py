@@ -82,12 +82,13 @@ class AgentClient:
     The server has to show a certificate of our CA for `<node>.agent.shunter`: whatever answers at the address, it is that node's agent.
     """
 
-    def __init__(self, node: NodeId, address: str, tls: TlsFiles, *, looks_on: bool = False) -> None:
+    def __init__(self, node: NodeId, address: str, tls: TlsFiles, *, looks_on: bool = False, presumed: float = 0.0) -> None:
         """`address` is host:port; connects when first used. Needs a running event loop. Raises Stalled SH509 for unreadable files.
 
-        `looks_on`: who asks leads nothing. To the node it is as if no engine had asked.
+        `looks_on`: who asks leads nothing. To the node it is as if no engine had asked. `presumed`: see schemas/agent.proto.
         """
         self._node, self._looks_on = node, looks_on
+        self._heard = pb.InventoryRequest(looks_on=looks_on, presumed_s=presumed)
         try:
             credentials = grpc.ssl_channel_credentials(tls.ca.read_bytes(), tls.key.read_bytes(), tls.cert.read_bytes())
         except OSError as error:
@@ -120,6 +121,10 @@ class AgentClient:
         """End the connection, and with it all calls under way."""
         await self._channel.close()
 
+    def took(self, taken: float, kept: float, presumed: float) -> None:
+        """Have the node know by its next question what was taken in of its reports: see schemas/agent.proto."""
+        self._heard = pb.InventoryRequest(looks_on=self._looks_on, taken=taken, kept=kept, presumed_s=presumed)
+
     async def view(self, timeout: float = 2.0) -> NodeView:
         """The node as it is now. Raises Unknown SH520, also for a report that can't be understood."""
         report = await self.report(timeout)
@@ -140,7 +145,7 @@ class AgentClient:
 
     async def report(self, timeout: float) -> pb.NodeReport:
         """See `Agent`."""
-        return await self._ask("Inventory", self._stub.Inventory, pb.InventoryRequest(looks_on=self._looks_on), timeout, pb.NodeReport)
+        return await self._ask("Inventory", self._stub.Inventory, self._heard, timeout, pb.NodeReport)
 
     async def journal(self, operation: OperationId, timeout: float) -> CopyView:
         """See `Agent`."""

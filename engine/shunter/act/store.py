@@ -121,6 +121,11 @@ class Store:
         return self.problem is None and self.gate()
 
     @property
+    def elsewhere(self) -> bool:
+        """A next engine may go on from another place than this disk."""
+        return self._beyond is not None
+
+    @property
     def problem(self) -> Problem | None:
         """Why the last write didn't reach the disk; None when it did."""
         return self._why

@@ -20,7 +20,7 @@ from shunter.app.recording import Past, Recording
 from shunter.app.roster import named
 from shunter.app.settings import Settings
 from shunter.app.sightings import Series, Sighting, series
-from shunter.app.world import HOLD_MARGIN_S, VIEW_TIMEOUT_S, Memory, World
+from shunter.app.world import VIEW_TIMEOUT_S, Memory, World, gone_after
 from shunter.decide.hold import horizon
 from shunter.model.errors import Problem
 from shunter.model.ids import WorkerId
@@ -206,15 +206,15 @@ def without_later(fleet: Fleet, notices: Sequence[Notice], at: float | None) -> 
 
 def _remembered(settings: Settings, now: float, at: float) -> tuple[EngineState, Memory]:
     """What the engine on this state directory had done by `at`, and remembers now; nothing if there never was one."""
-    path, gone_after = settings.state / "engine.db", float(settings.hold) + HOLD_MARGIN_S
+    path, presumed = settings.state / "engine.db", gone_after(float(settings.hold), float(settings.tick))
     if not path.exists():
-        return EngineState(), Memory(gone_after=gone_after)
+        return EngineState(), Memory(gone_after=presumed)
     with contextlib.closing(Store(path, read_only=True)) as store:
         last = store.load_fleet()
         busy = frozenset(WorkerId(r.planned.worker) for r in store.active() if not r.waits)
         said = declared(path.parent)
         before = tuple(n for n in last.notices if n.source != SOURCE) if last else ()
-        memory = Memory(fleet=last.fleet if last else None, notices=(*before, *said), ended=store.ended(), busy=busy, gone_after=gone_after)
+        memory = Memory(fleet=last.fleet if last else None, notices=(*before, *said), ended=store.ended(), busy=busy, gone_after=presumed)
         state = store.state(now) if at >= now else state_at(store.active(), store.recent(at - _HOUR), at)
         return state, memory
 

@@ -5,6 +5,7 @@ from typing import Final
 
 from shunter.act.agents import AgentClient, TlsFiles
 from shunter.app.settings import Settings
+from shunter.app.world import gone_after
 from shunter.model.ids import NodeId
 
 Make = Callable[[NodeId, str], AgentClient]
@@ -63,5 +64,6 @@ class Roster(Mapping[NodeId, AgentClient]):
 def named(settings: Settings, *, looks_on: bool = False) -> Roster:
     """The agents that the settings name. Needs a running event loop. Raises Stalled SH509. `looks_on`: see `AgentClient`."""
     tls = TlsFiles(ca=settings.tls.ca, cert=settings.tls.cert, key=settings.tls.key)
+    presumed = gone_after(float(settings.hold), float(settings.tick))
     fixed = {NodeId(agent.node): agent.address for agent in settings.agents}
-    return Roster(lambda node, address: AgentClient(node, address, tls, looks_on=looks_on), fixed)
+    return Roster(lambda node, address: AgentClient(node, address, tls, looks_on=looks_on, presumed=presumed), fixed)

@@ -13,7 +13,7 @@ from shunter.app.settled import settled
 from shunter.app.silence import Silence
 from shunter.app.standing import relayed
 from shunter.app.voice import Voice
-from shunter.app.world import HOLD_MARGIN_S, Memory, World
+from shunter.app.world import Memory, World, gone_after
 from shunter.model.canon import plain
 from shunter.model.errors import Problem
 from shunter.model.ids import NodeId, OperationId, WorkerId
@@ -106,7 +106,7 @@ class Sight:
             notices=(*known, *said, *relayed(scene.fleet, self._knows)),
             ended=self._store.ended(),
             busy=frozenset(WorkerId(r.planned.worker) for r in active if not r.waits),
-            gone_after=float(self._duty.settings.hold) + HOLD_MARGIN_S,
+            gone_after=gone_after(float(self._duty.settings.hold), float(self._duty.settings.tick)),
             silent=self.silence.lasts(),
         )
         self._meanwhile.clear()

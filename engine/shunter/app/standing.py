@@ -5,6 +5,8 @@ authority that they trust anyway. What nodes did is recorded when they can tell:
 """
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol, TypeAlias
 
@@ -18,6 +20,7 @@ from shunter.act.store import Store
 from shunter.app.aside import Breathing
 from shunter.app.duty import Duty
 from shunter.app.settings import TlsSettings
+from shunter.app.world import gone_after
 from shunter.audit.key import Key
 from shunter.decide.standing import Fallback, fallbacks
 from shunter.lang.bulk import BulkCelRules
@@ -40,6 +43,8 @@ THINK_S: Final = 10.0
 """At most so often it is worked out what each node is to do."""
 SILENT_TICKS: Final = 5.0
 """A node must have heard nothing for so many ticks at least before it acts for itself."""
+KEPT_S: Final = 30.0
+"""Where a next engine may go on from elsewhere, what is remembered here is remembered there after so many seconds."""
 _AT_ONCE: Final = 32
 _ANSWER_S: Final = 5.0
 _SOURCE: Final = "standing"
@@ -55,6 +60,10 @@ class Standable(Protocol):
 
     async def stand(self, order: pb.StandOrder, timeout: float) -> pb.Done:
         """Keep a standing order. Raises ShunterError."""
+        ...
+
+    def took(self, taken: float, kept: float, presumed: float) -> None:
+        """Have it know what was taken in of its reports: see schemas/agent.proto."""
         ...
 
 
@@ -111,9 +120,10 @@ class Standing:
         tell: Callable[[str, Problem | None], None],
         add: Callable[[Sequence[Record]], object],
         breathe: Callable[[], None] = lambda: None,
+        elapsed: Callable[[], float] = time.monotonic,
     ) -> None:
         """`call` does something aside, where `breathe` is asked whether it may go on; `tell` is told, by key, what is wrong (SH541), and
-        None once it isn't; `add` takes records.
+        None once it isn't; `add` takes records. `elapsed`: seconds from any beginning, never set.
         """
         self._duty, self._agents, self._epoch, self._store = duty, agents, epoch, store
         self._call, self._tell, self._add = call, tell, add
@@ -123,6 +133,11 @@ class Standing:
         self._addresses: dict[NodeId, str] = {}
         self._stood: dict[NodeId, dict[OperationId, Stood]] = {}
         self._recorded: dict[str, str] = {}
+        self._elapsed = elapsed
+        self._views: dict[NodeId, float] = {}
+        """The `at` of each report of the last round."""
+        self._taken: dict[NodeId, deque[tuple[float, float]]] = {}
+        """Those of the last `KEPT_S` seconds, and the newest before that, with when they were taken in."""
         self._thought_at = float("-inf")
         self._giving: asyncio.Task[None] | None = None
 
@@ -211,7 +226,9 @@ class Standing:
 
     def learn(self, views: Iterable[NodeView]) -> None:
         """Take in what nodes say: where they take images, and what they did by themselves."""
-        now = self._duty.clock()
+        now, views = self._duty.clock(), tuple(views)
+        self._acknowledge()
+        self._views = {view.node.id: view.at for view in views}
         for view in views:
             self._addresses[view.node.id] = view.image_address
             told = {stood.operation: stood for stood in view.stood}
@@ -222,6 +239,21 @@ class Standing:
             for stood in view.stood:
                 if stood.state in _FINAL or (stood.state == "failed" and now >= stood.deadline):
                     self._record_once(stood)
+
+    def _acknowledge(self) -> None:
+        """Of the round before: all of it is in what is remembered by now."""
+        if self._store.unwritten or self._store.problem is not None:
+            return
+        now, settings = self._elapsed(), self._duty.settings
+        before = now - (KEPT_S if self._store.elsewhere else 0.0)
+        presumed = gone_after(float(settings.hold), float(settings.tick))
+        for node, at in self._views.items():
+            taken = self._taken.setdefault(node, deque())
+            taken.append((now, at))
+            while len(taken) > 1 and taken[1][0] <= before:
+                taken.popleft()
+            if (agent := self._agents.get(node)) is not None:
+                agent.took(at, taken[0][1] if taken[0][0] <= before else 0.0, presumed)
 
     def knows(self, operation: OperationId) -> bool:
         """Whether the node itself has told that it sent the image, this engine or one before. Raises Stalled when the store can't say."""

@@ -22,8 +22,15 @@ from shunter.observe.sample import sample
 
 HOLD_MARGIN_S = 5.0
 """What is added to the agents' hold before a silent node counts as dead."""
+GONE_TICKS = 6.0
+"""And in any case so many ticks: a node has to hear from us twice before it knows that we have heard from it."""
 VIEW_TIMEOUT_S = 2.0
 """An agent that takes longer is unreachable for this snapshot."""
+
+
+def gone_after(hold: float, tick: float) -> float:
+    """For how many seconds a node whose preemption is due must be silent to be taken for dead."""
+    return max(hold + HOLD_MARGIN_S, GONE_TICKS * tick)
 
 
 class Viewed(Protocol):

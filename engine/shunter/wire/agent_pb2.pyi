@@ -225,10 +225,16 @@ class Refusal(_message.Message):
     def __init__(self, code: _Optional[str] = ..., what: _Optional[str] = ..., remedy: _Optional[str] = ..., subject: _Optional[str] = ...) -> None: ...
 
 class InventoryRequest(_message.Message):
-    __slots__ = ("looks_on",)
+    __slots__ = ("looks_on", "taken", "kept", "presumed_s")
     LOOKS_ON_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    PRESUMED_S_FIELD_NUMBER: _ClassVar[int]
     looks_on: bool
-    def __init__(self, looks_on: _Optional[bool] = ...) -> None: ...
+    taken: float
+    kept: float
+    presumed_s: float
+    def __init__(self, looks_on: _Optional[bool] = ..., taken: _Optional[float] = ..., kept: _Optional[float] = ..., presumed_s: _Optional[float] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("epoch",)

@@ -1,8 +1,8 @@
 """A real engine's eyes and a real agent around a standing order, with a link, an engine and an agent that come and go, and two clocks: whom
 the engine takes for lost by what an image says is dead.
 
-It leaves out that the engine moves anything. A node that was preempted by its own word, and lived on all the same, is taken for lost: that
-is so without standing orders too.
+It leaves out that the engine moves anything. A worker of which no image is elsewhere may be taken for lost and live: nobody can bring it to
+life a second time, and it is seen again once its node answers.
 """
 
 import asyncio
@@ -33,10 +33,12 @@ from shunter.model.errors import Rejected, ShunterError, Unknown
 from shunter.model.ids import Epoch, ImageId, Incarnation, NodeId, SlotId, WorkerId
 from shunter.model.operation import EngineState
 from shunter.model.snapshot import Fleet, Image, Node, Notice, Slot, Snapshot, WorkerState
+from shunter.model.units import Duration
 from shunter.model.view import NodeView
 from shunter.observe.inventory import merge
 from shunter.wire import agent_pb2 as pb
 from shunter_agent import inventory
+from shunter_agent.depot import ImageFacts
 from shunter_agent.notices import port
 from shunter_agent.recovery import recover
 from shunter_agent.settings import TlsSettings as AgentTls
@@ -70,6 +72,7 @@ class Both:
             policies=PoliciesSettings(directory=folder / "policies"),
             prometheus=PrometheusSettings(url="http://127.0.0.1:9"),
             tls=tls,
+            hold=Duration(HOLD),
             agents=(AgentSettings(node="n", address="127.0.0.1:9"),),
         )
         self.skew = dice.choice([0.0, 0.0, 3.0, 15.0, 20.0, -15.0, -50.0])
@@ -80,7 +83,7 @@ class Both:
         self.notice: port.Notice | None = None
         self.fleet, self.notices = Fleet(), tuple[Notice, ...]()
         self.saved, self.saved_at = (self.fleet, self.notices), float("-inf")
-        self.taken_at: dict[str, float] = {}
+        self.images: dict[str, ImageFacts] = {}
         self.engine_begins()
 
     def now(self) -> float:
@@ -94,7 +97,10 @@ class Both:
 
         agents = {N: Reached(self), M: Holder()}
         quiet: Any = lambda *_: None  # noqa: E731
-        self.engine = engines.Standing(self.duty, agents, Epoch(self.epoch), self.store, call=call, tell=quiet, add=quiet)
+        self.engine = engines.Standing(
+            self.duty, agents, Epoch(self.epoch), self.store, call=call, tell=quiet, add=quiet, elapsed=lambda: self.bench.clock.now
+        )
+        self.asks = pb.InventoryRequest(presumed_s=HOLD + 5.0)
         self.silence = Silence(lambda: self.bench.clock.now)
         self.fleet, self.notices = self.saved
 
@@ -102,16 +108,20 @@ class Both:
         """What `app.sight` and `app.leading` do with standing orders."""
         if not self.up:
             return
-        now, views = self.now(), [self.view_of_holder()]
+        now, views, answered = self.now(), [self.view_of_holder()], False
         notices = (*self.notices, *engines.relayed(self.fleet, self.engine.knows))
         if self.link:
             self.agent.heard()
+            asked_at = self.bench.clock.now
+            self.agent.words.heard(self.asks.taken, self.asks.kept, self.asks.presumed_s)
             report = await inventory.report(self.bench.node)
+            self.agent.words.reported(report.at, self.bench.node.notices, asked_at)
             report.stood.extend(self.agent.reports())
-            views.append(view_of(report))
+            answered = self.dice.random() > 0.1  # a link may let questions through, and no answers
+            views += [view_of(report)] if answered else []
         self.engine.learn(views)
         seen = merge(views, self.fleet, notices, (N, M), now, gone_after_s=HOLD + 5.0, silent_s=self.silence.lasts())
-        self.silence.looked([] if self.link else [N], seen.notices, now)
+        self.silence.looked([] if answered else [N], seen.notices, now)
         if places(seen.fleet) != places(self.fleet) or seen.notices != self.saved[1] or now - self.saved_at >= SAVE_S:
             self.saved, self.saved_at = (seen.fleet, seen.notices), now
         self.fleet, self.notices = seen.fleet, seen.notices
@@ -121,11 +131,11 @@ class Both:
         await self.engine.idle()
 
     def view_of_holder(self) -> NodeView:
-        self.taken_at |= {name: facts.taken_at for name, facts in self.bench.depot.whole.items()}
+        self.images |= self.bench.depot.whole
         images = tuple(
             Image(
-                id=ImageId(name), worker=W, incarnation=Incarnation(0), taken_at=self.taken_at[name], bytes=1, nodes=(M,), role="decode",
-                graph="g", engine="vllm",
+                id=ImageId(name), worker=W, incarnation=Incarnation(0), taken_at=self.images[name].taken_at,
+                bytes=self.images[name].bytes, nodes=(M,), role="decode", graph="g", engine="vllm",
             )
             for name in self.bench.depot.peers.get("m", ())
         )  # fmt: skip
@@ -147,7 +157,7 @@ class Both:
         self.show_notice()
 
     def show_notice(self) -> None:
-        self.bench.node.notices = {} if self.notice is None else {self.notice.id: self.notice}
+        self.bench.node.notices_changed({} if self.notice is None else {self.notice.id: self.notice})
 
     async def link_breaks_or_is_mended(self) -> None:
         self.link = not self.link
@@ -184,12 +194,15 @@ class Both:
         worker = next((w for w in self.fleet.workers if w.id == W), None)
         if not self.up or worker is None or worker.state is not WorkerState.LOST:
             return ""
-        over = self.now() - HOLD - 5.0
-        by_its_word = any(
-            n.node == N and n.source != "standing" and n.deadline is not None and n.deadline < over + 1.0 for n in self.notices
-        )
-        assert by_its_word or not self.bench.runtime.alive, f"two may live: {self.notices}, {self.skew:g} s apart"
-        return "by its word" if by_its_word else "by an image"
+        if not any(image.worker == W and set(image.nodes) - {N} for image in self.fleet.images):
+            unclear = any(
+                stood.state == "ended" for stood in self.bench.journal.stood().values()
+            )  # nobody can tell whether its image arrived
+            assert self.bench.runtime.alive or unclear, "it was ended, and nothing is left of it"
+            return "without an image"
+        assert not self.bench.runtime.alive, f"two may live: {self.notices}, {self.skew:g} s apart"
+        own = any(n.node == N and n.source != "standing" for n in self.notices)
+        return "by its word" if own else "by an image"
 
 
 class Reached:
@@ -197,6 +210,9 @@ class Reached:
 
     def __init__(self, both: Both) -> None:
         self.both = both
+
+    def took(self, taken: float, kept: float, presumed: float) -> None:
+        self.both.asks = pb.InventoryRequest(taken=taken, kept=kept, presumed_s=presumed)
 
     async def stand(self, order: pb.StandOrder, timeout: float) -> pb.Done:
         both = self.both
@@ -211,6 +227,9 @@ class Reached:
 
 class Holder:
     """Node m, which has nothing to do."""
+
+    def took(self, taken: float, kept: float, presumed: float) -> None:
+        """Nothing to it."""
 
     async def stand(self, order: pb.StandOrder, timeout: float) -> pb.Done:
         return pb.Done()
@@ -254,11 +273,11 @@ def test_whom_the_engine_takes_for_lost_by_an_image_is_dead(seed: int) -> None:
     told(seed)
 
 
-@pytest.mark.parametrize("seed", [236, 389, 403])
-def test_stories_that_ended_with_two_alive_once(seed: int) -> None:
-    """When it hung on clocks whether a node was free of its word: an engine that began anew remembered an older answer than the last."""
-    assert told(seed) == "by an image"
+@pytest.mark.parametrize("seed", [4, 10, 21, 33, 36])
+def test_stories_that_ended_with_two_alive_before_a_node_kept_its_word(seed: int) -> None:
+    assert told(seed) in ("by its word", "by an image", "")
 
 
-def test_a_story_comes_to_the_other_end_too() -> None:
-    assert told(0) == "by its word"
+@pytest.mark.parametrize(("seed", "end"), [(1, "by an image"), (9, "by its word"), (0, "without an image")])
+def test_stories_come_to_every_end(seed: int, end: str) -> None:
+    assert told(seed) == end

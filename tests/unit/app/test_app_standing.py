@@ -62,6 +62,10 @@ class Agent:
         self.node, self.ca, self.clock = node, ca, clock
         self.orders: list[StandingOrder] = []
         self.fault: Rejected | None = None
+        self.said = 0.0, 0.0, 0.0
+
+    def took(self, taken: float, kept: float, presumed: float) -> None:
+        self.said = taken, kept, presumed
 
     async def stand(self, order: pb.StandOrder, timeout: float) -> pb.Done:
         if self.fault is not None:
@@ -104,6 +108,7 @@ class Giving:
             call=call,
             tell=self.told.__setitem__,
             add=lambda records: self.records.extend(records),
+            elapsed=lambda: self.now,
         )
 
     async def look(self, seen: Fleet, *stood: Stood) -> None:
@@ -321,3 +326,32 @@ async def test_an_image_of_which_its_node_has_told_tells_nothing_whatever_clocks
 )
 def test_an_image_tells_nothing_of(seen: Fleet, why: str) -> None:
     assert relayed(seen) == (), why
+
+
+async def test_a_node_is_told_what_was_taken_in_of_it_once_that_is_remembered(giving: Giving) -> None:
+    await giving.look(fleet())
+    assert giving.agents[A].said == (0.0, 0.0, 0.0), "this round isn't remembered yet"
+    giving.now += 1.0
+    await giving.look(fleet())
+    assert giving.agents[A].said == (NOW, NOW, 65.0)
+
+
+async def test_what_a_next_engine_elsewhere_may_not_know_yet_isnt_called_kept(giving: Giving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Store, "elsewhere", True)
+    for _ in range(KEPT_S := 31):
+        await giving.look(fleet())
+        assert giving.agents[A].said[1] == 0.0
+        giving.now += 1.0
+    await giving.look(fleet())
+    giving.now += 1.0
+    await giving.look(fleet())
+    taken, kept, _ = giving.agents[A].said
+    assert taken - kept == KEPT_S - 1
+    assert taken == giving.now - 1.0
+
+
+async def test_nothing_is_called_taken_in_that_a_disk_hasnt(giving: Giving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Store, "unwritten", 1)
+    await giving.look(fleet())
+    await giving.look(fleet())
+    assert giving.agents[A].said == (0.0, 0.0, 0.0)
