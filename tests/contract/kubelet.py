@@ -23,6 +23,7 @@ from typing import Any, Final
 import grpc
 
 CGROUP = Path("/sys/fs/cgroup")
+_PLUGINS: Final = Path("/var/lib/cni")
 NAMESPACE = "k8s.io"
 MASKED: Final = ("/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/sched_debug", "/sys/firmware")
 READ_ONLY: Final = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
@@ -386,12 +387,16 @@ def _cleared(root: Path) -> bool:
 
 @contextlib.contextmanager
 def cgroup2_alone() -> Iterator[None]:
-    """The lab's view of cgroups: the unified hierarchy, as on a node of today."""
-    subprocess.run(["mount", "-t", "cgroup2", "cgroup2", str(CGROUP)], check=True)
+    """The lab's view of cgroups: the unified hierarchy, as on a node of today. And a place for what network plugins remember."""
+    _PLUGINS.mkdir(exist_ok=True)
+    mounts = (("cgroup2", str(CGROUP)), ("tmpfs", str(_PLUGINS)))
+    for kind, point in mounts:
+        subprocess.run(["mount", "-t", kind, kind, point], check=True)
     try:
         yield
     finally:
-        subprocess.run(["umount", "-l", str(CGROUP)], check=True)
+        for _kind, point in mounts:
+            subprocess.run(["umount", "-l", point], check=True)
 
 
 @contextlib.contextmanager
