@@ -145,6 +145,18 @@ class Home:
         self.helds.append(held)
         return held
 
+    def looks(self, times: int) -> None:
+        """Wait until a placeholder has looked for its worker so often, each time before it sleeps again."""
+        seen: set[int] = set()
+
+        def look() -> bool:
+            for name in os.listdir("/proc"):
+                if name.isdigit() and (one := process.stat(int(name))) is not None and one.parent == self.process.pid:
+                    seen.add(one.pid)
+            return len(seen) >= times
+
+        until(look, "the placeholder doesn't look")
+
     def state(self) -> int:
         return int(self.kubelet.status(self.container).state)
 
@@ -226,12 +238,14 @@ def test_a_move_that_is_rolled_back_leaves_no_trace(
     with home(kubelet, runtime, "decode-0-new") as there:
         frozen = worker.freeze(tmp_path / "image")
         held = there.restore(tmp_path / "image")
+        there.looks(3)
         held.abort()
         frozen.thaw()
         worker.runs_on()
         assert [int(reader.readline()) for _ in range(200)] == list(range(first + 1, first + 201))
         tokens = worker.tokens()
         assert tokens == list(range(len(tokens)))
+        there.looks(3)
         assert there.state() == 1, "the placeholder waits on"
         assert locktables.tables(worker.network.netns) == []
         # and it may be tried again with the very same placeholder

@@ -20,7 +20,7 @@ from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
-from shunter.model.errors import Problem, Rejected
+from shunter.model.errors import Problem, Rejected, Retry
 from shunter.model.pod import CONTAINER, OPERATION, Pod, engine_of, resident
 
 from shunter_agent.runtime import containers_check as checks
@@ -146,9 +146,7 @@ class PodHeld:
     def resume(self) -> Process:
         """See `port.Held`. Raises Rejected SH702, SH708, of GPUs SH741."""
         copy = self._inner.resume()
-        if processes.find(self._home):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._home.pid, signal.SIGHUP)  # to one that doesn't know it, it means nothing: it is a process 1
+        _tell(self._home)
         return copy
 
     def abort(self) -> None:
@@ -228,6 +226,11 @@ class ContainerRuntime(CriuRuntime):
         if spec.pod is None:
             return super().network(spec, process)
         home = process or self.pods.find(spec.pod).init
+        if process is not None:
+            with contextlib.suppress(Rejected, Retry):
+                placeholder = self.pods.find(spec.pod).init
+                if placeholder != process:
+                    _tell(placeholder)  # the agent before this one may have died before it came to that
         try:
             return PodNetwork(network_of(home.pid))
         except OSError as error:
@@ -436,6 +439,13 @@ def outer_pid(home: Container, pid: int) -> int:
         if inner_pids(outer)[-2:] == [pid, 1]:
             return outer
     raise Rejected(processes.gone(pid))
+
+
+def _tell(placeholder: Process) -> None:
+    """Its worker runs. To a process 1 that doesn't know the signal it means nothing."""
+    if processes.find(placeholder):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(placeholder.pid, signal.SIGHUP)
 
 
 def _join(host: str, port: str) -> str:

@@ -39,11 +39,11 @@ worker() {
     at=${at#/proc/} found="$found ${at%/status}"
   done
 } 2>/dev/null
-trap 'worker; code=0; [ -n "$found" ] || exit 0; kill -TERM $found' TERM
+trap '[ -n "$lived" ] || exit 0; worker; [ -n "$found" ] || exit 0; code=0; kill -TERM $found' TERM
 trap 'lived=1' HUP
 while :; do
   worker
-  if [ -n "$found" ]; then lived=1; elif [ -n "$lived" ]; then exit "${code:-1}"; fi
+  [ -z "$lived" ] || [ -n "$found" ] || exit "${code:-1}"
   sleep 1 &
   wait $!
 done
