@@ -346,6 +346,10 @@ class Kubelet:
         """What the container has said, as `kubectl logs` shows it."""
         return (Path(pod.config.log_directory) / f"{name}.log").read_text()
 
+    def stop_container(self, container: str, *, grace_s: int) -> None:
+        """As when its pod is deleted: SIGTERM to its process 1, and SIGKILL after so many seconds."""
+        self.ask("StopContainer", self._pb.StopContainerRequest(container_id=container, timeout=grace_s))
+
     def remove(self, pod: Pod) -> None:
         """As when a pod is deleted."""
         request = self._pb.SandboxRequest(pod_sandbox_id=pod.sandbox)

@@ -28,7 +28,11 @@ DYNAMO = {
     "nvidia.com/dynamo-sub-component-type": "decode",
 }
 WORKER = """
-import socket, threading, time
+import os, signal, socket, threading, time
+def end(*_):
+    print("asked to end", flush=True)
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
 listener = socket.create_server(("0.0.0.0", 9000))
 def serve():
     while True:
@@ -65,24 +69,41 @@ def kubelet(tmp_path: Path) -> Iterator[Kubelet]:
         yield found
 
 
+class Agents:
+    """Processes of two agents."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, node: str) -> None:
+        with (self.folder / f"{node}.log").open("ab") as log:
+            command = [BIN / "shunter-agent", "run", "--config", self.folder / f"{node}.toml"]
+            self.running[node] = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def kill(self, node: str) -> None:
+        self.running[node].kill()
+        self.running[node].wait(20)
+
+
 @pytest.fixture
-def agents(kubelet: Kubelet, criu: Path, tmp_path: Path) -> Iterator[Path]:
+def agents(kubelet: Kubelet, criu: Path, tmp_path: Path) -> Iterator[Agents]:
     subprocess.run([BIN / "shunter", "certs", tmp_path / "certs", "--agent", "a", "--agent", "b"], check=True, capture_output=True)
-    with contextlib.ExitStack() as stack:
-        for node, namespace in (("a", "serving"), ("b", "elsewhere")):
-            port, images = PORTS[node]
-            settings = tmp_path / f"{node}.toml"
-            settings.write_text(SETTINGS.format(node=node, port=port, images=images, criu=criu, socket=kubelet.socket, namespace=namespace))
-            log = stack.enter_context((tmp_path / f"{node}.log").open("wb"))
-            agent = subprocess.Popen([BIN / "shunter-agent", "run", "--config", settings], stdout=log, stderr=log)
-            stack.callback(agent.wait, 20)
-            stack.callback(agent.terminate)
-        yield tmp_path
+    agents = Agents(tmp_path)
+    for node, namespace in (("a", "serving"), ("b", "elsewhere")):
+        port, images = PORTS[node]
+        text = SETTINGS.format(node=node, port=port, images=images, criu=criu, socket=kubelet.socket, namespace=namespace)
+        (tmp_path / f"{node}.toml").write_text(text)
+        agents.start(node)
+    yield agents
+    for agent in agents.running.values():
+        agent.terminate()
+        agent.wait(20)
 
 
 @contextlib.asynccontextmanager
-async def orders_to(node: str, folder: Path) -> AsyncIterator[rpc.AgentStub]:
-    certs = folder / "certs"
+async def orders_to(node: str, agents: Agents) -> AsyncIterator[rpc.AgentStub]:
+    certs = agents.folder / "certs"
     credentials = grpc.ssl_channel_credentials(*((certs / name).read_bytes() for name in ("ca.pem", "engine.key", "engine.pem")))
     options = (("grpc.ssl_target_name_override", f"{node}.agent.shunter"),)
     async with grpc.aio.secure_channel(f"127.0.0.1:{PORTS[node][0]}", credentials, options) as channel:
@@ -94,10 +115,10 @@ async def workers(agent: rpc.AgentStub) -> list[pb.WorkerReport]:
     return list((await agent.Inventory(pb.InventoryRequest(), timeout=10)).workers)
 
 
-async def until_there(agent: rpc.AgentStub, folder: Path) -> pb.WorkerReport:
+async def until_there(agent: rpc.AgentStub, agents: Agents) -> pb.WorkerReport:
     end = time.monotonic() + 20
     while not (found := await workers(agent)):
-        assert time.monotonic() < end, (folder / "a.log").read_text()[-2000:]
+        assert time.monotonic() < end, (agents.folder / "a.log").read_text()[-2000:]
     return found[0]
 
 
@@ -112,11 +133,11 @@ def tokens(kubelet: Kubelet, pod: Pod) -> list[int]:
     return [int(line.split()[4]) for line in kubelet.log(pod).splitlines() if " token " in line]
 
 
-async def test_a_worker_is_found_in_its_pod_and_moved_by_orders(agents: Path, kubelet: Kubelet) -> None:
+async def test_a_worker_is_found_in_its_pod_and_moved_by_orders(agents: Agents, kubelet: Kubelet) -> None:
     pod = kubelet.pod("decode-0", DYNAMO)
     new = kubelet.pod("decode-0-new", {**DYNAMO, OPERATION: "op"})
     kubelet.container(pod, ["/usr/bin/python3", "-c", WORKER])
-    kubelet.container(new, list(PLACEHOLDER))
+    placeholder = kubelet.container(new, list(PLACEHOLDER))
     home = {"pod_uid": new.uid, "pod_namespace": "serving", "pod_name": new.name, "pod_container": "main"}
     async with orders_to("a", agents) as source, orders_to("b", agents) as destination:
         found = await until_there(source, agents)
@@ -147,8 +168,16 @@ async def test_a_worker_is_found_in_its_pod_and_moved_by_orders(agents: Path, ku
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await source.Preflight(pb.PreflightOrder(order=order), timeout=20)
         assert refusal_of(refused.value) is not None
-        # and a pod that is deleted takes its worker along, which the agent notices
-        kubelet.remove(new)
+    agents.kill("b")
+    agents.start("b")
+    async with orders_to("b", agents) as destination:
+        assert (await until_there(destination, agents)).pod_uid == new.uid
+        before = len(tokens(kubelet, new))
+        until(lambda: len(tokens(kubelet, new)) > before, "it doesn't run on without its agent")
+        # a pod that is deleted has its worker asked to end, as if that were process 1 of its container
+        kubelet.stop_container(placeholder, grace_s=10)
+        until(lambda: "asked to end" in kubelet.log(new), "nobody asks it to end")
+        assert kubelet.status(placeholder).exit_code == 0
         end = time.monotonic() + 15
         while await workers(destination):
             assert time.monotonic() < end, "the agent doesn't notice"
