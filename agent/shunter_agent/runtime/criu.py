@@ -116,6 +116,8 @@ class CriuRuntime:
         """See `port.Runtime`. Raises Rejected SH710; Retry SH713, SH714; Unknown SH711, SH712, of GPUs SH742."""
         if not processes.find(process):
             raise Rejected(processes.gone(process.pid))
+        if stopped is None and not self._cuda.processes(process):
+            return  # nobody was at it, and whoever traces or has stopped it may have a reason
         leftbehind.free(process, waited_s)
         for run_id in [None] if network.own else self._left.pop(process.pid, []):
             holds.sweep_lock(network, run_id)
