@@ -1,5 +1,6 @@
 """Everything that can be checked before anything is frozen. A restore that can't work is refused here, with the two values that differ."""
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,8 +18,9 @@ from shunter_agent import capacity, gpus, guard
 from shunter_agent.convert import asked
 from shunter_agent.convert import spec as to_spec
 from shunter_agent.guard import Asked, in_other_operation
+from shunter_agent.journal import WorkerRow
 from shunter_agent.node import Node
-from shunter_agent.runtime.port import WorkerSpec
+from shunter_agent.runtime.port import Housing, WorkerSpec
 
 FACTS: Final = {
     "runtime": "checkpoint runtime",
@@ -161,4 +163,13 @@ async def preflight(node: Node, message: pb.PreflightOrder, room_of: Callable[[P
     found = [lost] if lost else await node.in_thread(node.runtime.check, row.process, row.spec)
     size = await node.in_thread(node.runtime.memory, row.process)
     facts = gpus.facts_for(node.facts, needs)
+    await _remark(node, row)
     return pb.PreflightReply(refusals=[wire.refusal(problem) for problem in found], facts=facts, bytes=size or 0)
+
+
+async def _remark(node: Node, row: WorkerRow) -> None:
+    """Say what a move would cost. It is no reason not to move."""
+    if isinstance(node.runtime, Housing):
+        with contextlib.suppress(OSError):  # it is just ending, which shows elsewhere
+            for remark in await node.in_thread(node.runtime.remarks, row.process, row.spec):
+                node.log.info("before a move", worker=row.spec.worker, remark=remark)

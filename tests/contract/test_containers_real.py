@@ -371,6 +371,9 @@ time.sleep(3600)
             assert "at most 1kB" in said["SH754"]
             assert "/models" in said["SH756"]
             assert "1 of its connections" in said["SH761"]
+            assert runtime.remarks(found.init, who) == (
+                "1 of its connections are with others, and would be reset when the move is committed",
+            )
             # and without anybody to ask, by the names of cgroups alone, it is the same container
             assert Pods(None).find(who.pod).init == found.init
         finally:

@@ -199,6 +199,11 @@ class ContainerRuntime(CriuRuntime):
                 found.append(Found(spec=self._at(spec, home, one.id), process=home.init))
         return found
 
+    def remarks(self, process: Process, spec: WorkerSpec) -> Sequence[str]:
+        """See `port.Housing`."""
+        count = links.count_outside(processes.tree(process.pid)) if spec.pod is not None else 0
+        return (f"{count} of its connections are with others, and would be reset when the move is committed",) if count else ()
+
     def housed(self, spec: WorkerSpec, pod: Pod) -> WorkerSpec:
         """See `port.Housing`."""
         assert self.pods.runtime is not None

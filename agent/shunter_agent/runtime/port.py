@@ -205,6 +205,10 @@ class Housing(Protocol):
         takes a look at all of the node's cgroups. Raises Retry SH760, Rejected SH751."""
         ...
 
+    def remarks(self, process: Process, spec: WorkerSpec) -> Sequence[str]:
+        """What a move would cost the worker that lives in a pod, though it wouldn't fail by it. Empty for others. Raises OSError."""
+        ...
+
     def housed(self, spec: WorkerSpec, pod: Pod) -> WorkerSpec:
         """The worker as it will be in this pod of this node: with the pod's address and GPUs. Raises Rejected SH750, SH751; Retry SH760."""
         ...

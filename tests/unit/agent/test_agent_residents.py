@@ -10,6 +10,7 @@ from shunter.model.errors import Rejected, Retry
 from shunter.model.pod import Pod
 from shunter.wire import agent_pb2 as pb
 from shunter_agent.inventory import report
+from shunter_agent.preflight import preflight
 from shunter_agent.residents import Residents
 from shunter_agent.runtime.port import Found, Gpu, Housing, Process, WorkerSpec
 
@@ -30,6 +31,9 @@ class Houses:
             raise self.fails
         self.looked = [one for one in self.there if one.spec.pod is not None and one.spec.pod.uid not in but]
         return self.looked
+
+    def remarks(self, process: Process, spec: WorkerSpec) -> Sequence[str]:
+        return ("2 connections would be reset",)
 
     def housed(self, spec: WorkerSpec, pod: Pod) -> WorkerSpec:
         return msgspec.structs.replace(spec, pod=pod, mac="", address="10.88.0.3:9000", gpus=("0000:01:00",))
@@ -127,7 +131,7 @@ def prepare(pod: Pod | None) -> pb.PrepareOrder:
 
 async def test_a_worker_is_prepared_for_as_it_will_be_in_its_pod(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     houses = Houses()
-    for name in ("housed", "residents"):
+    for name in ("housed", "residents", "remarks"):
         monkeypatch.setattr(bench.runtime, name, getattr(houses, name), raising=False)
     assert isinstance(bench.runtime, Housing)
     await bench.destination.prepare(prepare(NEW))
@@ -146,3 +150,13 @@ async def test_an_agent_without_containers_takes_no_worker_for_a_pod(bench: Benc
         await bench.destination.prepare(prepare(NEW))
     assert refused.value.problem.code == "SH680"
     assert not bench.journal.reservations()
+
+
+async def test_what_a_move_costs_is_said_before_it_begins(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    houses = Houses()
+    for name in ("housed", "residents", "remarks"):
+        monkeypatch.setattr(bench.runtime, name, getattr(houses, name), raising=False)
+    await residents(bench, houses).look()
+    reply = await preflight(bench.node, pb.PreflightOrder(order=bench.order()))
+    assert not reply.refusals
+    assert "2 connections would be reset" in bench.said()
