@@ -322,7 +322,7 @@ class Ring:
             contextlib.closing(sqlite3.connect(first / "engine.db")) as of,
             contextlib.closing(sqlite3.connect(second / "engine.db")) as to,
         ):
-            of.backup(to)
+            of.backup(to, sleep=0.02, progress=lambda status, _left, _all: under_way.let_write() if status == sqlite3.SQLITE_BUSY else None)
         ended = self.conduct(None, "-", "--state", str(second)).end()
         under_way.wake()
         self.woken = under_way.end()
@@ -452,6 +452,12 @@ class Conducted:
         """It stands still; at its step it does so by itself."""
         if self._gone_on:
             self._process.send_signal(signal.SIGSTOP)
+
+    def let_write(self) -> None:
+        """It stands still in the middle of a write: one moment more, or nobody could read what it has written before."""
+        self._process.send_signal(signal.SIGCONT)
+        time.sleep(0.02)
+        self._process.send_signal(signal.SIGSTOP)
 
     def wake(self) -> None:
         """It goes on from there."""
