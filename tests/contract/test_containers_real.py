@@ -357,8 +357,8 @@ far = socket.create_connection(("10.88.0.1", %d))
 print("token 0", flush=True)
 time.sleep(3600)
 """
+    pod = kubelet.pod("decode-1")  # with the first one the node's end of their network comes to be
     with socket.create_server(("10.88.0.1", 0)) as others:
-        pod = kubelet.pod("decode-1")
         command = ["/usr/bin/python3", "-c", script % others.getsockname()[1]]
         container = kubelet.container(pod, command, volumes=("/cache",), host=(tmp_path / "models", "/models"), tty=True)
         try:
