@@ -264,8 +264,8 @@ class CriuRuntime:
     def _restorer(self, network: Network, way: Way, silent_s: float) -> swrk.Session:
         """A CRIU in the worker's network: the one that was started with it, if it still waits there."""
         if isinstance(network, WorkerNetwork):
-            waiting = network.waiting
-            if isinstance(waiting, swrk.Session) and waiting.alive:
+            waiting, there = network.waiting, way.place == network.netns and not way.descriptors
+            if there and isinstance(waiting, swrk.Session) and waiting.alive:
                 network.waiting = None
                 waiting.be_patient(silent_s)
                 return waiting
