@@ -14,9 +14,10 @@ from conftest import admin, running
 from control_plane import ROOT, ControlPlane, until
 from nodes_simulated import Nodes, node, worker
 from shunter.cluster.api import Api
+from shunter.cluster.awaiting import Patience
 from shunter.cluster.estate import Estate, Following, Where
 from shunter.cluster.operation import Batch, collection, resource
-from shunter.cluster.places import Patience, Pods
+from shunter.cluster.places import Pods
 from shunter.cluster.template import pod_name
 from shunter.model.errors import Rejected
 from shunter.model.ids import Digest, Epoch, Incarnation, NodeId, OperationId, PolicyName, SlotId, WorkerId

@@ -13,9 +13,10 @@ from typing import Any, Final
 import msgspec
 
 from shunter.cluster.api import Absent, Api, Conflict, Object
+from shunter.cluster.awaiting import LOOK_S, Awaiting, Patience, not_running
 from shunter.cluster.estate import Estate
 from shunter.cluster.operation import collection, label, stamp
-from shunter.cluster.pods import JOINS, Being, WorkerPod, unscheduled, waits_for, worker_pod
+from shunter.cluster.pods import JOINS, Being, WorkerPod, worker_pod
 from shunter.cluster.template import COST, IDLE, Wanted, placeholder, pod_name
 from shunter.model.errors import Problem, Rejected, Retry, Unknown
 from shunter.model.ids import NodeId, OperationId, SlotId, WorkerId, node_of
@@ -28,18 +29,8 @@ TEMPLATE: Final = "shunter.dev/pod-template"
 """Annotation of a park's WorkerOperation: the pod that its worker left."""
 GRACE_S: Final = 1
 """Of pods in which nothing is left that could end in peace: the least that isn't an end by force, behind the kubelet's back."""
-_LOOK_S: Final = 0.3
-_HOPELESS: Final = ("ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 _TEMPLATE_MOST: Final = 200_000
 """Bytes. An object's annotations may take 256 KiB in all."""
-
-
-class Patience(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds: for a pod to run, for a scheduler that finds no room to find some, and for a deleted pod to be gone."""
-
-    running: float = 120.0
-    room: float = 10.0
-    gone: float = 60.0
 
 
 class Pods:
@@ -63,6 +54,7 @@ class Pods:
         """
         self._api, self._estate, self._fleet, self._operations, self._idle = api, estate, fleet, operations, idle
         self._patience, self._clock, self._sleep, self._now = patience or Patience(), clock, sleep, now
+        self._awaiting = Awaiting(self._ask, lambda uid: self._estate().pods.get(uid), self._patience, clock, sleep)
 
     async def prepare(
         self,
@@ -91,8 +83,8 @@ class Pods:
                     await self._delete(namespace, name, found["metadata"]["uid"])
                     await self._until_gone(namespace, name, found["metadata"]["uid"], may_go_on)
                 else:
-                    return await self._until_it_runs(found, node, may_go_on)
-        raise Retry(_not_running(name, node, "it ends as soon as it is made"))
+                    return await self._awaiting.until_it_runs(_known(found), node, may_go_on)
+        raise Retry(not_running(name, node, "it ends as soon as it is made"))
 
     async def keep(self, record: OperationRecord, pod: Pod) -> None:
         """See `Places`."""
@@ -240,39 +232,17 @@ class Pods:
         except (Conflict, Unknown):
             return None
 
-    async def _until_it_runs(self, found: Object | None, node: NodeId, may_go_on: Callable[[], None]) -> Pod:
-        assert found is not None
-        began, without_room = self._clock(), None
-        meta = found["metadata"]
-        uid, namespace, name = meta["uid"], meta["namespace"], meta["name"]
-        while True:
-            pod = worker_pod(found) if found is not None and found["metadata"].get("uid") == uid else None
-            if found is None or pod is None or pod.being in (Being.ENDING, Being.ENDED):
-                raise Rejected(_not_running(name, node, pod.why if pod is not None else "somebody has deleted it"))
-            if pod.being is Being.RUNNING:
-                if pod.node != node:
-                    raise Rejected(_not_running(name, node, f"it runs on {pod.node}"))
-                return pod.pod
-            now = self._clock()
-            status = found.get("status") or {}
-            full = unscheduled(status)
-            without_room = (without_room if without_room is not None else now) if full else None
-            reason, _ = waits_for(status, pod.pod.container)
-            impatient = without_room is not None and now - without_room >= self._patience.room
-            if impatient or reason in _HOPELESS or now - began >= self._patience.running:
-                raise Rejected(_not_running(name, node, pod.why))
-            may_go_on()
-            await self._sleep(_LOOK_S)
-            with contextlib.suppress(Retry):  # an answer that didn't come says nothing of the pod
-                found = await self._get(namespace, name)
-
     async def _until_gone(self, namespace: str, name: str, uid: str, may_go_on: Callable[[], None]) -> None:
         until = self._clock() + self._patience.gone
         while (found := await self._get(namespace, name)) is not None and found["metadata"].get("uid") == uid:
             if self._clock() >= until:
-                raise Retry(_not_running(name, NodeId(""), "the one before it, which was deleted, isn't gone"))
+                raise Retry(not_running(name, NodeId(""), "the one before it, which was deleted, isn't gone"))
             may_go_on()
-            await self._sleep(_LOOK_S)
+            await self._sleep(LOOK_S)
+
+    async def _ask(self, pod: Pod) -> WorkerPod | None:
+        found = await self._get(pod.namespace, pod.name)
+        return worker_pod(found) if found is not None and found["metadata"].get("uid") == pod.uid else None
 
     def _is_ours(self, found: Object, operation: OperationId) -> None:
         labels = found["metadata"].get("labels") or {}
@@ -336,17 +306,15 @@ class Pods:
         return f"/api/v1/namespaces/{namespace}/pods"
 
 
+def _known(found: Object) -> WorkerPod:
+    pod = worker_pod(found)
+    if pod is None:
+        raise Rejected(not_running(str(found["metadata"]["name"]), NodeId(""), "it lost the labels that say who is to live in it"))
+    return pod
+
+
 def _over(found: Object) -> bool:
     return bool(found["metadata"].get("deletionTimestamp")) or (found.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-
-
-def _not_running(name: str, node: NodeId, why: str) -> Problem:
-    return Problem(
-        code="SH560",
-        what=f"the pod that the worker was to come to doesn't run on {node}: {why}" if node else f"the pod {name} can't be made: {why}",
-        remedy="Look at the pod's events and at what its node has left; it is planned again if there is still a need",
-        subject=name,
-    )
 
 
 def _no_template(worker: WorkerId, why: str) -> Problem:

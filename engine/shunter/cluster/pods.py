@@ -15,6 +15,7 @@ from shunter.model.pod import CONTAINER, MAIN, OPERATION, SERVING, STATE, Pod, R
 from shunter.model.snapshot import Toleration
 
 GPUS: Final = "nvidia.com/gpu"
+UNSCHEDULABLE: Final = "Unschedulable"
 _OVER: Final = ("Succeeded", "Failed")
 _HANDED_OVER: Final = ("", "ReplicaSet")
 """Controllers that can be given another pod in the place of one: they know theirs by labels alone. Empty: there is none."""
@@ -61,6 +62,8 @@ class WorkerPod(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Kind and name of what has it be there, such as `ReplicaSet/decode-5f9c`; empty: nothing does."""
     gated: bool
     """It isn't ready until the engine says so (`SERVING`)."""
+    reason: str = ""
+    """The same in a word of Kubernetes', such as `Unschedulable` or `CreateContainerError`; empty where there is none."""
     hidden: bool = False
     """The engine doesn't say so."""
     joins: dict[str, str] = {}
@@ -103,7 +106,7 @@ def worker_pod(found: Object) -> WorkerPod | None:
     if who is None:
         return None
     gated = any(gate.get("conditionType") == SERVING for gate in spec.get("readinessGates") or ())
-    being, why = _being(meta, spec, status, str(container.get("name", "")))
+    being, why, reason = _being(meta, spec, status, str(container.get("name", "")))
     return WorkerPod(
         pod=Pod(namespace=meta.get("namespace", ""), name=meta["name"], uid=meta["uid"], container=str(container.get("name", ""))),
         resident=who,
@@ -111,6 +114,7 @@ def worker_pod(found: Object) -> WorkerPod | None:
         being=being,
         ready=being is Being.RUNNING and truth(status, "Ready") == "True",
         why=why,
+        reason=reason,
         labels=dict(labels),
         tolerations=tuple(_toleration(one) for one in spec.get("tolerations") or ()),
         gpus=_gpus(container),
@@ -168,18 +172,19 @@ def unscheduled(status: Object) -> str:
     return ""
 
 
-def _being(meta: Object, spec: Object, status: Object, container: str) -> tuple[Being, str]:
+def _being(meta: Object, spec: Object, status: Object, container: str) -> tuple[Being, str, str]:
     phase = status.get("phase") or "Pending"
     if phase in _OVER:
         said = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
-        return Being.ENDED, f"its pod has ended ({said or phase})"
+        return Being.ENDED, f"its pod has ended ({said or phase})", ""
     if meta.get("deletionTimestamp"):
-        return Being.ENDING, "its pod is being deleted"
+        return Being.ENDING, "its pod is being deleted", ""
     reason, told = waits_for(status, container)
     if phase == "Pending" or not spec.get("nodeName") or reason:
-        why = unscheduled(status) or ": ".join(filter(None, (reason, told))) or "it is being started"
-        return Being.COMING, f"its pod doesn't run yet: {why}"
-    return Being.RUNNING, "" if truth(status, "Ready") == "True" else "its pod isn't ready"
+        full = unscheduled(status)
+        why = full or ": ".join(filter(None, (reason, told))) or "it is being started"
+        return Being.COMING, f"its pod doesn't run yet: {why}", UNSCHEDULABLE if full else reason
+    return Being.RUNNING, "" if truth(status, "Ready") == "True" else "its pod isn't ready", ""
 
 
 def _toleration(one: Object) -> Toleration:
