@@ -265,9 +265,9 @@ def test_images_of_before_a_gap_or_a_new_engine_are_known_for_as_long_as_it_look
     assert Pictures().during([BEGIN]) == [None]
 
 
-@pytest.mark.parametrize(("changes_at", "acts"), [(0, True), (90, False)])
+@pytest.mark.parametrize(("without", "acts"), [((0, 0), True), ((0, 90), False), ((60, 75), False), ((10, 30), True)])
 @pytest.mark.parametrize("query", ["DynamoGraphDeployment ns/g: decode", "desired_replicas"])
-def test_what_a_resource_wanted_of_pools_is_known_of_the_past(tmp_path: Path, query: str, changes_at: int, acts: bool) -> None:
+def test_what_a_resource_wanted_of_pools_is_known_of_the_past(tmp_path: Path, query: str, without: tuple[int, int], acts: bool) -> None:
     """Prometheus has what planners publish, and nothing of what stands in a resource."""
     text = (
         "apiVersion: shunter.dev/v1alpha1\nkind: ReassignmentPolicy\nmetadata: {name: follow}\n"
@@ -280,7 +280,7 @@ def test_what_a_resource_wanted_of_pools_is_known_of_the_past(tmp_path: Path, qu
     fleet = msgspec.structs.replace(live.fleet, workers=(live.fleet.workers[0], away), images=(image("i", "d1", BEGIN - 9),))
 
     def look(tick: int) -> Snapshot:
-        wanted = {"g/decode": 1.0, "g/prefill": 1.0 if tick >= changes_at else 0.0}
+        wanted = {"g/decode": 1.0, "g/prefill": 0.0 if without[0] <= tick < without[1] else 1.0}
         pools = {p: {"desired": Known(value=v, unit="workers", at=BEGIN + tick, query=query)} for p, v in wanted.items()}
         return msgspec.structs.replace(live, at=BEGIN + tick, fleet=fleet, samples=Samples(pools=pools))
 
