@@ -129,6 +129,27 @@ async def test_a_worker_moves_there_and_back_and_there_and_back_by_the_engines_p
     assert [record.body["step"] for record in e.records[:2]] == ["intended", "prepared"]
 
 
+@pytest.mark.parametrize("tolerates", [False, True])
+async def test_a_node_takes_no_worker_that_does_not_tolerate_its_taint(tmp_path: Path, tolerates: bool) -> None:
+    """Whoever sends it there: the agent looks at its own settings, and at what the worker's say, which go along with it."""
+    with Fleet(tmp_path / "fleet", pretend=True, weights_mb=1, nodes=NODES) as fleet:
+        b, a = fleet.nodes["node-b"].config, fleet.nodes["node-a"].config
+        b.write_text('taints = [{key = "team", value = "search"}]\n' + b.read_text())
+        a.write_text(a.read_text() + f'tolerations = [{{key = "{"team" if tolerates else "other"}", operator = "Exists"}}]\n')
+        fleet.start_nodes()
+        async with engine(fleet) as e:
+            status, why = await e.move(0, AT_B)
+            assert await e.look() == ((AT_B, 1, "running") if tolerates else (AT_A, 0, "running"))
+            (there,) = (n for n in e.seen.nodes if n.id == B)
+            assert ([str(t) for t in there.taints], there.memory is None, there.disk is None) == (["team=search:NoSchedule"], False, False)
+            assert [len(w.tolerations or ()) for w in e.seen.workers] == [1]
+    if tolerates:
+        assert status is Status.SUCCEEDED
+    else:
+        assert status is Status.ROLLED_BACK
+        assert "the node is tainted with team=search:NoSchedule, and the worker tolerates other" in why
+
+
 async def test_a_copy_whose_source_still_has_the_worker_is_never_let_run(fleet: Fleet) -> None:
     async with engine(fleet) as e:
         order = await e.held_at_b()
