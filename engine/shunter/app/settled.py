@@ -27,6 +27,11 @@ def settled(fleet: Fleet, records: Iterable[OperationRecord]) -> Fleet:
         worker = workers.get(planned.worker)
         if worker is not None and slot is not None:
             workers[worker.id] = msgspec.structs.replace(
-                worker, state=WorkerState.RUNNING, node=node_of(slot), slot=slot, incarnation=Incarnation(planned.expect.incarnation + 1)
+                worker,
+                state=WorkerState.RUNNING,
+                node=node_of(slot),
+                slot=slot,
+                incarnation=Incarnation(planned.expect.incarnation + 1),
+                pod=record.pod,
             )
     return msgspec.structs.replace(fleet, workers=tuple(workers[name] for name in sorted(workers)))

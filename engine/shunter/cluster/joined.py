@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from shunter.cluster.estate import Estate
+from shunter.cluster.nodes import ClusterNode
 from shunter.cluster.pods import Being, WorkerPod
 from shunter.model.ids import Incarnation, NodeId, WorkerId
 from shunter.model.snapshot import Fleet, Node, Slot, Worker, WorkerState
@@ -43,7 +44,7 @@ def joined(fleet: Fleet, estate: Estate) -> Fleet:
             continue
         others[pod.node].append(pod)
         if pod.being in _HERE and pod.resident.id not in known:
-            known[pod.resident.id] = _by_pod(pod, pod.node, nodes.get(pod.node))
+            known[pod.resident.id] = _by_pod(pod, pod.node, nodes.get(pod.node), estate.nodes.get(pod.node))
     return msgspec.structs.replace(
         fleet,
         nodes=tuple(_with_cluster(node, estate, others.get(node.id, ())) for node in fleet.nodes),
@@ -92,7 +93,7 @@ def _missing(worker: Worker, estate: Estate) -> str:
     return "its pod isn't in the API server"
 
 
-def _by_pod(pod: WorkerPod, name: NodeId, node: Node | None) -> Worker:
+def _by_pod(pod: WorkerPod, name: NodeId, node: Node | None, there: ClusterNode | None) -> Worker:
     who = pod.resident
     return Worker(
         id=who.id,
@@ -107,13 +108,15 @@ def _by_pod(pod: WorkerPod, name: NodeId, node: Node | None) -> Worker:
         address=pod.address,
         tolerations=pod.tolerations,
         pod=pod.pod,
-        pinned=_unreported(pod, name, node),
+        pinned=_unreported(pod, name, node, there),
     )
 
 
-def _unreported(pod: WorkerPod, name: NodeId, node: Node | None) -> str:
+def _unreported(pod: WorkerPod, name: NodeId, node: Node | None, there: ClusterNode | None) -> str:
     if pod.being is Being.ENDING:
         return pod.why
+    if there is not None and not there.ready and (node is None or not node.reachable):
+        return f"{name} isn't ready: its kubelet says nothing, and its agent doesn't either"
     if node is None:
         return f"no agent runs on {name}"
     return f"the agent of {name} " + ("reports no process of its pod" if node.reachable else "doesn't answer")

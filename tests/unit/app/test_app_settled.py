@@ -5,6 +5,7 @@ from shunter.app.settled import settled
 from shunter.model.ids import Digest, Epoch, Incarnation, NodeId, OperationId, PolicyName, SlotId, WorkerId
 from shunter.model.operation import OperationRecord, Outcome, Status
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
+from shunter.model.pod import Pod
 from shunter.model.snapshot import Fleet, Node, Worker, WorkerState
 from shunter.model.view import NodeView
 from shunter.observe.inventory import merge
@@ -27,6 +28,13 @@ def record(status: Status, kind: OperationKind = OperationKind.MOVE) -> Operatio
 def test_a_moved_worker_is_at_its_destination() -> None:
     (worker,) = settled(FLEET, [record(Status.SUCCEEDED)]).workers
     assert (worker.node, worker.slot, worker.state, worker.incarnation) == (B, "b/0", WorkerState.RUNNING, 1)
+
+
+def test_it_lives_in_the_pod_that_was_made_for_it() -> None:
+    left, came = Pod(namespace="n", name="w", uid="u0"), Pod(namespace="n", name="w-1", uid="u1")
+    there = msgspec.structs.replace(FLEET, workers=(msgspec.structs.replace(AT_A, pod=left),))
+    moved = msgspec.structs.replace(record(Status.SUCCEEDED), pod=came, left=left)
+    assert settled(there, [moved]).workers[0].pod == came
 
 
 def test_what_failed_or_isnt_an_arrival_changes_nothing() -> None:

@@ -220,9 +220,12 @@ def test_a_second_move_to_another_node_asks_for_that_one_alone() -> None:
 # -- one fleet
 
 
-def estate(*pods: dict[str, Any], nodes: tuple[str, ...] = ("node-a", "node-b"), doubt: Problem | None = None) -> Estate:
+def estate(
+    *pods: dict[str, Any], nodes: tuple[str, ...] = ("node-a", "node-b"), doubt: Problem | None = None, ready: bool = True
+) -> Estate:
     known = [read(pod) for pod in pods]
-    there = [cluster_node({"metadata": {"name": n, "labels": {"zone": n[-1]}}, "spec": {}}) for n in nodes]
+    conditions = [{"type": "Ready", "status": "True" if ready else "Unknown"}]
+    there = [cluster_node({"metadata": {"name": n, "labels": {"zone": n[-1]}}, "status": {"conditions": conditions}}) for n in nodes]
     return Estate(
         namespace="dynamo", nodes={n.name: n for n in there}, agents=dict.fromkeys(map(NodeId, nodes), ""),
         pods={pod.pod.uid: pod for pod in known}, doubt=doubt,
@@ -300,6 +303,12 @@ def test_one_that_no_agent_reports_is_in_the_fleet_and_says_why_nothing_is_done(
     assert why in only(found).pinned
     assert (only(found).slot, only(found).node, only(found).state) == (None, node, WorkerState.RUNNING)
     assert reported(found).workers == (), "and isn't lost when it is gone"
+
+
+def test_of_a_node_that_nobody_hears_of_that_is_said() -> None:
+    assert "node-a isn't ready" in only(joined(fleet(reachable=False), estate(raw(), ready=False))).pinned
+    assert "reports no process" in only(joined(fleet(), estate(raw(), ready=False))).pinned, "its agent answers"
+    assert only(joined(fleet(worker()), estate(raw(), ready=False))).pinned == "", "what its agent reports can be saved"
 
 
 def test_one_that_isnt_ready_is_out_of_traffic_and_one_that_doesnt_run_isnt_there() -> None:
