@@ -221,7 +221,7 @@ class Node:
         task = asyncio.create_task(take_back(), name=f"take back {what}")
         self.keep(task)
         raise retry(
-            HUNG,
+            "SH614",
             f"{what} took longer than {within_s:g} s, and was given up",
             "Look for what hangs on this node: a disk, a shared folder, the worker itself",
         )

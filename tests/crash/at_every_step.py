@@ -611,7 +611,7 @@ def run(folder: Path, criu: Path, wanted: list[Point], say: Callable[[str], None
                     break
             ring.watcher.stop()
             totals.add(ring)
-        if result.wrong:
+        if results[-1].wrong:
             break
     return results, totals
 
