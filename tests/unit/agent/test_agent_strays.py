@@ -213,3 +213,12 @@ async def test_an_overtaken_engine_puts_nobody_back(stage: Stage) -> None:
     await stage.bench.source.fence(stage.bench.step(epoch=3))
     assert await stage.tick() == "fenced"
     assert [p.what.count("SH601") for p in stage.told if p] == [1]
+
+
+async def test_of_one_that_no_agent_reports_and_only_its_pod_is_known_no_agent_is_asked(stage: Stage) -> None:
+    await stage.bench.source.fence(stage.bench.step(epoch=1))
+    view = view_of(await inventory.report(stage.bench.node))
+    by_pod = tuple(msgspec.structs.replace(worker, slot=None) for worker in view.workers)
+    stage.unfencing.look(Fleet(nodes=(view.node,), workers=by_pod), (), 1000.0)
+    await stage.unfencing.idle()
+    assert (stage.told, stage.recorded, stage.bench.state()) == ([], [], "fenced")
