@@ -189,7 +189,7 @@ def much_alike(dice: Random):
 def have_room(placed, rooms) -> bool:
     """`placed`: each job with the slot and the option that it has."""
     for node in {slot.split("/")[0] for _, slot, _ in placed}:
-        own = [(j, o) for j, slot, o in placed if slot.split("/")[0] == node]
+        own = [(j, o) for j, slot, o in placed if slot.split("/")[0] == node and j.bytes]
         if sum(max(0, j.bytes - o.freed) for j, o in own) > rooms.left(node).memory:
             return False
         if sum(j.bytes + o.kept for j, o in own) > rooms.left(node).disk:

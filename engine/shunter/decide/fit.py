@@ -213,7 +213,7 @@ class Found:
         """Only what has room for a worker of this size. Whoever is of about the same size shares the options."""
         nodes, gpus = self._rooms(rooms, slots)
         # all that have room for the one and for no more than the other have the same slots
-        rank = bisect_left(nodes, size.bytes), bisect_left(gpus, size.gpu)
+        rank = bisect_left(nodes, size.bytes) if size.bytes else 0, bisect_left(gpus, size.gpu)
         if rank == (0, 0):
             return self
         if rank not in self._narrow:
@@ -243,7 +243,7 @@ def _cramped(size: Size, rooms: Rooms, slot: Slot) -> str | None:
     if slot.gpu_memory is not None and slot.gpu_memory < size.gpu:
         return f"a GPU of {slot.id} has {Bytes(slot.gpu_memory)}, not {Bytes(size.gpu)}"
     left = rooms.left(node_of(slot.id))
-    return short(left, size.bytes) if left.bytes < size.bytes else None
+    return short(left, size.bytes) if size.bytes and left.bytes < size.bytes else None
 
 
 Options: TypeAlias = dict[SlotId, Option]

@@ -37,14 +37,15 @@ class Loads:
         return found
 
     def fits(self, node: NodeId, job: Job, option: Option) -> bool:
-        """There is room for the worker."""
+        """There is room for the worker; it isn't asked of one whose size isn't known."""
         left = self.left(node)
-        return job.bytes - option.freed <= left.memory and job.bytes + option.kept <= left.disk
+        return not job.bytes or (job.bytes - option.freed <= left.memory and job.bytes + option.kept <= left.disk)
 
     def add(self, node: NodeId, job: Job, option: Option, times: int = 1) -> None:
         """The worker comes to the node; `times` -1: it doesn't, after all."""
         left = self.left(node)
-        self._left[node] = Left(left.memory - times * max(0, job.bytes - option.freed), left.disk - times * (job.bytes + option.kept))
+        if job.bytes:
+            self._left[node] = Left(left.memory - times * max(0, job.bytes - option.freed), left.disk - times * (job.bytes + option.kept))
 
     def have_room(self, jobs: Iterable[Job], slots: Mapping[WorkerId, SlotId], options: Options) -> bool:
         """There is room for them all in these slots."""
@@ -141,7 +142,8 @@ class _Packing:
     def fits(self, job: Job, choice: "_Choice") -> bool:
         """There is a slot of the kind, and room on its node."""
         _, kind, node, freed, kept, _ = choice
-        return self.free[kind] > 0 and job.bytes - freed <= self.memory[node] and job.bytes + kept <= self.disk[node]
+        has_room = not job.bytes or (job.bytes - freed <= self.memory[node] and job.bytes + kept <= self.disk[node])
+        return self.free[kind] > 0 and has_room
 
     def punctual(self, job: Job) -> bool:
         """Its node can still dump it in time."""
@@ -163,8 +165,9 @@ class _Packing:
         return choice
 
     def _change(self, job: Job, choice: "_Choice", sign: int) -> None:
-        self.memory[choice.node] -= sign * max(0, job.bytes - choice.freed)
-        self.disk[choice.node] -= sign * (job.bytes + choice.kept)
+        if job.bytes:
+            self.memory[choice.node] -= sign * max(0, job.bytes - choice.freed)
+            self.disk[choice.node] -= sign * (job.bytes + choice.kept)
         self.free[choice.kind] -= sign
         self.value += sign * job.value
         self.cost += sign * choice.cost
@@ -175,7 +178,9 @@ class _Packing:
         memory, disk, free, size = self.memory, self.disk, self.free, job.bytes
         for choice in self.choices(job):
             _, kind, at, freed, kept, breadth = choice
-            if not free[kind] or size - freed > memory[at] or size + kept > disk[at] or (node is not None and at != node):
+            if not free[kind] or (node is not None and at != node):
+                continue
+            if size and (size - freed > memory[at] or size + kept > disk[at]):
                 continue
             rank = breadth, min(memory[at], disk[at])
             if best is None or rank < least:

@@ -80,4 +80,4 @@ def fits(d: Deciding, needs: Needs, worker: Worker, size: Size = UNSIZED) -> boo
     if slot is None or node is None or unfit_slot(needs, slot) is not None or unfit_node(d.world, needs, node) is not None:
         return False
     room = d.rooms.left(node.id).bytes + d.rooms.freed(node.id, host_of(worker, slot), 0)
-    return size.bytes <= room and size.gpu <= (slot.gpu_memory or size.gpu)
+    return (not size.bytes or size.bytes <= room) and size.gpu <= (slot.gpu_memory or size.gpu)

@@ -110,12 +110,12 @@ class Rooms:
 
     def roomy(self, size: int) -> bool:
         """There is room for so many bytes on every node."""
-        return size <= self._least
+        return not size or size <= self._least
 
     def holds(self, node: NodeId, size: int) -> bool:
         """There is room for an image of so many bytes, without its worker."""
         left = self.left(node)
-        return size <= left.disk and (node not in self._beside or size / 2 <= left.memory)
+        return not size or (size <= left.disk and (node not in self._beside or size / 2 <= left.memory))
 
 
 def _left(node: Node) -> Left:

@@ -182,6 +182,16 @@ class TestMemory:
     def test_what_is_not_known_of_the_worker_is_not_held_against_it(self):
         assert ops(save([node("b", memory=GB)], decode(memory=None)), OperationKind.MOVE)
 
+    def test_also_where_more_is_on_its_way_than_there_is_room_for(self):
+        """As a node whose memory somebody else has taken since."""
+        coming = begun(operation(OperationKind.MOVE, "decode-9", to_slot="b/1", from_slot="c/0"))
+        nodes = [node("a", ("decode-0", "decode-1")), node("b", (None, None, None), memory=5 * GB, disk=5 * GB), node("c", ("decode-9",))]
+        workers = [decode(0, memory=None), decode(1, memory=GB), worker("decode-9", "c/0")]
+        result = decide([preemption()], snap(nodes, workers, notices=[notice("a")], samples=HELD), EngineState(active=(coming,)))
+        assert list(ops(result, OperationKind.MOVE)) == ["decode-0"]
+        assert "b: it has disk left for 0B, not for 1GB" in finding(result, "decode-1").reason
+        assert Rooms(World(snap(nodes, workers)), [coming]).holds("b", 0)
+
     def test_a_gpu_must_have_what_the_worker_has_on_one(self):
         there = node("b", gpu_memory=80 * GB, gpus=1, gpu_model="B200")
         home = node("a", ("decode-0",), gpus=1, gpu_model="B200", gpu_memory=180 * GB)
