@@ -5,8 +5,8 @@ up where the engine asks their agents. The engine ticks all the time, and the no
 What is counted begins where the agent sees a notice, and ends where an order reaches it: the first one (its preflight) and the freeze,
 which comes after preflight on both nodes, the reservation of the slot, and a fence.
 
-The freeze is then refused, so that the workers go back and can leave again. As programs, `agent` and `engine`, the two processes; what
-BENCH_BY says is put before both, such as `chrt -r 1` where other work keeps the processors busy.
+The freeze is then refused, so that the workers go back and can leave again. As programs, `agent` and `engine`, the two processes. With
+BENCH_FIRST both go before all that isn't of the bench (SCHED_RR, for root), where other work keeps the processors busy.
 """
 
 import asyncio
@@ -16,7 +16,6 @@ import json
 import math
 import os
 import random
-import shlex
 import signal
 import socket
 import subprocess
@@ -70,14 +69,18 @@ def measure(notices: int = 200) -> dict[str, Any]:
     this disk takes to write a page for good (median).
     """
     os.environ["BENCH_OFFSET"] = str(large.NOW - time.time())
-    with tempfile.TemporaryDirectory() as name, _controls() as control:
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         _metrics(folder / "made.om")
         past.fill(folder)
         issue(folder / "certs", [NODE], time.time())
         ports = [_port() for _ in range(2)]
         told: Queue[dict[str, Any]] = Queue()
-        with past.started(folder) as url, _process(told, "agent", folder, *ports, control) as agent:
+        url = stack.enter_context(past.started(folder))
+        if os.environ.get("BENCH_FIRST"):
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+        control = stack.enter_context(_controls())
+        with _process(told, "agent", folder, *ports, control) as agent:
             _await(told, "listening")
             with _process(told, "engine", folder, ports[0], url) as engine:
                 _await(told, "tick", times=3)
@@ -147,7 +150,7 @@ def _await(told: "Queue[dict[str, Any]]", what: str, times: int = 1) -> dict[str
 
 @contextlib.contextmanager
 def _process(told: "Queue[dict[str, Any]]", *arguments: object) -> "Iterator[subprocess.Popen[str]]":
-    command = [*shlex.split(os.environ.get("BENCH_BY", "")), sys.executable, __file__, *map(str, arguments)]
+    command = [sys.executable, __file__, *map(str, arguments)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         threading.Thread(target=_listen, args=(process.stdout, told), daemon=True).start()

@@ -197,6 +197,8 @@ class Scheduler:
             return planned.worker in workers
 
         gone = {name for name, w in older.items() if outdated(w.planned)}
+        if not gone:
+            return
         fallen = frozenset[OperationId]().union(*(chain for chain in linked(w.planned for w in older.values()) if chain & gone))
         records = [
             self._superseded(waiting, problem("SH527", "a newer plan doesn't have it", "Nothing to do", name))
@@ -279,8 +281,10 @@ class Scheduler:
         return True
 
     def _has_room(self, planned: PlannedOperation) -> bool:
+        if planned.lane == "voluntary" and not self._may_be_voluntary(planned):  # of many that wait this is soonest said
+            return False
         taken = {subject for other, _ in self._running.values() for subject in subjects(other)}
-        if taken & subjects(planned) or not (planned.lane == "involuntary" or self._may_be_voluntary(planned)):
+        if taken & subjects(planned):
             return False
         node = dumps_on(planned)
         return node is None or node not in self._dumping()
