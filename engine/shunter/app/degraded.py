@@ -92,8 +92,8 @@ class Watch:
 
     @contextlib.contextmanager
     def gathering(self, first: Sequence[Record]) -> Iterator[None]:
-        """Write `first`, and what is audited of involuntary operations within, at the end and as one. Nothing may be awaited within: what the
-        records license happens after it.
+        """Write `first`, and what is audited of involuntary operations within, at the end and as one. Nothing may be awaited within: what
+        the records license happens after it.
         """
         self._gathered = list(first)
         try:

@@ -72,7 +72,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 class Sending(msgspec.Struct, frozen=True, kw_only=True):
     """How far an operation's image had come on its way at `at` (seconds since the epoch), by the word of the agent that sends it.
 
-    `bytes` of about `total` had gone, at `rate` bytes a second of late; `left` is about how many seconds it then still took. None: not known.
+    `bytes` of about `total` had gone, at `rate` bytes a second of late; `left` is about how many seconds it then still took. None: not
+    known.
     """
 
     operation: OperationId
