@@ -109,8 +109,11 @@ class PodFrozen:
         self._inner, self._outside, self._network = inner, outside, network
 
     def alive(self) -> bool:
-        """See `port.Frozen`."""
-        return self._inner.alive()
+        """See `port.Frozen`. Of a hold that is found lost the connections are let go of, too: they are the worker's own again."""
+        alive = self._inner.alive()
+        if not alive:
+            self._outside.close()
+        return alive
 
     def thaw(self) -> None:
         """See `port.Frozen`. Raises Unknown SH711."""
@@ -179,6 +182,7 @@ class ContainerRuntime(CriuRuntime):
         self._stage = stage
         self._carry, self._keep_streams = carry, keep_streams
         self._namespaces, self._ports = namespaces, ports
+        _tidy(stage)
 
     def residents(self, but: Collection[str] = ()) -> Sequence[Found]:
         """See `port.Housing`. A pod whose worker can't be found now is left out: it may just be starting."""
@@ -440,10 +444,23 @@ def differences(note: Note, home: Container) -> list[str]:
 
 def outer_pid(home: Container, pid: int) -> int:
     """The agent's pid for the first process of what CRIU restores in a container, which it calls `pid` there. Raises Rejected SH710."""
+    depth = len(inner_pids(home.init.pid)) + 1
     for outer in pids_in(home.cgroup):
-        if inner_pids(outer)[-2:] == [pid, 1]:
+        inside = inner_pids(outer)
+        if len(inside) == depth and inside[-2:] == [pid, 1]:
             return outer
     raise Rejected(processes.gone(pid))
+
+
+def _tidy(stage: Path) -> None:
+    """Remove what an agent that died in the middle of a restore has left: empty folders, and copies of lists of sockets."""
+    if stage.is_dir():
+        for entry in os.scandir(stage):
+            with contextlib.suppress(OSError):
+                if entry.is_dir(follow_symlinks=False):
+                    os.rmdir(entry)
+                else:
+                    os.unlink(entry)
 
 
 def _tell(placeholder: Process) -> None:

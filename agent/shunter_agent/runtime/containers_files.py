@@ -150,20 +150,26 @@ def _note_xattrs(about: tarfile.TarInfo, descriptor: int) -> None:
 def unpack(archive: Path, gone: Gone, root: Root, points: Collection[str]) -> None:
     """Make a placeholder's files those of the container that `archive` and `gone` are of, but what lies at one of its own mount `points`.
 
-    Raises OSError, tarfile.TarError.
+    Raises OSError, tarfile.TarError: also for a name with `..`, which no container of ours has written.
     """
     for path in gone.emptied:
-        _empty(root, path)
-    for path in gone.removed:
+        _empty(root, _plain(path))
+    for path in map(_plain, gone.removed):
         with contextlib.suppress(FileNotFoundError), root.folder(os.path.dirname(path)) as folder:
             _remove(folder, os.path.basename(path))
     with tarfile.open(archive, "r:") as tar:
         for about in tar:
-            path = "/" + about.name
+            path = _plain("/" + about.name)
             if path in points:
                 continue
             with root.folder(os.path.dirname(path)) as folder:
                 _put(tar, about, root, folder, os.path.basename(path))
+
+
+def _plain(path: str) -> str:
+    if ".." in path.split("/"):
+        raise tarfile.TarError(f"the image names a file {path!r}")
+    return path
 
 
 def _put(tar: tarfile.TarFile, about: tarfile.TarInfo, root: Root, folder: int, name: str) -> None:
@@ -175,7 +181,7 @@ def _put(tar: tarfile.TarFile, about: tarfile.TarInfo, root: Root, folder: int, 
         os.symlink(about.linkname, name, dir_fd=folder)
         os.chown(name, about.uid, about.gid, dir_fd=folder, follow_symlinks=False)
     elif about.islnk():
-        first = "/" + about.linkname
+        first = _plain("/" + about.linkname)
         with root.folder(os.path.dirname(first)) as other:
             os.link(os.path.basename(first), name, src_dir_fd=other, dst_dir_fd=folder, follow_symlinks=False)
     elif about.isfifo():

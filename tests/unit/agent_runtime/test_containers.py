@@ -4,6 +4,7 @@ import os
 import struct
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
@@ -297,6 +298,22 @@ def test_nothing_is_written_where_a_link_leads_out_of_the_container(tmp_path: Pa
     files.unpack(archive, gone, there, set())
     assert list(outside.iterdir()) == []
     assert (tmp_path / "there/data/file").read_text() == "x"
+
+
+@pytest.mark.parametrize("where", ["file", "link", "removed", "emptied"])
+def test_an_image_that_names_what_is_above_is_refused(tmp_path: Path, there: RootAt, where: str) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept/file").touch()
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        about = tarfile.TarInfo("a/../../kept/file" if where == "file" else "link")
+        if where == "link":
+            about.type, about.linkname = tarfile.LNKTYPE, "../kept/file"
+        if where in ("file", "link"):
+            tar.addfile(about)
+    gone = files.Gone(removed=("/..",) if where == "removed" else (), emptied=("/x/../..",) if where == "emptied" else ())
+    with pytest.raises(tarfile.TarError):
+        files.unpack(tmp_path / "a.tar", gone, there, set())
+    assert (tmp_path / "kept/file").exists()
 
 
 def test_a_size_counts_files_and_not_what_is_mounted_over(tmp_path: Path) -> None:
