@@ -129,6 +129,8 @@ class Site:
             await self._deploy(name, number)
             counts[name] = await self._scale(name, number, pods)
         for one in pods:
+            if "pod-template-hash" not in one["metadata"]["labels"] and "nodeName" not in one["spec"]:
+                await self._start(one)  # whoever made it has seen to its place
             await self._ready_or_not(one)
         await self._slices(pods)
         self._note(counts)
@@ -171,7 +173,8 @@ class Site:
         self._deployed[name] = number
 
     async def _scale(self, name: str, number: int, found: list[Any]) -> tuple[int, int]:
-        own = [one for one in found if one["metadata"]["labels"].get("nvidia.com/dynamo-component") == name]
+        own = [one for one in found if one["metadata"]["labels"].get("pod-template-hash") == f"{name}-5f"]
+        await self._adopt(own, name)
         for one in sorted(own, key=_first_to_go)[: max(0, len(own) - number)]:
             await self.api.delete(self.path("pods", one["metadata"]["name"]))
             own.remove(one)
@@ -189,12 +192,18 @@ class Site:
     def _pod(self, name: str) -> Any:
         labels = {
             "nvidia.com/dynamo-graph-deployment-name": "llama", "nvidia.com/dynamo-component": name,
-            "nvidia.com/dynamo-component-type": name, "role": name,
+            "nvidia.com/dynamo-component-type": name, "role": name, "pod-template-hash": f"{name}-5f",
         }  # fmt: skip
-        owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": f"llama-{name}-5f", "uid": f"rs-{name}", "controller": True}
-        meta = {"name": f"llama-{name}-5f-{next(self._numbers)}", "labels": labels, "ownerReferences": [owner]}
+        meta = {"name": f"llama-{name}-5f-{next(self._numbers)}", "labels": labels, "ownerReferences": [_owner(name)]}
         spec = {"containers": [{"name": "main", "image": "dynamo"}], "readinessGates": [{"conditionType": "shunter.dev/serving"}]}
         return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+    async def _adopt(self, own: list[Any], name: str) -> None:
+        """A pod that has the labels, and nobody's, is one of the controller's own from now on."""
+        for one in own:
+            if not one["metadata"].get("ownerReferences"):
+                one["metadata"]["ownerReferences"] = [_owner(name)]
+                one.update(await self.api.replace(self.path("pods", one["metadata"]["name"]), one))
 
     async def _start(self, pod: Any) -> None:
         """The scheduler, the kubelet and the worker at once: it serves."""
@@ -206,7 +215,8 @@ class Site:
     async def _ready_or_not(self, pod: Any) -> None:
         """The kubelet: a pod whose readiness gate says no isn't ready. One of which nobody said anything counts as if its gate said yes."""
         conditions = {one["type"]: one["status"] for one in (pod.get("status") or {}).get("conditions") or ()}
-        wanted = "False" if conditions.get("shunter.dev/serving") == "False" else "True"
+        counted = "pod-template-hash" in pod["metadata"]["labels"]
+        wanted = "True" if conditions.get("shunter.dev/serving", "True" if counted else "False") == "True" else "False"
         if self.slow or conditions.get("Ready") in (None, wanted):
             return
         status = pod["status"]
@@ -237,6 +247,10 @@ class Site:
         now = (counts["decode"][0], counts["prefill"][0])
         if not self.history or self.history[-1] != now:
             self.history.append(now)
+
+
+def _owner(name: str) -> Any:
+    return {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": f"llama-{name}-5f", "uid": f"rs-{name}", "controller": True}
 
 
 def _ready(pod: Any) -> bool:

@@ -22,12 +22,15 @@ from shunter.cluster.dynamo.fence import Slices
 from shunter.cluster.dynamo.following import Following
 from shunter.cluster.dynamo.pools import merged, troubles
 from shunter.cluster.dynamo.shift import Shift, Shifts
+from shunter.cluster.estate import Following as Estates
+from shunter.cluster.estate import Where
+from shunter.cluster.places import Pods
 from shunter.cluster.reflector import Times
 from shunter.model.errors import Problem, Rejected, Retry, Unknown
-from shunter.model.ids import Digest, Epoch, Incarnation, OperationId, PolicyName, PoolId, WorkerId
+from shunter.model.ids import Digest, Epoch, Incarnation, NodeId, OperationId, PolicyName, PoolId, SlotId, WorkerId
 from shunter.model.operation import OperationRecord
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
-from shunter.model.pod import Pod
+from shunter.model.pod import Pod, Resident
 from shunter.model.sample import Known, Missing
 from shunter.model.snapshot import Samples
 from test_engine import kubeconfig
@@ -104,9 +107,9 @@ async def test_the_chosen_pod_goes_and_the_other_component_gets_one(site: Site, 
 
 
 @pytest.mark.parametrize("site", ["v1alpha1"], indirect=True)
-@pytest.mark.parametrize("adapters", [(), ("decode",)])
-async def test_graphs_of_the_older_version_too(site: Site, engine: Api, adapters: tuple[str, ...]) -> None:
-    shift = await made(site, adapters=adapters)
+async def test_graphs_of_the_older_version_too(site: Site, engine: Api) -> None:
+    """One number in the graph, the other in an adapter."""
+    shift = await made(site, adapters=("decode",))
     await Shifts(engine, "v1alpha1").carry(shift)
     await standing(site, decode=2, prefill=3)
     assert shift.pod not in site.pods("decode")
@@ -303,21 +306,18 @@ async def test_a_pod_that_would_go_before_the_chosen_one_keeps_it_from_being_don
         await Shifts(engine).carry(shift)
 
 
-@pytest.mark.parametrize(
-    ("status", "said"),
-    [
-        ({"rollingUpdate": {"phase": "InProgress"}}, "rolling update"),
-        ({"state": "failed"}, "failed"),
-        ({"restart": {"phase": "Restarting"}}, "restarted"),
-    ],
-)
-async def test_a_graph_that_is_being_changed_or_has_failed_is_left_alone(site: Site, engine: Api, status: Any, said: str) -> None:
+async def test_a_graph_that_is_being_changed_or_has_failed_is_left_alone(site: Site, engine: Api) -> None:
     shift = await made(site)
-    site.edit(GRAPHS, "llama", {"status": status}, "/status")
-    with pytest.raises(Rejected, match=said) as raised:
-        await Shifts(engine).carry(shift)
-    assert raised.value.problem.code == "SH278"
-    assert site.of_record("decode") == 3
+    for status, said in (
+        ({"rollingUpdate": {"phase": "InProgress"}}, "rolling update"),
+        ({"rollingUpdate": None, "restart": {"phase": "Restarting"}}, "restarted"),
+        ({"restart": None, "state": "failed"}, "failed"),
+    ):
+        site.edit(GRAPHS, "llama", {"status": status}, "/status")
+        with pytest.raises(Rejected, match=said) as raised:
+            await Shifts(engine).carry(shift)
+        assert raised.value.problem.code == "SH278"
+        assert site.of_record("decode") == 3
 
 
 async def test_a_pod_that_isnt_removed_in_time_has_its_replica_put_back(site: Site, engine: Api) -> None:
@@ -652,3 +652,35 @@ def test_the_rights_are_for_what_it_does_and_no_more(dynamo_plane: ControlPlane)
     allowed = {(verb, group, one) for verb in verbs for group, one in resources if may(verb, group, one, namespace)}
     assert allowed == reads | writes
     assert not any(may(verb, group, one, "kube-system") for verb, group, one in allowed)
+
+
+@pytest.mark.usefixtures("plane")
+async def test_a_worker_that_is_restored_is_one_of_its_pool_and_nobody_goes_for_it(site: Site, seen: Engine) -> None:
+    """With the pods that the engine makes: the place that its own controller had made for one more is the one that goes."""
+    natives = set(site.pods("prefill"))
+    comes = record(site, OperationKind.RESTORE, pool=PoolId("llama/prefill"), worker=WorkerId("prefill-9"))
+    estate = Estates(lambda: Api(admin(site.plane)), Where(namespace=site.namespace), times=QUICK)
+    await asyncio.to_thread(estate.wait, 15)
+    pods = Pods(Api(admin(site.plane)), estate.estate, "fleet", "default")
+    try:
+        await seen.counted.check(comes, None, None)
+        who = Resident(id=WorkerId("prefill-9"), role="prefill", graph="llama", engine="vllm")
+        pod = await pods.prepare(comes, SlotId("node-a/0"), None, who, led)
+        assert pod is not None
+        await seen.counted.change(comes, led)
+        await waiting(lambda: len(site.pods("prefill")) == 4, 10)  # the two, the new pod, and what their controller makes for one more
+        await pods.keep(comes, pod)
+
+        async def joined() -> bool:
+            await pods.tidy(lambda _operation: False, {pod.uid: True}, [NodeId("node-a")], led)
+            return "pod-template-hash" in site.pods("prefill")[pod.name]["metadata"]["labels"]
+
+        async with asyncio.timeout(15):
+            while not await joined():
+                await asyncio.sleep(0.05)
+        await standing(site, prefill=3)
+        assert set(site.pods("prefill")) == {*natives, pod.name}
+        assert site.pods("prefill")[pod.name]["metadata"]["ownerReferences"][0]["uid"] == "rs-prefill"
+    finally:
+        await asyncio.to_thread(estate.close)
+        await pods._api.aclose()
