@@ -47,7 +47,7 @@ def a_node(dice: Random, bench: Bench) -> Room:
     bench.node.facts = {**bench.runtime.facts(), "driver": "580", "cuda": "13.0", "gpus_all": str(len(cards))}
     bench.node.slot_gpus = {"n/0": cards[:2]}
     bench.depot.in_memory = dice.random() < 0.3
-    return Room(disk=dice.choice([None, 20 * GB, 300 * GB]), memory=dice.choice([None, 20 * GB, 60 * GB, 300 * GB]))
+    return Room(disk=dice.choice([None, 20 * GB, 300 * GB]), memory=dice.choice([None, 20 * GB, 45 * GB, 150 * GB]))
 
 
 async def test_a_place_is_chosen_where_its_agent_takes_the_worker_and_nowhere_else(tmp_path: Path, monkeypatch):
