@@ -6,7 +6,7 @@ What is counted begins where the agent sees a notice, and ends where an order re
 which comes after preflight on both nodes, the reservation of the slot, and a fence.
 
 The freeze is then refused, so that the workers go back and can leave again. As programs, `agent` and `engine`, the two processes. With
-BENCH_FIRST both go before all that isn't of the bench (SCHED_RR, for root), where other work keeps the processors busy.
+BENCH_FIRST they and Prometheus go before all that isn't of the bench (SCHED_RR, for root), where other work keeps the processors busy.
 """
 
 import asyncio
@@ -76,9 +76,9 @@ def measure(notices: int = 200) -> dict[str, Any]:
         issue(folder / "certs", [NODE], time.time())
         ports = [_port() for _ in range(2)]
         told: Queue[dict[str, Any]] = Queue()
-        url = stack.enter_context(past.started(folder))
         if os.environ.get("BENCH_FIRST"):
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+        url = stack.enter_context(past.started(folder))
         control = stack.enter_context(_controls())
         with _process(told, "agent", folder, *ports, control) as agent:
             _await(told, "listening")
