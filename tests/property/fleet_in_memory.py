@@ -5,6 +5,7 @@ unless the worker died by itself before there was an image. What it leaves out: 
 """
 
 import asyncio
+import contextlib
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -37,10 +38,12 @@ FAULTS = (
     "slow-after",
     "dies",
     "unhealthy",
+    "stopped",
 )
 """What can happen at an order. `before` and `after`: the answer is lost, before or after the effect; `refuse-after`: it is done, and
 answered as a refusal; `cut`: the node is away for 90 s; `undone`: it was tried and taken back; `slow`: it takes longer than a hold lasts,
-before the effect or after it; `dies`: the worker dies by itself right before it; `unhealthy`: no copy of it passes its probe from now on.
+before the effect or after it; `dies`: the worker dies by itself right before it; `unhealthy`: no copy of it passes its probe from now on;
+`stopped`: the agent stands still with the order in hand, for longer than a hold, and carries it out when it wakes up.
 """
 WORKER = WorkerId("w")
 HOLD = 30.0
@@ -76,6 +79,8 @@ class MemoryAgent:
         self.prepared: set[str] = set()
         self.epoch = 0
         self.away_until = 0.0
+        self.late: list[tuple[str, pb.Order, Callable[[], object]]] = []
+        """Orders that it has in hand while it stands still."""
         self.dead = False
 
     @property
@@ -90,7 +95,23 @@ class MemoryAgent:
             self._lose_held(self.copy)
         self.world.check()
 
+    def wake(self) -> None:
+        """Carry out what came before it stood still. What it answers nobody hears, and how late it is it doesn't know yet."""
+        orders, self.late = self.late, []
+        self.world.woken = True
+        for step, order, effect in orders:
+            if (order.operation, step) in self.steps and self.steps[(order.operation, step)] == "done":
+                continue
+            with contextlib.suppress(Rejected):
+                self.replies[(order.operation, step)] = effect()
+                self.steps[(order.operation, step)] = "done"
+                self.world.check()
+
     def expire(self) -> None:
+        if self.late:
+            if self.world.now < self.away_until:
+                return  # it ends no hold either
+            self.wake()
         if self.copy and self.copy.until <= self.world.now:
             self.restart()
 
@@ -130,6 +151,10 @@ class MemoryAgent:
         if order.epoch < self.epoch:
             raise Rejected(_problem("SH601", "old leader"))
         self.epoch = order.epoch
+        if fault == "stopped":
+            self.away_until = self.world.now + HOLD + 15.0
+            self.late.append((step, order, effect))
+            raise Unknown(_problem("SH520", f"{self.node} stands still"))
         self._refuse(fault, step)
         key = (order.operation, step)
         if self.steps.get(key) == "done":
@@ -411,6 +436,8 @@ class World:
         self.orders: list[tuple[str, str]] = []
         self.records: list[Record] = []
         self.drained = False
+        self.woken = False
+        """An agent has carried out an order long after it was given."""
         self.healthy = True
         self.died = self.died_bare = False
         """The worker died by itself; and had no image anywhere when it did."""

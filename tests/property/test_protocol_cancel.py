@@ -121,7 +121,9 @@ async def test_at_any_order_and_a_death_of_the_engine_after_it(tmp_path: Path, k
     assert found["rolled-back"] + found["failed"] > 0
 
 
-@pytest.mark.parametrize("fault", ["before", "after", "refuse", "refuse-after", "cut-after", "restart", "restart-after", "undone", "dies"])
+@pytest.mark.parametrize(
+    "fault", ["before", "after", "refuse", "refuse-after", "cut-after", "restart", "restart-after", "undone", "dies", "stopped"]
+)
 async def test_with_any_fault_at_the_same_order_or_the_next(tmp_path: Path, fault: str) -> None:
     orders, _ = await calmly(tmp_path, OperationKind.MOVE)
     for number, later in itertools.product(range(1, orders + 1), (0, 1)):
