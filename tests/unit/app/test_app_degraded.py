@@ -286,3 +286,42 @@ def test_no_reserve_is_made_of_the_last_room(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setattr(os, "statvfs", lambda _path: Left)
         assert not room.set_aside()
         assert store.path.with_name("engine.db-wal").stat().st_size < 2**20
+
+
+def test_what_is_urgent_is_audited_as_one_and_in_its_order(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    appended, append = [], disk.journal.append
+    monkeypatch.setattr(disk.journal, "append", lambda records: appended.append(len(records)) or append(records))
+    first = msgspec.structs.replace(step("involuntary"), what="the notice")
+    with disk.watch.gathering([first]):
+        disk.watch.audit(step("involuntary"))
+        disk.watch.audits([step("involuntary"), step("involuntary")])
+        assert appended == [], "nothing of it is licensed before the end"
+    assert appended == [4]
+    assert disk.journal.list()[0].record.what == "the notice"
+    disk.watch.audit(step("involuntary"))
+    assert appended == [4, 1]
+
+
+def test_what_is_voluntary_waits_for_no_end(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins by a record that is durable, or not at all: also right behind what is urgent."""
+    with disk.watch.gathering([step("involuntary")]):
+        disk.watch.audit(step("voluntary"))
+        assert [sealed.record.body["lane"] for sealed in disk.journal.list()] == ["involuntary", "voluntary"]
+
+    def full(_records: object) -> None:
+        raise Stalled(Problem(code="SH901", what="full", remedy="Free it"))
+
+    monkeypatch.setattr(disk.journal, "append", full)
+    with disk.watch.gathering([step("involuntary")]), pytest.raises(Stalled):
+        disk.watch.audit(step("voluntary"))
+
+
+def test_what_was_begun_is_audited_whatever_breaks_after_it(disk: Disk) -> None:
+    def begun() -> None:
+        with disk.watch.gathering([]):
+            disk.watch.audit(step("involuntary"))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        begun()
+    assert len(disk.journal.list()) == 1

@@ -10,11 +10,13 @@ import pytest
 from shunter.app import leading as leadings
 from shunter.app.aside import Aside
 from shunter.app.heeding import IN_A_ROW
+from shunter.model.canon import digest
 from shunter.model.errors import Stalled
-from shunter.model.ids import NodeId, NoticeId
-from shunter.model.plan import OperationKind, Plan
+from shunter.model.ids import Digest, Epoch, Incarnation, NodeId, NoticeId, OperationId, PolicyName, SlotId
+from shunter.model.operation import OperationRecord, Outcome, Status
+from shunter.model.plan import OperationKind, Plan, PlannedOperation, Preconditions
 from shunter.model.record import RecordKind
-from shunter.model.snapshot import Node, Notice, NoticeKind, Samples, Slot
+from shunter.model.snapshot import Node, Notice, NoticeKind, Samples, Slot, Snapshot
 from shunter.observe.inventory import Inventory
 from shunter.wire import agent_pb2 as pb
 from test_app_engine import FULL, SAVING, Serving, Stage, stage
@@ -166,6 +168,65 @@ async def test_what_is_done_aside_stands_still_while_orders_are_given_and_goes_o
     finally:
         aside.close()
     assert await aside.call(lambda: "here") == "here", "without its thread it is done where it is asked for"
+
+
+async def test_a_notice_that_comes_while_the_next_fleet_is_made_ready_is_decided_on_the_one_before(looking: Looking) -> None:
+    s, world, offered = looking
+    world.answer.set()
+    await s.leading.tick(100.0)
+    offered.clear()
+    before = s.leading.heeding.ready
+    assert before is not None
+    assert before.fleet is s.engine.scene.fleet
+    made = s.leading.heeding.get_ready
+
+    def meanwhile(*args: object) -> object:
+        s.leading.heed(NOTICE)
+        return made(*args)  # type: ignore[arg-type]
+
+    s.leading.heeding.get_ready = meanwhile  # type: ignore[method-assign, assignment]
+    await s.leading.tick(101.0)
+    (plan,) = offered
+    seen = Snapshot(at=100.0, fleet=before.fleet, samples=before.samples, notices=s.engine.scene.notices)
+    assert plan.snapshot == digest(seen), "what is recorded is what it was decided on"
+    assert s.leading.heeding.ready is not before
+    s.leading.sightings.close()
+
+
+async def test_what_has_ended_since_is_in_what_a_notice_is_decided_on(looking: Looking) -> None:
+    s, world, _ = looking
+    world.answer.set()
+    await s.leading.tick(100.0)
+    heeding = s.leading.heeding
+    assert heeding.ready is not None
+    stale = heeding.ready
+    planned = PlannedOperation(
+        id=OperationId("m"), kind=OperationKind.MOVE, worker=stale.fleet.workers[0].id, lane="involuntary", policy=PolicyName("p"),
+        reason="r", expect=Preconditions(incarnation=Incarnation(0)), to_slot=SlotId("node-b/0"),
+    )  # fmt: skip
+    outcome = Outcome(status=Status.SUCCEEDED, at=101.0)
+    heeding.begin()
+    heeding.ended(OperationRecord(planned=planned, plan=Digest("d"), epoch=Epoch(1), created_at=100.0, outcome=outcome))
+    assert heeding.ready.fleet.workers[0].node == "node-b"
+    heeding.take(stale)  # made from a look that began before
+    assert heeding.ready.fleet.workers[0].node == "node-b"
+    assert heeding.ready.pools is None, "which pools are where has changed with it"
+    s.leading.sightings.close()
+
+
+async def test_no_step_of_a_tick_begins_while_something_cant_wait() -> None:
+    aside, done = Aside(), list[str]()
+    aside.start()
+    try:
+        aside.hold()
+        steps = asyncio.create_task(aside.call(lambda: done.append("step")))
+        await asyncio.wait((steps,), timeout=0.05)
+        assert done == []
+        aside.release()
+        await asyncio.wait_for(steps, 5)
+        assert done == ["step"]
+    finally:
+        aside.close()
 
 
 async def test_why_it_was_ordered_is_recorded_with_its_evidence_after_the_order(looking: Looking, monkeypatch: pytest.MonkeyPatch) -> None:
