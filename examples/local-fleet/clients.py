@@ -51,8 +51,8 @@ class Stream:
         self.got = number + 1
 
 
-async def stream(seen: Stream, model: bytes) -> None:
-    """Read one session's tokens to the end; what went wrong is in `seen`, never raised."""
+async def stream(seen: Stream, model: bytes, within_s: float = 60.0) -> None:
+    """Read one session's tokens to the end, each within so many seconds; what went wrong is in `seen`, never raised."""
     mirror = Session(seen.session, model)
     host, port = seen.worker.split(":")
     try:
@@ -61,7 +61,7 @@ async def stream(seen: Stream, model: bytes) -> None:
         while (await reader.readline()).strip():
             pass
         last = time.monotonic()
-        while line := await asyncio.wait_for(reader.readline(), 60):
+        while line := await asyncio.wait_for(reader.readline(), within_s):
             now = time.monotonic()
             if now - last > seen.longest_pause_s:
                 seen.longest_pause_s, seen.paused_at = now - last, time.time()

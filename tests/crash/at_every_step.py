@@ -61,6 +61,8 @@ PLANS: Final = (
     NodePlan("node-b", 12, (ANY,), ()),
 )
 SETTLED_S: Final = 100.0
+PARKED_S: Final = 600.0
+"""How long the client waits for a token: while the worker is in an image there is none."""
 AT_ONCE: Final = 50
 MOVE: Final = ("intended", "prepared", "fenced", "frozen", "held", "committing", "released", "resumed", "unfenced")
 PARK: Final = ("intended", "prepared", "fenced", "frozen", "copied", "committing", "released")
@@ -198,7 +200,7 @@ class Client(threading.Thread):
 
     def run(self) -> None:
         """See `clients.stream`."""
-        asyncio.run(stream(self.seen, weights(WEIGHTS_MB << 20)))
+        asyncio.run(stream(self.seen, weights(WEIGHTS_MB << 20), PARKED_S))
 
     def wrong(self) -> str:
         """What no client may see; empty when all is well."""
@@ -630,12 +632,13 @@ def main() -> int:
     parser.add_argument("--only", default="", help="points with all of these words: an operation, a step, a fault, `late` or `sharp`")
     parser.add_argument("--every", type=int, default=1, help="try one of so many")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--skip", type=int, default=0, help="leave out so many at the beginning")
     parser.add_argument("--keep", action="store_true")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="shunter-crash-"))
     began = time.monotonic()
     try:
-        wanted = chosen(options.only, options.every, options.seed)
+        wanted = chosen(options.only, options.every, options.seed)[options.skip :]
         results, totals = run(folder / "fleet", options.criu, wanted, lambda line: print(line, flush=True))
     finally:
         if options.keep:
