@@ -301,7 +301,7 @@ async def test_what_nobody_came_to_goes_once_its_operation_is_over_and_others_ar
     pod = await bench.pods.prepare(record(), AT_B, left, DECODE, go_on)
     assert pod is not None
     bench.until_seen(lambda e: pod.uid in e.pods)
-    assert await bench.pods.tidy(lambda name: name == "move-1", {}, *ANSWER) == [], "its operation is under way"
+    assert await bench.pods.tidy(lambda one: one.operation == "move-1", {}, *ANSWER) == [], "its operation is under way"
     assert await bench.pods.tidy(*OVER, {pod.uid: True}, *ANSWER) == [], "an agent says that a worker lives in it"
     theirs = Pods(bench.api, bench.estate, "other.fleet", "shunter")
     assert await theirs.tidy(*OVER, {}, *ANSWER) == [], "it is another fleet's"

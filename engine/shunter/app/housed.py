@@ -17,8 +17,9 @@ from shunter.cluster.estate import Estate, Following, Where
 from shunter.cluster.joined import forgotten, joined, reported
 from shunter.cluster.operation import label
 from shunter.cluster.places import Pods
+from shunter.cluster.pods import WorkerPod
 from shunter.model.errors import Problem
-from shunter.model.ids import NodeId, OperationId
+from shunter.model.ids import NodeId
 from shunter.model.snapshot import Fleet, WorkerState
 
 LIST_S: Final = 60.0
@@ -96,9 +97,10 @@ class Housed:
         lived_in = {w.pod.uid: w.state is WorkerState.RUNNING for w in fleet.workers if w.pod is not None and w.slot is not None}
         answering = {node.id for node in fleet.nodes if node.reachable}
 
-        def under_way(operation: OperationId) -> bool:
-            known = store.get(operation)
-            return known is not None and known.outcome is None
+        def under_way(pod: WorkerPod) -> bool:
+            active = store.active()
+            touched = {one.uid for record in active for one in (record.left, record.pod) if one is not None}
+            return pod.pod.uid in touched or any(record.id == pod.operation for record in active)
 
         async def work() -> None:
             for done in await self.places.tidy(under_way, lived_in, answering, still_leads):

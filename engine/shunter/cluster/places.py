@@ -132,20 +132,21 @@ class Pods:
 
     async def tidy(
         self,
-        under_way: Callable[[OperationId], bool],
+        under_way: Callable[[WorkerPod], bool],
         lived_in: Mapping[str, bool],
         answering: Collection[NodeId],
         still_leads: Callable[[], None],
     ) -> list[str]:
         """Remove what operations that are over have left, and bring what serves to its controller. What was done, in words.
 
-        `lived_in` are the uids of pods in which agents report a worker, and whether the router is to see it; `answering` are the nodes
-        whose agents said so lately: of what others have nothing is known. `still_leads` raises once we don't: then there may be operations
-        that we know nothing of. Raises what it does, Retry and Unknown.
+        `under_way` says whether an operation that isn't over made the pod, or moves a worker out of it. `lived_in` are the uids of pods in
+        which agents report a worker, and whether the router is to see it; `answering` are the nodes whose agents said so lately: of what
+        others have nothing is known. `still_leads` raises once we don't: then there may be operations that we know nothing of. Raises what
+        it does, Retry and Unknown.
         """
         done: list[str] = []
         for pod in tuple(self._estate().pods.values()):
-            if not pod.operation or pod.labels.get(FLEET) != self._fleet or under_way(OperationId(pod.operation)):
+            if pod.labels.get(FLEET) != self._fleet or not (pod.placeholder or pod.joins or pod.hidden) or under_way(pod):
                 continue
             if pod.placeholder:
                 empty = pod.being in (Being.COMING, Being.ENDED) or (pod.being is Being.RUNNING and pod.node in answering)

@@ -19,14 +19,6 @@ UNSCHEDULABLE: Final = "Unschedulable"
 _OVER: Final = ("Succeeded", "Failed")
 _HANDED_OVER: Final = ("", "ReplicaSet")
 """Controllers that can be given another pod in the place of one: they know theirs by labels alone. Empty: there is none."""
-_POOL_LABELS: Final = (
-    "nvidia.com/dynamo-graph-deployment-name",
-    "nvidia.com/dynamo-component",
-    "nvidia.com/dynamo-sub-component-type",
-    "nvidia.com/dynamo-worker-hash",
-    "pod-template-hash",
-)
-"""Pods with the same ones were made from one template."""
 HASH: Final = "pod-template-hash"
 JOINS: Final = "shunter.dev/joins"
 """Annotation: labels, as JSON, that a pod gets once its worker serves: by them its controller knows it."""
@@ -80,11 +72,6 @@ class WorkerPod(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def placeholder(self) -> bool:
         """It waits for a worker that is still to come."""
         return self.labels.get(STATE) == "placeholder"
-
-    @property
-    def pool(self) -> tuple[str | None, ...]:
-        """The same for pods that were made from one template."""
-        return (self.resident.role, *(self.labels.get(name) for name in _POOL_LABELS))
 
     @property
     def held_by(self) -> str:

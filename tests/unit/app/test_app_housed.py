@@ -1,0 +1,87 @@
+"""When an engine sees to what operations have left in pods, and whose it leaves alone."""
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from shunter.act.beside import Beside
+from shunter.act.store import Store
+from shunter.app.housed import TIDY_S, Housed
+from shunter.app.settings import LeaseSettings, PodsSettings
+from shunter.cluster.pods import Being, WorkerPod
+from shunter.model.ids import Digest, Epoch, Incarnation, NodeId, OperationId, PolicyName, SlotId, WorkerId
+from shunter.model.operation import OperationRecord, Outcome, Status, Step
+from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
+from shunter.model.pod import OPERATION, Pod, Resident
+from shunter.model.snapshot import Fleet, Node, Worker, WorkerState
+
+KUBECONFIG = """\
+current-context: x
+contexts: [{name: x, context: {cluster: c, user: u, namespace: shunter}}]
+clusters: [{name: c, cluster: {server: "https://127.0.0.1:1"}}]
+users: [{name: u, user: {token: t}}]
+"""
+
+
+class Places:
+    def __init__(self) -> None:
+        self.asked: list[tuple[Callable[[WorkerPod], bool], Mapping[str, bool], Collection[NodeId]]] = []
+
+    async def tidy(self, under_way: Any, lived_in: Any, answering: Any, still_leads: Any) -> list[str]:
+        still_leads()
+        self.asked.append((under_way, lived_in, answering))
+        return ["did it"]
+
+
+def pod(uid: str, operation: str = "move-0") -> WorkerPod:
+    return WorkerPod(
+        pod=Pod(namespace="n", name=uid, uid=uid), resident=Resident(id=WorkerId("w"), role="decode", graph="g", engine=""),
+        node=NodeId("a"), being=Being.RUNNING, ready=True, why="", labels={OPERATION: operation}, tolerations=(), gpus=1, controller="",
+        gated=True,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    found = Store(tmp_path / "engine.db")
+    yield found
+    found.close()
+
+
+async def test_what_an_operation_has_in_hand_is_left_alone_until_it_is_over(tmp_path: Path, store: Store) -> None:
+    (tmp_path / "kubeconfig").write_text(KUBECONFIG)
+    now = 100.0
+    housed = Housed(LeaseSettings(kubeconfig=tmp_path / "kubeconfig"), PodsSettings(namespace="dynamo"), clock=lambda: now)
+    assert (housed.where.namespace, housed.where.agents_namespace) == ("dynamo", "shunter-agents")
+    housed.places = places = Places()  # type: ignore[assignment]
+    planned = PlannedOperation(
+        id=OperationId("move-1"), kind=OperationKind.MOVE, worker=WorkerId("w"), lane="voluntary", policy=PolicyName("p"), reason="r",
+        expect=Preconditions(incarnation=Incarnation(0)), to_slot=SlotId("b/0"),
+    )  # fmt: skip
+    store.insert([OperationRecord(planned=planned, plan=Digest("d"), epoch=Epoch(1), created_at=1.0)])
+    store.advance(planned.id, Step.PREPARED, 2.0, left=pod("old").pod, pod=pod("new").pod)
+    running = Worker(
+        id=WorkerId("w"), role="decode", graph="g", engine="", state=WorkerState.FENCED, node=NodeId("a"), slot=SlotId("a/0"),
+        incarnation=Incarnation(0), pod=pod("old").pod,
+    )  # fmt: skip
+    by_pod = msgspec.structs.replace(running, id=WorkerId("v"), slot=None, pod=pod("unreported").pod)
+    nodes = (Node(id=NodeId("a"), slots=()), Node(id=NodeId("b"), slots=(), reachable=False))
+    orders, said = Beside(lambda: now, lambda *_: None), list[str]()
+
+    async def tick() -> None:
+        housed.tidy(orders, store, Fleet(nodes=nodes, workers=(by_pod, running)), lambda: None, said.append)
+        await orders.idle()
+
+    await tick()
+    (under_way, lived_in, answering) = places.asked[0]
+    assert (lived_in, set(answering), said) == ({"old": False}, {"a"}, ["did it"])
+    assert [under_way(one) for one in (pod("old"), pod("new", "move-1"), pod("third", "move-1"), pod("other"))] == [True, True, True, False]
+    store.finish(planned.id, Outcome(status=Status.SUCCEEDED, at=3.0))
+    assert not under_way(pod("old"))
+    await tick()
+    assert len(places.asked) == 1, "not each tick"
+    now += TIDY_S
+    await tick()
+    assert len(places.asked) == 2
