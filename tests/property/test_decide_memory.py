@@ -209,3 +209,17 @@ class _Counting(BulkCelRules):
     def test(self, expression: Expression, scope: Scope) -> bool | Undecided:
         self.asked += 1
         return super().test(expression, scope)
+
+
+def test_what_another_memory_has_indexed_isnt_indexed_again() -> None:
+    fleet = Fleet(workers=(), nodes=(Node(id=NodeId("n"), slots=()),))
+    first, second = Snapshot(at=NOW, fleet=fleet), Snapshot(at=NOW + 1, fleet=fleet)
+    history, other, memory = Snapshot(at=NOW - 5, fleet=Fleet()), Memory(), Memory()
+    memory.worlds([history])
+    ((world, _),) = other.worlds([first])
+    memory.learn(other)
+    (kept, _), (mine, _) = memory.worlds([history, second])
+    assert mine._nodes is world._nodes
+    assert mine._workers is world._workers
+    assert kept.snapshot is history
+    assert mine.snapshot is second

@@ -284,10 +284,12 @@ class Leading:
             unkept = await self.aside.call(lambda: self.sightings.note(snapshot, horizon(policies)))
             self.voice.tell_or_clear("sightings", unkept)
         state, snapshots, crowded = self.store.state(now), list(self.snapshots), self.trail.crowded
-        digests = self.heeding.ready.digests.copy() if self.heeding.ready is not None else Digests()
+        ready = self.heeding.ready
+        digests, indexed = (ready.digests.copy(), ready.memory) if ready is not None else (Digests(), Memory())
 
         def weigh() -> tuple[Evaluation, News | None, Counter[Verdict]]:
             digests.take(snapshot)
+            self.memory.learn(indexed)
             with paused(), duty.metrics.decide_seconds.time():
                 found = evaluate(policies, snapshots, state, now, self.rules, duty.profile, self.memory)
             news = None if crowded else self.tracker.observe(found, now, self.epoch, snapshot.fleet)

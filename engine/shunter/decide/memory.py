@@ -43,6 +43,10 @@ class Memory:
         other._ended = self._ended
         return other
 
+    def learn(self, other: "Memory") -> None:
+        """Have the next decision know what another memory does of its newest snapshot."""
+        self._seen |= dict([next(reversed(other._seen.items()))] if other._seen else [])
+
     def history(self, state: EngineState) -> History:
         """The state's records, indexed."""
         history = History(state, self._ended)
