@@ -14,6 +14,7 @@ kernel_log = "/dev/kmsg"             # optional: GPU errors (XIDs) in it become 
 dcgm = "http://127.0.0.1:9400"       # optional: DCGM's exporter, for GPU errors that it counts
 http = [{name = "slurm", url = "http://127.0.0.1:8080/notices"}]  # optional: asked for notices, in the form of the files
 discovery = "/var/lib/dynamo-kv"     # optional: Dynamo's file discovery ($DYN_FILE_KV), to verify fences by
+taints = [{key = "team", value = "search"}]  # optional: what keeps workers off this node that don't tolerate it
 canaries = 3600.0                    # how often each source's code is tried out with a notice that is none; 0: never
 [kubernetes]                         # optional: what Kubernetes says of this node; without keys, as a pod of it
 node = "ip-10-0-0-11"                # its name there
@@ -51,6 +52,7 @@ mac = "02:53:48:4e:54:6f"
 control = "http://10.0.0.111:9000"
 slot = 0
 command = ["python3", "-m", "dynamo.vllm"]
+tolerations = [{key = "team", operator = "Exists"}]  # optional: taints that it doesn't mind; else those of the node that it is on
 """
 
 import tomllib
