@@ -5,18 +5,17 @@ What it leaves out: the worker's process is in no container, and what is to live
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from shunter.model.pod import Pod
 from shunter_agent import main, settings
-from shunter_agent.runtime.port import Found, WorkerSpec
+from shunter_agent.runtime.port import Housing, WorkerSpec
 from shunter_agent.runtime.pretend import PretendRuntime
 
 
-def _residents(_runtime: Any) -> Sequence[Found]:
+def _nothing(*_: Any) -> tuple[()]:
     return ()
 
 
@@ -32,6 +31,7 @@ if __name__ == "__main__":
         settings.WorkerSettings.spec = property(  # type: ignore[assignment,method-assign]
             lambda one: msgspec.structs.replace(started(one), pod=home)
         )
-    PretendRuntime.residents = _residents  # type: ignore[attr-defined]
+    for name in (name for name in vars(Housing) if not name.startswith("_")):
+        setattr(PretendRuntime, name, _nothing)
     PretendRuntime.housed = _housed  # type: ignore[attr-defined]
     main.run()

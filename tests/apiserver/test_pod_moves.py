@@ -34,6 +34,7 @@ metadata: {name: save}
 spec: {workers: {graph: tiny}, notices: [preemption], reserve: 5s}
 """
 ENGINE, WORKERS, AGENTS = "engine-itself", "dynamo", "shunter-agents"
+pytestmark = pytest.mark.timeout(300)
 PODS = f"/api/v1/namespaces/{WORKERS}/pods"
 EVENTS = f"/api/v1/namespaces/{WORKERS}/events"
 HASH = {"pod-template-hash": "5f9c"}
@@ -69,7 +70,7 @@ def fleet(tmp_path: Path, plane: ControlPlane, nodes: Nodes) -> Iterator[Fleet]:
     (tmp_path / "source" / "policies" / "save.yaml").write_text(SAVE)
     with Fleet(tmp_path / "fleet", pretend=True, weights_mb=1, nodes=NODES) as made:
         plane.must("POST", PODS, worker("decode-0", WORKERS, "node-a", **HASH))
-        until(lambda: phase(plane, "decode-0") == "Running", 10, "the worker's pod")
+        until(lambda: phase(plane, "decode-0") == "Running", 30, "the worker's pod")
         home = {"namespace": WORKERS, "name": "decode-0", "uid": plane.must("GET", f"{PODS}/decode-0")["metadata"]["uid"]}
         (made.nodes["node-a"].folder / "pod.json").write_text(json.dumps(home))
         for one in made.nodes.values():
@@ -106,7 +107,7 @@ class Engine:
         text = text.replace(f'state = "{fleet.state}"', f'state = "{folder / "state"}"').replace('tick = "1s"', 'tick = "200ms"')
         text = text.replace('hold = "20s"', 'hold = "5s"')
         text = text.replace(f'listen = "127.0.0.1:{fleet.engine_port}"', f'listen = "127.0.0.1:{free_port()}"')
-        text += f'[cluster]\nkubeconfig = "{kubeconfig(plane, folder)}"\nlasts = "3s"\n[cluster.pods]\nnamespace = "{WORKERS}"\n'
+        text += f'[cluster]\nkubeconfig = "{kubeconfig(plane, folder)}"\nlasts = "6s"\n[cluster.pods]\nnamespace = "{WORKERS}"\n'
         (folder / "engine.toml").write_text(text)
         self.log = folder / "log"
         self.process = fleet.run(str(BIN / "shunter"), "engine", "--config", str(folder / "engine.toml"), log=f"{name}/log")
@@ -163,7 +164,7 @@ def lives(fleet: Fleet) -> list[tuple[str, str]]:
 def test_a_worker_moves_to_a_pod_of_its_own_and_the_old_one_goes(fleet: Fleet, plane: ControlPlane, nodes: Nodes) -> None:
     engine = Engine(fleet, plane, "one")
     nodes.stuck["decode-0-"] = {"waiting": {"reason": "ContainerCreating"}}
-    until(lambda: engine.alive() and _known(plane), 20, "it leads")
+    until(lambda: engine.alive() and _known(plane), 60, "it leads")
     plane.must("POST", PODS, worker("decode-9", WORKERS, "node-z"))
     plane.must("PATCH", f"{PODS}/decode-9/status", RUNNING, "application/merge-patch+json")
     config = str(engine.log.with_name("engine.toml"))
@@ -174,14 +175,14 @@ def test_a_worker_moves_to_a_pod_of_its_own_and_the_old_one_goes(fleet: Fleet, p
     assert "no agent runs on node-z" in said
     plane.must("DELETE", f"{PODS}/decode-9")
     fleet.nodes["node-a"].post_notice("preemption", "300s", "n1")
-    until(lambda: len(pods(plane)) == 2, 20, "a pod for it")
+    until(lambda: len(pods(plane)) == 2, 60, "a pod for it")
     time.sleep(1.0)
     (move,) = operations(plane)
     assert move.get("status", {}).get("step", "intended") == "intended", "nothing is touched before its new pod runs"
     assert pods(plane)["decode-0"]["status"]["phase"] == "Running"
     nodes.stuck.clear()
-    until(lambda: over(plane, engine), 30, "moved")
-    until(lambda: settled(plane), 20, "one pod that is its controller's")
+    until(lambda: over(plane, engine), 90, "moved")
+    until(lambda: settled(plane), 60, "one pod that is its controller's")
     (pod,) = pods(plane).values()
     assert pod["metadata"]["annotations"][WORKER] == "decode-0"
     (move,) = [one for one in operations(plane) if one["status"]["phase"] == "succeeded"]
@@ -201,15 +202,15 @@ def test_engines_that_are_killed_on_the_way_leave_one_worker_and_one_pod(fleet: 
     nodes.stuck["decode-0-"] = {"waiting": {"reason": "ContainerCreating"}}
     first = Engine(fleet, plane, "one")
     fleet.nodes["node-a"].post_notice("preemption", "300s", "n1")
-    until(lambda: first.alive() and len(pods(plane)) == 2, 30, "a pod for it")
+    until(lambda: first.alive() and len(pods(plane)) == 2, 60, "a pod for it")
     first.kill()
     made = next(name for name in pods(plane) if name != "decode-0")
     uid = pods(plane)[made]["metadata"]["uid"]
     nodes.stuck.clear()
     _kill_at(Engine(fleet, plane, "two"), "committing")
     third = Engine(fleet, plane, "three")
-    until(lambda: over(plane, third), 40, "moved by another")
-    until(lambda: settled(plane), 20, "one pod")
+    until(lambda: over(plane, third), 90, "moved by another")
+    until(lambda: settled(plane), 60, "one pod")
     (pod,) = pods(plane).values()
     moves = [one for one in operations(plane) if one["spec"]["kind"] == "move"]
     phases = [one["status"]["phase"] for one in moves]
@@ -221,7 +222,7 @@ def test_engines_that_are_killed_on_the_way_leave_one_worker_and_one_pod(fleet: 
 
 def _kill_at(engine: Engine, step: str) -> None:
     """As soon as its log says that the step is reached: whatever it does next, it may not come to do."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     with engine.log.open("rb") as log:
         said = b""
         while step.encode() not in said:
