@@ -8,7 +8,6 @@ ends it. See docs/decisions for why, and for what is left behind.
 
 import contextlib
 import os
-import signal
 import subprocess
 import tarfile
 import tempfile
@@ -30,8 +29,10 @@ from shunter_agent.runtime import containers_links as links
 from shunter_agent.runtime import containers_volumes as volumes
 from shunter_agent.runtime import criu_rpc_pb2 as rpc
 from shunter_agent.runtime import process as processes
+from shunter_agent.runtime.containers_holds import PodFrozen, PodHeld, PodNetwork, tell
 from shunter_agent.runtime.containers_mounts import Namespaces, Root, beside, carry_over, within
 from shunter_agent.runtime.containers_mounts import of as mounts_of
+from shunter_agent.runtime.containers_note import NOTE, Note, differences, label_of, misfit, read
 from shunter_agent.runtime.criu import GHOST_LIMIT, CriuRuntime, Way
 from shunter_agent.runtime.cuda.node import CudaNode
 from shunter_agent.runtime.namespaces import network_of
@@ -39,24 +40,8 @@ from shunter_agent.runtime.network import Uplink
 from shunter_agent.runtime.pods import Container, Pods, inner_pids, pids_in
 from shunter_agent.runtime.port import Found, Frozen, Held, Network, Process, WorkerSpec
 
-NOTE: Final = "container.json"
 CARRY: Final = 1 << 30
 """Bytes of files that go along with a worker, if nothing else is set."""
-
-
-class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """What an image of a container says of it. `points` are where something was mounted, `left_out` those of them that were about a device
-    of that node; `standard`: the pipes that led out of it, and which standard stream each is; `label`: what
-    the kernel's security module called it (empty: none); `gone`: see `containers_files`."""
-
-    pod: Pod
-    image: str
-    points: tuple[str, ...]
-    left_out: tuple[str, ...]
-    standard: dict[str, int]
-    addresses: tuple[str, ...]
-    label: str
-    gone: files.Gone = files.Gone()
 
 
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,93 +53,11 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     node: str = "127.0.0.1"
 
 
-class PodNetwork:
-    """Implements `port.Network` for a worker in a pod: whoever made the pod has made it, and removes it with the pod."""
-
-    def __init__(self, netns: int) -> None:
-        """`netns` is this object's own from here on."""
-        self._netns: int | None = netns
-        shared = os.stat("/proc/1/ns/net")
-        about = os.fstat(netns)
-        self.own = (about.st_dev, about.st_ino) != (shared.st_dev, shared.st_ino)
-
-    @property
-    def netns(self) -> int | None:
-        """The pod's network namespace as a descriptor. None once it was let go of."""
-        return self._netns
-
-    def connect(self) -> None:
-        """See `port.Network`. A pod is connected all the time, by an address that is no other pod's."""
-
-    def disconnect(self) -> None:
-        """See `port.Network`."""
-
-    def elsewhere(self) -> bool:
-        """See `port.Network`: its address is this pod's alone, and doesn't go along with the worker."""
-        return False
-
-    def destroy(self) -> None:
-        """See `port.Network`. Lets go of it."""
-        if self._netns is not None:
-            os.close(self._netns)
-            self._netns = None
-
-
-class PodFrozen:
-    """Implements `port.Frozen`, with the worker's connections with others, whose peers are told when it is released."""
-
-    def __init__(self, inner: Frozen, outside: links.Outside, network: Network) -> None:
-        """`outside` is this object's own from here on."""
-        self.dump = inner.dump
-        self._inner, self._outside, self._network = inner, outside, network
-
-    def alive(self) -> bool:
-        """See `port.Frozen`. Of a hold that is found lost the connections are let go of, too: they are the worker's own again."""
-        alive = self._inner.alive()
-        if not alive:
-            self._outside.close()
-        return alive
-
-    def thaw(self) -> None:
-        """See `port.Frozen`. Raises Unknown SH711."""
-        self._outside.close()
-        self._inner.thaw()
-
-    def release(self) -> None:
-        """See `port.Frozen`. Raises Rejected SH708, Unknown SH707: then no peer hears anything from here."""
-        try:
-            self._inner.release()
-        except BaseException:
-            self._outside.close()
-            raise
-        holds.sweep_lock(self._network, None)  # or the dump's lock would keep the resets back
-        self._outside.reset()
-
-
 @dataclass(frozen=True)
 class PodWay(Way):
     """`home`: the container that is entered."""
 
     home: Container | None = None
-
-
-class PodHeld:
-    """Implements `port.Held`; tells the placeholder that its worker has come."""
-
-    def __init__(self, inner: Held, home: Process) -> None:
-        """`home`: the placeholder's process 1."""
-        self.process = inner.process
-        self._inner, self._home = inner, home
-
-    def resume(self) -> Process:
-        """See `port.Held`. Raises Rejected SH702, SH708, of GPUs SH741."""
-        copy = self._inner.resume()
-        _tell(self._home)
-        return copy
-
-    def abort(self) -> None:
-        """See `port.Held`. Raises Rejected SH708, Unknown SH707."""
-        self._inner.abort()
 
 
 class ContainerRuntime(CriuRuntime):
@@ -239,7 +142,7 @@ class ContainerRuntime(CriuRuntime):
             with contextlib.suppress(Rejected, Retry):
                 placeholder = self.pods.find(spec.pod).init
                 if placeholder != process:
-                    _tell(placeholder)  # the agent before this one may have died before it came to that
+                    tell(placeholder)  # the agent before this one may have died before it came to that
         try:
             return PodNetwork(network_of(home.pid))
         except OSError as error:
@@ -276,7 +179,7 @@ class ContainerRuntime(CriuRuntime):
                 left_out=tuple(dict.fromkeys(point for point in points if volumes.of_hardware(point))),
                 standard=checks.standard(process, opened),
                 addresses=links.addresses(network.netns) if network.own else (),
-                label=_label(process.pid),
+                label=label_of(process.pid),
             )
             (folder / NOTE).write_bytes(msgspec.json.encode(note))
         except OSError as error:
@@ -415,33 +318,6 @@ _MOUNTED: Final = {"manage_cgroups_mode": rpc.IGNORE, "ext_sharing": True, "ext_
 """What both directions are told: a copy is in the cgroup that its CRIU is in, and mounts are whoever's they are."""
 
 
-def read(folder: Path) -> Note | None:
-    """The note in an image. None: it isn't of a container. Raises Rejected SH757 for one that can't be read."""
-    try:
-        return msgspec.json.decode((folder / NOTE).read_bytes(), type=Note)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.DecodeError) as error:
-        raise Rejected(_misfit(str(folder), f"the image's {NOTE} can't be read: {error}")) from error
-
-
-def differences(note: Note, home: Container) -> list[str]:
-    """Why a worker can't live in this container instead of its own, each with the two values. Raises Rejected SH750."""
-    found = []
-    if note.image and home.image and note.image != home.image:
-        found.append(f"the worker's image is {note.image}, the placeholder's {home.image}")
-    try:
-        label, points = _label(home.init.pid), {one.point for one in mounts_of(home.init.pid)}
-    except OSError as error:
-        raise Rejected(processes.gone(home.init.pid)) from error
-    if note.label != label:
-        found.append(f"the worker is confined as {note.label or 'nothing'!r}, the placeholder as {label or 'nothing'!r}")
-    missing = [point for point in note.points if point not in points]
-    if missing:
-        found.append(f"the worker has mounted {', '.join(missing)}, where the placeholder has nothing")
-    return found
-
-
 def outer_pid(home: Container, pid: int) -> int:
     """The agent's pid for the first process of what CRIU restores in a container, which it calls `pid` there. Raises Rejected SH710."""
     depth = len(inner_pids(home.init.pid)) + 1
@@ -461,13 +337,6 @@ def _tidy(stage: Path) -> None:
                     os.rmdir(entry)
                 else:
                     os.unlink(entry)
-
-
-def _tell(placeholder: Process) -> None:
-    """Its worker runs. To a process 1 that doesn't know the signal it means nothing."""
-    if processes.find(placeholder):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(placeholder.pid, signal.SIGHUP)
 
 
 def _join(host: str, port: str) -> str:
@@ -524,14 +393,6 @@ def _stream(home: Container, number: int) -> int:
     return os.open(f"/proc/{home.init.pid}/fd/{number}", (os.O_RDONLY if number == 0 else os.O_WRONLY) | os.O_CLOEXEC)
 
 
-def _label(pid: int) -> str:
-    """What the kernel's security module calls a process; empty without one."""
-    try:
-        return Path(f"/proc/{pid}/attr/current").read_text().strip("\0\n ")
-    except OSError:
-        return ""
-
-
 def _unseen(process: Process, what: str) -> Problem:
     return Problem(
         code="SH755",
@@ -542,13 +403,4 @@ def _unseen(process: Process, what: str) -> Problem:
 
 
 def _unfit(spec: WorkerSpec, what: str) -> Problem:
-    return _misfit(spec.worker, what)
-
-
-def _misfit(subject: str, what: str) -> Problem:
-    return Problem(
-        code="SH757",
-        what=f"the worker can't be restored there, and no copy was made: {what}",
-        remedy="Make the placeholder's pod of the template of the worker's own, with the same image and volumes; the image is as it was",
-        subject=subject,
-    )
+    return misfit(spec.worker, what)
