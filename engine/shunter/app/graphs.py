@@ -20,9 +20,9 @@ from shunter.cluster.api import Absent, Api
 from shunter.cluster.dynamo.fence import Slices
 from shunter.cluster.dynamo.following import Following, View
 from shunter.cluster.dynamo.pools import lines, merged, troubles
+from shunter.cluster.dynamo.record import component_of
 from shunter.cluster.dynamo.shift import Shift, Shifts
-from shunter.cluster.dynamo.values import Graph
-from shunter.model.errors import Problem, Rejected
+from shunter.model.errors import Problem
 from shunter.model.ids import Epoch, PoolId
 from shunter.model.operation import OperationRecord
 from shunter.model.plan import OperationKind
@@ -129,8 +129,8 @@ class Counted:
         except Absent:
             return None
         taker = planned.pool if comes else planned.hands_to or then
-        gives = "" if comes else _component(graph, role)
-        takes = _component(graph, taker.rpartition("/")[2]) if taker is not None else ""
+        gives = "" if comes else component_of(graph, role)
+        takes = component_of(graph, taker.rpartition("/")[2]) if taker is not None else ""
         return Shift(
             operation=planned.id,
             namespace=graph.namespace,
@@ -140,16 +140,6 @@ class Counted:
             uid=left.uid if left is not None else "",
             takes=takes,
         )
-
-
-def _component(graph: Graph, role: str) -> str:
-    """Raises Rejected SH272 where it can't be said which is meant."""
-    own = [one.name for one in graph.components if one.role == role]
-    if len(own) == 1:
-        return own[0]
-    what = f"the graph has {'no component' if not own else 'several components'} for {role}{': ' if own else ''}{', '.join(own)}"
-    remedy = "Leave this graph out of the policy, or give it one component a role"
-    raise Rejected(Problem(code="SH272", what=what, remedy=remedy, subject=f"{graph.namespace}/{graph.name}"))
 
 
 async def graphed(settings: Settings) -> Graphs | None:

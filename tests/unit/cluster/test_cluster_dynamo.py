@@ -10,7 +10,7 @@ from shunter.cluster.dynamo.following import View
 from shunter.cluster.dynamo.parse import adapter, deployed, golden, graph, pod, registered
 from shunter.cluster.dynamo.pools import lines, merged, samples, troubles
 from shunter.cluster.dynamo.reading import Unreadable
-from shunter.cluster.dynamo.record import Mark, body, marks, place
+from shunter.cluster.dynamo.record import Mark, body, component_of, marks, place
 from shunter.cluster.dynamo.values import Golden, Registered
 from shunter.cluster.dynamo.victim import certain, newest, rank
 from shunter.model.errors import Problem, Rejected
@@ -411,3 +411,13 @@ def test_people_see_numbers_registrations_and_golden_images(beta: Any) -> None:
         "llama/prefill: not to be changed: a component has a scaling adapter that isn't there; "
         "wanted: missing (a component has a scaling adapter that isn't there); golden image gold",
     )
+
+
+def test_which_component_serves_a_role_must_be_certain(beta: Any) -> None:
+    assert component_of(graph(beta), "decode") == "decode"
+    beta["spec"]["components"].append({"name": "decode-large", "type": "decode"})
+    with pytest.raises(Rejected, match="several components for decode: decode, decode-large"):
+        component_of(graph(beta), "decode")
+    beta["spec"]["components"] = []
+    with pytest.raises(Rejected, match="no component for prefill"):
+        component_of(graph(beta), "prefill")

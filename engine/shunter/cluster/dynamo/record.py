@@ -83,6 +83,15 @@ def place(found: Object, adapters: Sequence[Object], component: str) -> Place:
     return _place(own[0][0], graph, one, own[0][1])
 
 
+def component_of(graph: Graph, role: str) -> str:
+    """The component that serves a role. Raises Rejected SH272 where it can't be said which is meant."""
+    own = [one.name for one in graph.components if one.role == role]
+    if len(own) == 1:
+        return own[0]
+    told = f"several components for {role}: {', '.join(own)}" if own else f"no component for {role}"
+    raise _refused(f"the graph has {told}", "Leave this graph out of the policy, or give it one component a role", graph)
+
+
 def _ref(raw: Object) -> tuple[str, str]:
     """Without reading the rest: another graph's adapter may be broken."""
     spec = raw.get("spec")
