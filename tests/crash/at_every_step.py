@@ -14,9 +14,7 @@ and restores. Links are made slow by a token bucket: this kernel has no netem.
 import argparse
 import asyncio
 import contextlib
-import itertools
 import json
-import random
 import shutil
 import signal
 import sqlite3
@@ -35,25 +33,22 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "local-fleet"))
 import faults
-from clients import Stream, stream
 from discovery import instances
 from fleet import ANY, Fleet, NodePlan, SetUpError, WorkerPlan, wait_for
 from node import Node
+from points import Point, chosen
 from shunter.act.agents import AgentClient, TlsFiles
 from shunter.app.settings import load
 from shunter.app.world import Memory, World
 from shunter.model.canon import encode
-from shunter.model.ids import ImageId, Incarnation, NodeId, OperationId, PolicyName, SlotId, WorkerId
+from shunter.model.ids import ImageId, Incarnation, NodeId, OperationId, PolicyName, SlotId
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
 from shunter.model.snapshot import Fleet as Seen
 from shunter.observe.catalog import Catalog
 from shunter.wire import agent_pb2 as pb
-from tokens import weights
+from witnesses import ADDRESS, WEIGHTS_MB, WORKER, Client, Watcher, copies
 
 HERE: Final = Path(__file__).resolve().parent
-WORKER: Final = WorkerId("decode-0")
-ADDRESS: Final = "10.77.0.111:9000"
-WEIGHTS_MB: Final = 8
 DISK_MB: Final = 1500
 """Of each agent's own disk, which is a tmpfs."""
 PLANS: Final = (
@@ -61,152 +56,8 @@ PLANS: Final = (
     NodePlan("node-b", 12, (ANY,), ()),
 )
 SETTLED_S: Final = 100.0
-PARKED_S: Final = 600.0
-"""How long the client waits for a token: while the worker is in an image there is none."""
 AT_ONCE: Final = 50
-MOVE: Final = ("intended", "prepared", "fenced", "frozen", "held", "committing", "released", "resumed", "unfenced")
-PARK: Final = ("intended", "prepared", "fenced", "frozen", "copied", "committing", "released")
-RESTORE: Final = ("intended", "prepared", "held", "committing", "resumed", "unfenced")
-CHECKPOINT: Final = ("intended", "dumped", "copied")
 _WIDE: Final = 21
-_SIGKILL: Final = 1 << 8
-"""In the masks of pending signals."""
-DRAIN: Final = ("intended", "fenced")
-"""Its stream never ends, so it never drains: when its time is over it goes back to the router."""
-
-
-class Point(msgspec.Struct, frozen=True):
-    """What is done, and when: before the order that follows `step`, or so many seconds into it."""
-
-    kind: str
-    step: str
-    fault: str
-    late: float = 0.0
-
-    def __str__(self) -> str:
-        """For people."""
-        return f"{self.kind} at {self.step}: {self.fault}" + (f", {self.late * 1000:.0f} ms later" if self.late else "")
-
-
-FAULTS: Final = {
-    "engine": "the engine is killed, and the next one takes over",
-    "two": "the engine stands still; the next one, which has what it had written, takes over; then it wakes up and still believes to lead",
-    "give-up": "somebody wants the operation to be given up",
-    "clock": "the wall clocks of engine and agents are set by minutes, ahead and back",
-    "source": "the source's agent is killed, and started again a second later",
-    "destination": "so is the destination's",
-    "source-all": "the source's agent and CRIU are killed together",
-    "destination-all": "so are the destination's",
-    "power": "the destination loses its link and all its processes at once, and comes back",
-    "pause-source": "the source's agent stands still for longer than a hold, and wakes up",
-    "pause-destination": "so does the destination's",
-    "cut": "the destination's link is cut for two seconds",
-    "cut-source": "so is the source's",
-    "slow": "the destination's link is slow",
-    "full": "the destination's disk takes nothing for some seconds",
-    "full-source": "neither does the source's",
-    "corrupt": "a byte of the image changes, at the destination where it is there",
-}
-LATE: Final = ("engine", "two", "give-up", "source", "destination", "source-all", "destination-all", "power")
-"""Faults that are also done while an order is carried out: those whose moment matters."""
-AT_SOURCE: Final = ("source", "source-all", "pause-source", "cut-source", "full-source")
-STEPS: Final = {"move": MOVE, "park": PARK, "restore": RESTORE, "checkpoint": CHECKPOINT, "drain": DRAIN}
-IMAGE_FROM: Final = {"move": "frozen", "park": "frozen", "restore": "intended", "checkpoint": "dumped"}
-"""The first step at which there is an image."""
-
-
-def applies(kind: str, step: str, fault: str) -> bool:
-    """Whether there is anything to be done so."""
-    at = STEPS[kind].index(step)
-    if kind == "restore" and fault in AT_SOURCE:
-        return False  # there is none
-    if kind == "drain":  # nor is there a destination
-        return fault in ("engine", "two", "give-up", "clock", *AT_SOURCE)
-    if fault == "corrupt":
-        return at >= STEPS[kind].index(IMAGE_FROM[kind])
-    if fault == "power":  # once it runs there, its end is no news
-        return "resumed" not in STEPS[kind][: at + 1] and not (kind == "restore" and step == "committing")
-    return True
-
-
-def points(seed: int) -> list[Point]:
-    """All of them. How late the late ones are is drawn anew for each seed."""
-    chance = random.Random(seed)
-    found: list[Point] = []
-    for kind, steps in STEPS.items():
-        for step, fault in itertools.product(steps, FAULTS):
-            if not applies(kind, step, fault):
-                continue
-            found.append(Point(kind, step, fault))
-            late = round(chance.uniform(0.005, 0.25), 3)
-            if fault in LATE and not (fault == "power" and step == "released"):  # it may run there by then
-                found.append(Point(kind, step, fault, late))
-    return found
-
-
-class Watcher(threading.Thread):
-    """Looks for two copies of the worker that aren't stopped, all the time."""
-
-    def __init__(self) -> None:
-        super().__init__(name="watcher", daemon=True)
-        self.worst, self.looks = 0, 0
-        self._end = threading.Event()
-
-    def run(self) -> None:
-        """Until `stop`."""
-        while not self._end.wait(0.03):
-            self.worst, self.looks = max(self.worst, len(running())), self.looks + 1
-
-    def stop(self) -> None:
-        """End it."""
-        self._end.set()
-        self.join()
-
-
-def copies() -> list[int]:
-    """Processes of the worker on this machine."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            words = path.read_bytes().split(b"\0")
-            if b"--id" in words and WORKER.encode() in words:
-                found.append(int(path.parent.name))
-    return found
-
-
-def running() -> list[int]:
-    """Those of them that run free: not stopped, not held by CRIU (which traces a process until it lets it go), not being killed."""
-    found = []
-    for pid in copies():
-        with contextlib.suppress(OSError, KeyError):
-            says = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
-            killed = (int(says["SigPnd"], 16) | int(says["ShdPnd"], 16)) & _SIGKILL
-            if says["State"].split()[0] not in "tTZX" and int(says["TracerPid"]) == 0 and not killed and not _exiting(pid):
-                found.append(pid)
-    return found
-
-
-def _exiting(pid: int) -> bool:
-    """Its own code won't run any more (PF_EXITING in the kernel's flags)."""
-    return bool(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6]) & 0x4)
-
-
-class Client(threading.Thread):
-    """One client that streams for as long as it is there."""
-
-    def __init__(self) -> None:
-        super().__init__(name="client", daemon=True)
-        self.seen = Stream("session-0", ADDRESS, 10**9)
-
-    def run(self) -> None:
-        """See `clients.stream`."""
-        asyncio.run(stream(self.seen, weights(WEIGHTS_MB << 20), PARKED_S))
-
-    def wrong(self) -> str:
-        """What no client may see; empty when all is well."""
-        seen = self.seen
-        lost, more, bad = seen.lost, seen.duplicated, seen.corrupt
-        return seen.error or ("" if not lost + more + bad else f"{lost} tokens lost, {more} twice, {bad} wrong")
 
 
 class Ring:
@@ -562,13 +413,6 @@ def _cell(result: Result) -> str:
     if result.wrong:
         return "WRONG"
     return " ".join(filter(None, (result.ended, result.code)))
-
-
-def chosen(only: str, every: int, seed: int) -> list[Point]:
-    """Points with all of these words in them; of these, one of `every`."""
-    words = [word for word in only.split(",") if word]
-    found = [p for p in points(seed) if all(word in (p.kind, p.step, p.fault, "late" if p.late else "sharp") for word in words)]
-    return found[seed % every :: every]
 
 
 class Totals(msgspec.Struct):

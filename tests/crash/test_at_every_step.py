@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from at_every_step import AT_SOURCE, FAULTS, LATE, STEPS, Point, applies, chosen, points, run, table
+from at_every_step import run, table
+from points import AT_SOURCE, FAULTS, LATE, STEPS, Point, applies, chosen, points
 
 
 def test_every_step_of_every_operation_has_its_points() -> None:
