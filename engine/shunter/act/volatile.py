@@ -10,6 +10,7 @@ from typing import Any, Final
 _SETS: Final = {
     "meta": "",
     "fleet": "",
+    "noticed": "",
     "ended": "",
     "operations": "WHERE ended_at IS NULL OR ended_at >= (SELECT max(ended_at) FROM operations) - ? ORDER BY rowid",
 }

@@ -151,9 +151,12 @@ class Sight:
     def _remember(self, fleet: Fleet, notices: tuple[Notice, ...], now: float, *, moved: bool) -> None:
         """Not each tick: a large fleet takes long to write, and orders wait meanwhile. On a full disk only what must be remembered."""
         due = now - self._saved_at >= SAVE_S and self._watch.now is None
-        if due or moved or notices != self._saved:
+        if due or moved:
             self._store.save_fleet(fleet, notices, now)
             self._saved_at, self._saved = now, notices
+        elif notices != self._saved:
+            self._store.save_notices(fleet, notices, now)
+            self._saved = notices
 
 
 def _with(notices: tuple[Notice, ...], heard: list[Notice]) -> tuple[Notice, ...]:

@@ -224,7 +224,7 @@ def test_what_is_involuntary_goes_on_in_memory_and_comes_to_the_disk_as_it_was(s
     store.finish(OperationId("new"), Outcome(status=Status.SUCCEEDED, at=15.0))
     store.save_fleet(Fleet(nodes=(Node(id=NodeId("n"), slots=()),)), (), 16.0)
     assert not store.healthy
-    assert store.unwritten == 7, "the plan is two statements, and a drain's end too"
+    assert store.unwritten == 8, "the plan is two statements, and so are a drain's end and the fleet"
     now = (store.active(), store.recent(0.0), store.ended(), store.load_fleet())
     assert [r.step for r in now[0]] == [Step.FENCED]
     assert [r.id for r in now[1]] == ["older", "new"]
@@ -305,3 +305,25 @@ def test_the_gate_keeps_what_is_voluntary_from_starting(store: Store) -> None:
     assert (store.healthy, store.probe(), store.recover()) == (False, False, True)
     store.gate = lambda: True
     assert (store.healthy, store.probe()) == (True, True)
+
+
+def test_notices_are_remembered_without_writing_the_fleet_again(store: Store) -> None:
+    fleet = Fleet(nodes=(Node(id=NodeId("n"), slots=()),))
+    notice = Notice(id=NoticeId("n/1"), kind=NoticeKind.PREEMPTION, node=NodeId("n"), seen_at=1.0, deadline=2.0)
+    store.save_fleet(fleet, (), 10.0)
+    (before,) = store._rows("SELECT body FROM fleet")
+    store.save_notices(fleet, (notice,), 9.0)  # the clock was set back
+    assert store._rows("SELECT body FROM fleet") == [before]
+    kept = Store(store.path, read_only=True).load_fleet()
+    assert kept is not None
+    assert (kept.fleet, kept.notices, kept.at) == (fleet, (notice,), 10.0), "the fleet is as old as it is"
+    store.save_fleet(fleet, (), 8.0)
+    assert Store(store.path).load_fleet().notices == (), "what came last counts"  # type: ignore[union-attr]
+
+
+def test_a_store_from_before_notices_were_kept_apart_is_read(store: Store) -> None:
+    store.save_fleet(Fleet(), (), 10.0)
+    store._db.execute("DROP TABLE noticed")
+    kept = Store(store.path, read_only=True).load_fleet()
+    assert kept is not None
+    assert kept.at == 10.0
