@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import os
 import shutil
 import stat
@@ -21,7 +22,9 @@ _AT_ONCE: Final = 16 << 20
 """Bytes that go to the disk at once, where somebody may have to wait for it."""
 _WRITTEN: Final = 7
 """Linux' SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE and _WAIT_AFTER."""
-_libc: Final = ctypes.CDLL(None)
+_UNABLE: Final = frozenset({errno.ENOSYS, errno.EINVAL, errno.ESPIPE, errno.EOPNOTSUPP, errno.EINTR})
+"""What a file system says that can't write a part by itself. Anything else is about the bytes."""
+_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 Seen = tuple[str, int, int, int, int]
@@ -103,6 +106,15 @@ def sync_file(descriptor: int, between: Callable[[], None] = nothing) -> None:
     """Bring what is behind a descriptor to the disk, some MiB at a time with `between` between them. Raises OSError."""
     for at in range(0, os.fstat(descriptor).st_size if between is not nothing else 0, _AT_ONCE):
         between()
-        # a file system that doesn't know it does it all at the end, in which alone is said whether it went well
-        _libc.sync_file_range(descriptor, ctypes.c_int64(at), ctypes.c_int64(_AT_ONCE), _WRITTEN)
+        _sync_part(descriptor, at)
     os.fsync(descriptor)
+
+
+def _sync_part(descriptor: int, at: int) -> None:
+    """A file system that can't leaves it all to the end. What went wrong is said once: who doesn't listen here is told at the end that all
+    went well."""
+    if _libc.sync_file_range(descriptor, ctypes.c_int64(at), ctypes.c_int64(_AT_ONCE), _WRITTEN) == 0:
+        return
+    failed = ctypes.get_errno()
+    if failed not in _UNABLE:
+        raise OSError(failed, os.strerror(failed))

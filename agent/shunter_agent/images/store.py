@@ -203,13 +203,17 @@ class ImageStore:
     def sync(self, image: str, between: Callable[[], None] = nothing) -> None:
         """Bring a whole image to the disk: joined if it was spread, sealed if there are keys. `between` is called between parts of that,
         and may hold it up. Raises as `join` does."""
-        self.join(image, between)
-        folder = self._plain(image)
-        if self._keys is None:
-            sync_folder(self.folder(image), between)
-        elif folder is not None:
-            self._seal(image, folder, self._keys, between)
-        sync_path(self.root)
+        try:
+            self.join(image, between)
+            folder = self._plain(image)
+            if self._keys is None:
+                sync_folder(self.folder(image), between)
+            elif folder is not None:
+                self._seal(image, folder, self._keys, between)
+            sync_path(self.root)
+        except OSError:
+            self._right.pop(image, None)  # what the disk didn't take may be forgotten: it is read again before a restore
+            raise
 
     def _seal(self, image: str, folder: Path, keys: Keys, between: Callable[[], None]) -> None:
         with self._at_rest(image):

@@ -1,3 +1,5 @@
+import ctypes
+import errno
 import os
 from pathlib import Path
 
@@ -5,6 +7,7 @@ import pytest
 from blake3 import blake3
 from shunter.model.errors import Rejected
 from shunter_agent.images import folders
+from shunter_agent.images import store as stores
 from shunter_agent.images.folders import sync_folder
 from shunter_agent.images.manifest import ImageFile, ImageInfo, check_id, check_name
 from shunter_agent.images.store import ImageStore
@@ -195,3 +198,39 @@ def test_what_goes_to_the_disk_may_be_held_up_on_its_way(store: ImageStore, monk
     parts.clear()
     sync_folder(store.folder("i1"))
     assert not parts
+
+
+class Disk:
+    """Tells once what it couldn't write, to whoever waits for it first, as Linux does."""
+
+    def __init__(self, *answers: int) -> None:
+        self._answers = list(answers)
+
+    def sync_file_range(self, *_where: object) -> int:
+        failed = self._answers.pop(0) if self._answers else 0
+        ctypes.set_errno(failed)
+        return -1 if failed else 0
+
+
+@pytest.mark.parametrize("wrong", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+def test_what_a_part_did_not_write_is_not_said_to_be_on_the_disk(store: ImageStore, monkeypatch: pytest.MonkeyPatch, wrong: int) -> None:
+    monkeypatch.setattr(stores, "looks", lambda _folder: frozenset())  # what a disk loses shows in nothing that is seen of a file
+    folder = made(store)
+    monkeypatch.setattr(folders, "_libc", Disk(0, wrong))
+    with pytest.raises(OSError, match=os.strerror(wrong)):
+        store.sync("i1", lambda: None)
+    (folder / "core-1.img").write_bytes(b"?" * 7)  # what lies there, once the kernel has forgotten what it couldn't write
+    with pytest.raises(Rejected, match="SH804"):
+        store.open_to_restore("i1")
+
+
+@pytest.mark.parametrize("unable", [errno.ENOSYS, errno.ESPIPE])
+def test_a_file_system_that_writes_no_parts_writes_it_all_at_the_end(
+    store: ImageStore, monkeypatch: pytest.MonkeyPatch, unable: int
+) -> None:
+    made(store)
+    synced: list[int] = []
+    monkeypatch.setattr(folders, "_libc", Disk(*[unable] * 3))
+    monkeypatch.setattr(os, "fsync", synced.append)
+    store.sync("i1", lambda: None)
+    assert len(synced) == 5
