@@ -3,8 +3,9 @@
 What it is not: no container runs, no image is pulled, no volume is mounted, no probe is sent, no device plugin gives GPUs away. A pod that
 has found a node is said to run after a moment, with an address of its own, and to be ready when its readiness gates are True; one that is
 being deleted is gone after a moment. The scheduler knows node names, the pods' required node affinity by `metadata.name`, node selectors
-and the number of GPUs. The controller does what kubernetes' `ActivePodsWithRanks` says for phase, readiness, deletion cost and age, and adopts
-pods that its selector matches. Agents are told nothing: whoever ends a container (`end`) does what an agent would have done to its process.
+by host name and the number of GPUs. The controller does what kubernetes' `ActivePodsWithRanks` says for phase, readiness, deletion cost
+and age, and adopts pods that its selector matches. Agents are told nothing: whoever ends a container (`end`) does what an agent would have
+done to its process.
 """
 
 import copy
