@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import signal
 import sqlite3
@@ -457,9 +458,18 @@ def run(folder: Path, criu: Path, wanted: list[Point], say: Callable[[str], None
                     break
             ring.watcher.stop()
             totals.add(ring)
+            _end_worker()
         if results[-1].wrong:
             break
     return results, totals
+
+
+def _end_worker() -> None:
+    """It may have outlived its first agent, and nobody knows it as a child then."""
+    for pid in copies():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_for("the worker's end", lambda: not copies())
 
 
 def _tried(ring: Ring, point: Point) -> Result:
