@@ -51,7 +51,7 @@ async def report(node: Node, sizes: Sizes | None = None, looks: Looks | None = N
         canaries=node.canaries,
         taints=[pb.Taint(key=taint.key, value=taint.value, effect=taint.effect) for taint in taints_of(node)],
         memory=left.memory or 0,
-        disk=max(0, (left.disk or 0) - KEEP),
+        disk=0 if left.disk is None else max(1, left.disk - KEEP),  # a full disk is known: 0 would say that it isn't
         images_in_memory=in_memory,
     )
 

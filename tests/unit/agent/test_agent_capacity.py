@@ -134,6 +134,12 @@ class TestRoom:
         assert report.disk == pytest.approx(seen.disk - KEEP, rel=0.2)
         assert report.images_in_memory == made.node.depot.in_memory
 
+    async def test_a_full_disk_is_not_one_of_which_nothing_is_known(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = bench(tmp_path)
+        for free, known in ((KEEP // 2, 1), (0, 1), (None, None)):
+            monkeypatch.setattr(inventory, "room", lambda _root, free=free: Room(disk=free, memory=None))
+            assert wire.node(await inventory.report(made.node)).disk == known
+
 
 CARDS = tuple(
     Gpu(uuid=f"GPU-{n}", model="B200", pci=f"0000:{n}0:00", memory=192, free=190 - n, domain=f"0000:{n // 2}0:00") for n in range(4)
