@@ -80,12 +80,13 @@ class Watch:
 
     def audits(self, records: Sequence[Record]) -> None:
         """Take several, as one. Raises as `audit` does."""
+        before: list[Record] = []
         if self._gathered is not None:
             if all(_urgent(record) for record in records):
                 self._gathered += records
                 return
-            records, self._gathered = (*self._gathered, *records), []
-        if self._trail.add(records) or all(_may_wait(record) for record in records):
+            before, self._gathered = self._gathered, []
+        if self._trail.add([*before, *records]) or all(_may_wait(record) for record in records):
             return
         if self._trail.problem is not None:
             raise Stalled(self._trail.problem)

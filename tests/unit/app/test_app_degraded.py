@@ -316,6 +316,19 @@ def test_what_is_voluntary_waits_for_no_end(disk: Disk, monkeypatch: pytest.Monk
         disk.watch.audit(step("voluntary"))
 
 
+@pytest.mark.parametrize("kind", [RecordKind.NOTICE, RecordKind.PLAN])
+def test_what_licenses_nothing_holds_up_nothing_urgent_on_a_disk_that_takes_nothing(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, kind: RecordKind
+) -> None:
+    """A notice makes something voluntary end as superseded: what it asks for itself is begun after that, within the same call."""
+    first = Record(at=1.0, kind=kind, subject="n", what="the notice, or what is planned for it", epoch=Epoch(1))
+    disk.die(monkeypatch)
+    with disk.watch.gathering([first]):
+        disk.watch.audit(step("voluntary", RecordKind.OUTCOME))
+        disk.watch.audit(step("involuntary"))
+    assert disk.trail.waiting == 3
+
+
 def test_what_was_begun_is_audited_whatever_breaks_after_it(disk: Disk) -> None:
     def begun() -> None:
         with disk.watch.gathering([]):
