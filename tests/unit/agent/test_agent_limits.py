@@ -16,7 +16,7 @@ from shunter_agent.orders.holds import HIDDEN_EVERY_S
 from shunter_agent.refusals import Undone
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "when-a-move-fails.md"
-SHORT_S = 0.05
+SHORT_S = 0.4
 
 
 @pytest.fixture
@@ -34,13 +34,14 @@ def empty(tmp_path: Path) -> Bench:
 
 
 @pytest.fixture
-def gate() -> Iterator[Gate]:
+def gate(short: None) -> Iterator[Gate]:
+    assert short is None
     made = Gate()
     yield made
     made.open()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settling, "TRAFFIC_S", SHORT_S)
     monkeypatch.setattr(source, "TRAFFIC_S", SHORT_S)
@@ -212,7 +213,6 @@ class TestSilence:
         await self.passes(bench, HIDDEN_EVERY_S)
         assert bench.state() == "fenced"
         monkeypatch.undo()
-        monkeypatch.setattr(settling, "TRAFFIC_S", SHORT_S)
         await self.passes(bench, HIDDEN_EVERY_S)
         assert bench.state() == "running"
 
@@ -252,8 +252,7 @@ class TestClocks:
         assert empty.journal.reservations() == {}
 
 
-def test_the_limits_in_the_docs_are_those_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
+def test_the_limits_in_the_docs_are_those_of_the_code() -> None:
     from shunter_agent.orders import holds
     from shunter_agent.recovery import START_S
     from shunter_agent.runtime import criu, process, swrk
