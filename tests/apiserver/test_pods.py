@@ -15,9 +15,11 @@ from control_plane import ROOT, ControlPlane, until
 from nodes_simulated import Nodes, node, worker
 from shunter.cluster.api import Api
 from shunter.cluster.awaiting import Patience
+from shunter.cluster.dynamo.words import COST_BEFORE
 from shunter.cluster.estate import Estate, Following, Where
 from shunter.cluster.operation import Batch, collection, resource
 from shunter.cluster.places import Pods
+from shunter.cluster.pods import Being
 from shunter.cluster.template import pod_name
 from shunter.model.errors import Rejected
 from shunter.model.ids import Digest, Epoch, Incarnation, NodeId, OperationId, PolicyName, SlotId, WorkerId
@@ -302,7 +304,7 @@ async def test_what_nobody_came_to_goes_once_its_operation_is_over_and_others_ar
     assert pod is not None
     bench.until_seen(lambda e: pod.uid in e.pods)
     assert await bench.pods.tidy(lambda one: one.operation == "move-1", {}, *ANSWER) == [], "its operation is under way"
-    assert await bench.pods.tidy(*OVER, {pod.uid: True}, *ANSWER) == [], "an agent says that a worker lives in it"
+    assert await bench.pods.tidy(*OVER, {pod.uid: False}, *ANSWER) == [], "an agent says that a worker lives in it"
     theirs = Pods(bench.api, bench.estate, "other.fleet", "shunter")
     assert await theirs.tidy(*OVER, {}, *ANSWER) == [], "it is another fleet's"
     assert await bench.pods.tidy(*OVER, {}, {NodeId("node-a")}, go_on) == [], "nobody says what is in it"
@@ -311,6 +313,46 @@ async def test_what_nobody_came_to_goes_once_its_operation_is_over_and_others_ar
     assert bench.get(pod.name) is not None
     assert len(await bench.pods.tidy(*OVER, {}, *ANSWER)) == 1
     until(lambda: bench.names() == ["decode-0"], 10, "gone")
+
+
+async def test_of_a_pod_that_is_gone_it_is_known_whether_the_engine_had_it_go(bench: Bench) -> None:
+    own = await asyncio.to_thread(bench.make, "decode-0", "node-a")
+    other = await asyncio.to_thread(bench.make, "decode-1", "node-b")
+    await bench.pods.retire(own)
+    bench.server.must("DELETE", f"{bench.path}/{other.name}")
+    bench.until_seen(lambda e: not e.pods)
+    assert (own.uid in bench.pods.deleted, other.uid in bench.pods.deleted) == (True, False)
+    assert set(bench.estate().removed) == {own.uid, other.uid}
+    chosen = await asyncio.to_thread(bench.make, "decode-2", "node-a")
+    await bench.api.merge(
+        f"{bench.path}/decode-2", {"metadata": {"annotations": {COST_BEFORE: ""}, "finalizers": ["test.shunter.dev/late"]}}
+    )
+    bench.until_seen(lambda e: e.pods[chosen.uid].retired)
+    bench.server.must("DELETE", f"{bench.path}/decode-2")
+    bench.until_seen(lambda e: e.pods[chosen.uid].being is Being.ENDING)
+    await bench.api.merge(f"{bench.path}/decode-2", {"metadata": {"annotations": {COST_BEFORE: None}}})  # as one that is taken back
+    await bench.api.merge(f"{bench.path}/decode-2", {"metadata": {"finalizers": None}})
+    bench.until_seen(lambda e: not e.pods)
+    removed = bench.estate().removed
+    assert [removed[pod.uid].retired for pod in (other, chosen)] == [False, True]
+
+
+async def test_a_worker_whose_operation_nobody_knows_of_any_more_is_shown_and_given_to_its_controller(bench: Bench) -> None:
+    """The engine that brought it there had the operation in memory only, and died before it could say that the worker serves."""
+    left = await asyncio.to_thread(bench.make, "decode-0", "node-a", **HASH)
+    pod = await bench.pods.prepare(record(), AT_B, left, DECODE, go_on)
+    assert pod is not None
+    bench.until_seen(lambda e: pod.uid in e.pods)
+    with pytest.raises(Rejected):
+        await bench.pods.tidy(*OVER, {pod.uid: True}, ANSWER[0], _deposed)
+    assert bench.get(pod.name)["metadata"]["labels"][STATE] == "placeholder"
+    (said,) = await bench.pods.tidy(*OVER, {pod.uid: True}, *ANSWER)
+    assert "marked the pod" in said
+    bench.until_seen(lambda e: not e.pods[pod.uid].placeholder)
+    await bench.pods.tidy(*OVER, {pod.uid: True}, *ANSWER)
+    bench.until_seen(lambda e: e.pods[pod.uid].ready)
+    await bench.pods.tidy(*OVER, {pod.uid: True}, *ANSWER)
+    assert "pod-template-hash" in bench.get(pod.name)["metadata"]["labels"]
 
 
 async def test_a_pod_that_ended_in_the_attempt_is_made_anew(bench: Bench, nodes: Nodes) -> None:

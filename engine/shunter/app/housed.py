@@ -87,7 +87,7 @@ class Housed:
 
     def joined(self, fleet: Fleet) -> Fleet:
         """The fleet as agents report it and the cluster has it."""
-        return joined(fleet, self.estate())
+        return joined(fleet, self.estate(), self.places.deleted)
 
     def tidy(self, orders: Beside, store: Store, fleet: Fleet, still_leads: Callable[[], None], record: Callable[[str], None]) -> None:
         """See to what operations have left, beside all else, if it is time. `fleet` is as agents have just reported it."""

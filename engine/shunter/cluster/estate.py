@@ -13,7 +13,7 @@ import msgspec
 
 from shunter.cluster.api import Api, Object
 from shunter.cluster.nodes import AgentPod, ClusterNode, agent_pod, cluster_node
-from shunter.cluster.pods import WorkerPod, worker_pod
+from shunter.cluster.pods import Being, WorkerPod, worker_pod
 from shunter.cluster.reflector import Change, Reflector, Times
 from shunter.cluster.thread import Thread
 from shunter.model.errors import Problem, Retry
@@ -26,6 +26,8 @@ STALE_S: Final = 180.0
 _READ: Final = "shunter"
 """Under which key what was read of a resource is kept."""
 Kind = Literal["nodes", "agents", "pods"]
+_REMEMBERED: Final = 10_000
+"""Of pods that were removed, the latest."""
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,8 +41,9 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Estate(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it at one instant; not to be changed. `agents` are addresses (host:port), empty while one isn't known yet; `pods` are by uid.
-    `doubt` says why it may be older than `STALE_S`; None: it isn't.
+    """All of it at one instant; not to be changed. `agents` are addresses (host:port), empty while one isn't known yet; `pods` are by uid,
+    and so are those that were `removed` while they were followed, as they were last. `doubt` says why it may be older than `STALE_S`; None:
+    it isn't.
     """
 
     namespace: str
@@ -48,6 +51,7 @@ class Estate(msgspec.Struct, frozen=True, kw_only=True):
     agents: Mapping[NodeId, str]
     pods: Mapping[str, WorkerPod]
     doubt: Problem | None = None
+    removed: Mapping[str, WorkerPod] = {}
 
 
 class Following:
@@ -67,6 +71,7 @@ class Following:
         self._nodes: dict[str, ClusterNode] = {}
         self._agents: dict[str, AgentPod] = {}
         self._pods: dict[str, WorkerPod] = {}
+        self._removed: dict[str, WorkerPod] = {}
         self._reflectors: dict[Kind, Reflector] = {}
         self._version = 0
         self._last: tuple[int, Problem | None, Estate] | None = None
@@ -95,6 +100,7 @@ class Following:
                 agents=_addresses(self._agents.copy()),
                 pods=self._pods.copy(),
                 doubt=doubt,
+                removed=self._removed.copy(),
             )
             self._last = version, doubt, estate
         return self._last[2]
@@ -152,11 +158,18 @@ class Following:
     def _note(self, into: dict[str, T], change: Change, found: Object) -> None:
         uid, read = str(found["metadata"].get("uid", "")), found[_READ]
         if change == "removed" or read is None:
-            into.pop(uid, None)
+            self._remember(uid, into.pop(uid, None))
         else:
-            into[uid] = read
+            into[uid] = _still_retired(into.get(uid), read)
         self._version += 1
         self._news()
+
+    def _remember(self, uid: str, last: object) -> None:
+        """As it was last: an object that is removed may say of itself that it was deleted by force."""
+        if isinstance(last, WorkerPod) and last.node is not None:
+            self._removed[uid] = last
+            if len(self._removed) > _REMEMBERED:
+                del self._removed[next(iter(self._removed))]
 
     def _doubt(self) -> Problem | None:
         for kind, reflector in self._reflectors.items():
@@ -167,6 +180,13 @@ class Following:
                 what = f"the API server has confirmed nothing of {kind} {since}{why}"
                 return Problem(code="SH261", what=what, remedy="Nothing yet: it is still asked", subject=self._where.namespace)
         return None
+
+
+def _still_retired(before: T | None, now: T) -> T:
+    """Of a pod that goes: what the engine had to do with that may be taken off it again before it has gone."""
+    if isinstance(before, WorkerPod) and isinstance(now, WorkerPod) and before.retired and now.being is Being.ENDING:
+        return msgspec.structs.replace(now, retired=True)
+    return now
 
 
 def _identity(found: Object) -> Object:

@@ -5,7 +5,7 @@ policies see all of a pool; nothing can be done with it, and why is said.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 import msgspec
@@ -20,6 +20,11 @@ _AWAY: Final = (WorkerState.PARKED, WorkerState.LOST)
 _STANDING: Final = (WorkerState.RUNNING, WorkerState.FENCED)
 _HERE: Final = (Being.RUNNING, Being.ENDING)
 _TAKES: Final = (Being.COMING, Being.RUNNING, Being.ENDING)
+_CORDONED: Final = "node.kubernetes.io/unschedulable"
+_STARTS: Final = "its process has ended, and its pod starts it again where it was"
+_DELETED: Final = (
+    "its pod was deleted, by nothing that its node or an operation did: whether another takes its place is its controller's to say"
+)
 
 
 def reported(fleet: Fleet) -> Fleet:
@@ -27,8 +32,12 @@ def reported(fleet: Fleet) -> Fleet:
     return msgspec.structs.replace(fleet, workers=tuple(w for w in fleet.workers if not _by_pod_alone(w)))
 
 
-def joined(fleet: Fleet, estate: Estate) -> Fleet:
-    """The fleet as agents report it (`reported`), with pods, taints and labels, and the workers that no agent reports."""
+def joined(fleet: Fleet, estate: Estate, ours: Collection[str] = ()) -> Fleet:
+    """The fleet as agents report it (`reported`), with pods, taints and labels, and the workers that no agent reports.
+
+    `ours` are the uids of pods that the engine has deleted. A worker that is lost with a pod that starts it again, or that Kubernetes was
+    told to delete, is pinned: an image of it, brought back beside that, would be one too many, and its controller would end another.
+    """
     pods, nodes = estate.pods, {node.id: node for node in fleet.nodes}
     known: dict[WorkerId, Worker] = {}
     lived_in: set[str] = set()
@@ -36,7 +45,7 @@ def joined(fleet: Fleet, estate: Estate) -> Fleet:
         own = pods.get(worker.pod.uid) if worker.pod is not None and worker.state not in _AWAY else None
         if own is not None:
             lived_in.add(own.pod.uid)
-        known[worker.id] = _with_pod(worker, own, estate)
+        known[worker.id] = _with_pod(worker, own, estate) if worker.state is not WorkerState.LOST else _lost(worker, estate, ours)
     others: dict[NodeId, list[WorkerPod]] = defaultdict(list)
     left = [pod for uid, pod in pods.items() if uid not in lived_in and pod.node is not None and not pod.placeholder]
     for pod in sorted(left, key=lambda p: (p.pod.name, p.pod.uid)):
@@ -82,6 +91,32 @@ def _with_pod(worker: Worker, own: WorkerPod | None, estate: Estate) -> Worker:
         labels={**own.labels, **worker.labels},
         tolerations=own.tolerations if worker.tolerations is None else worker.tolerations,
     )
+
+
+def _lost(worker: Worker, estate: Estate, ours: Collection[str]) -> Worker:
+    """Its pod is kept in mind, by which it is judged in the next round, too."""
+    pinned = worker.pinned if worker.pod is not None and worker.pinned in (_STARTS, _DELETED) else ""
+    if worker.pod is not None and estate.doubt is None:
+        uid = worker.pod.uid
+        last = estate.pods.get(uid) or estate.removed.get(uid)
+        if last is None:
+            pinned = "" if pinned == _STARTS else pinned
+        elif uid in ours:
+            pinned = ""
+        else:
+            pinned = _kept_away(last, there=uid in estate.pods, estate=estate)
+    return worker if pinned == worker.pinned else msgspec.structs.replace(worker, pinned=pinned)
+
+
+def _kept_away(pod: WorkerPod, *, there: bool, estate: Estate) -> str:
+    """Why the worker isn't to come back from an image, by the pod that it had; empty: its pod or its node failed it."""
+    node = estate.nodes.get(pod.node) if pod.node is not None else None
+    leaves = node is None or not node.ready or any(taint.effect == "NoExecute" or taint.key == _CORDONED for taint in node.taints)
+    if leaves or pod.retired or pod.being is Being.ENDED:
+        return ""
+    if not there or pod.being is Being.ENDING:
+        return _DELETED
+    return "" if pod.operation else _STARTS  # one that an operation has made never starts anything again
 
 
 def _missing(worker: Worker, estate: Estate) -> str:

@@ -16,7 +16,7 @@ from shunter.cluster.api import Absent, Api, Conflict, Object
 from shunter.cluster.awaiting import LOOK_S, Awaiting, Patience, not_running
 from shunter.cluster.estate import Estate
 from shunter.cluster.operation import collection, label, stamp
-from shunter.cluster.pods import JOINS, Being, WorkerPod, worker_pod
+from shunter.cluster.pods import GRACE_S, JOINS, Being, WorkerPod, worker_pod
 from shunter.cluster.template import COST, IDLE, Wanted, placeholder, pod_name
 from shunter.model.errors import Problem, Rejected, Retry, Unknown
 from shunter.model.ids import NodeId, OperationId, SlotId, WorkerId, node_of
@@ -27,8 +27,8 @@ FLEET: Final = "shunter.dev/fleet"
 """Label: whose engines made the pod. Others' are left alone."""
 TEMPLATE: Final = "shunter.dev/pod-template"
 """Annotation of a park's WorkerOperation: the pod that its worker left."""
-GRACE_S: Final = 1
-"""Of pods in which nothing is left that could end in peace: the least that isn't an end by force, behind the kubelet's back."""
+_REMEMBERED: Final = 10_000
+"""Of pods that were deleted, the latest."""
 _TEMPLATE_MOST: Final = 200_000
 """Bytes. An object's annotations may take 256 KiB in all."""
 
@@ -54,6 +54,8 @@ class Pods:
         """
         self._api, self._estate, self._fleet, self._operations, self._idle = api, estate, fleet, operations, idle
         self._patience, self._clock, self._sleep, self._now = patience or Patience(), clock, sleep, now
+        self.deleted: dict[str, None] = {}
+        """Uids of pods that this engine deleted, or was about to."""
         self._awaiting = Awaiting(self._ask, lambda uid: self._estate().pods.get(uid), self._patience, clock, sleep)
 
     async def prepare(
@@ -148,7 +150,9 @@ class Pods:
         for pod in tuple(self._estate().pods.values()):
             if pod.labels.get(FLEET) != self._fleet or not (pod.placeholder or pod.joins or pod.hidden) or under_way(pod):
                 continue
-            if pod.placeholder:
+            if pod.placeholder and lived_in.get(pod.pod.uid) and pod.being is Being.RUNNING:
+                done += await self._mark(pod, still_leads)
+            elif pod.placeholder:
                 empty = pod.being in (Being.COMING, Being.ENDED) or (pod.being is Being.RUNNING and pod.node in answering)
                 done += await self._remove(pod, still_leads) if empty and pod.pod.uid not in lived_in else ()
             elif pod.being is Being.RUNNING:
@@ -159,16 +163,30 @@ class Pods:
         """By what the server says now: it may have been marked as serving right before its operation ended, which our copy needn't show. If
         we lead after that, no other engine had made it by then.
         """
-        found = await self._get(pod.pod.namespace, pod.pod.name)
-        if (
-            found is None
-            or found["metadata"].get("uid") != pod.pod.uid
-            or (found["metadata"].get("labels") or {}).get(STATE) != "placeholder"
-        ):
+        found = await self._still_waits(pod.pod)
+        if found is None:
             return []
         still_leads()
         await self._delete_as_it_is(found)
         return [f"deleted the pod {pod.pod}, to which no worker came by {pod.operation}"]
+
+    async def _still_waits(self, pod: Pod) -> Object | None:
+        """The pod as the server has it now. None: it isn't there, or a worker has come to it."""
+        found = await self._get(pod.namespace, pod.name)
+        if found is None or found["metadata"].get("uid") != pod.uid:
+            return None
+        return found if (found["metadata"].get("labels") or {}).get(STATE) == "placeholder" else None
+
+    async def _mark(self, pod: WorkerPod, still_leads: Callable[[], None]) -> list[str]:
+        """A worker serves in it, and whoever brought it there didn't come to say so: an engine that died with it in memory only."""
+        if await self._still_waits(pod.pod) is None:
+            return []
+        still_leads()
+        try:
+            await self._patch(pod.pod, {"metadata": {"labels": {STATE: "serving"}}})
+        except (Absent, Conflict):
+            return []
+        return [f"marked the pod {pod.pod} as one that serves: a worker runs in it, and no operation is under way"]
 
     async def _settle(self, pod: WorkerPod, *, shown: bool) -> list[str]:
         """Its controller counts it from now on, once it is ready: before that, it would be the first of them to go."""
@@ -266,6 +284,7 @@ class Pods:
 
     async def _delete(self, namespace: str, name: str, uid: str) -> None:
         """Nothing, where it is gone, going, or another has its name."""
+        self._note_deleted(uid)
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": GRACE_S, "preconditions": {"uid": uid}}
         with contextlib.suppress(Absent, Conflict):
             await self._api.delete(f"{self._path(namespace)}/{name}", options)
@@ -273,24 +292,34 @@ class Pods:
     async def _delete_as_it_is(self, found: Object) -> None:
         """Nothing, where it has changed since: a worker may have come."""
         meta = found["metadata"]
+        self._note_deleted(meta["uid"])
         preconditions = {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": GRACE_S, "preconditions": preconditions}
         with contextlib.suppress(Absent, Conflict):
             await self._api.delete(f"{self._path(meta['namespace'])}/{meta['name']}", options)
+
+    def _note_deleted(self, uid: str) -> None:
+        self.deleted[uid] = None
+        if len(self.deleted) > _REMEMBERED:
+            del self.deleted[next(iter(self.deleted))]
 
     async def _patch(self, pod: Pod, body: Object) -> None:
         """Of this very pod."""
         await self._merge(pod, f"{self._path(pod.namespace)}/{pod.name}", body, strategic=False)
 
     async def _merge(self, pod: Pod, path: str, body: Object, *, strategic: bool) -> None:
-        """Raises Conflict where another has its name: the server calls that invalid, as a uid never changes."""
+        """Raises Conflict where another has its name: the server calls that invalid, as a uid never changes, or a conflict. Raises Retry
+        where this one was changed by others each time that the server was about to.
+        """
         try:
             await self._api.merge(path, {"metadata": {"uid": pod.uid}} | body, strategic=strategic)
-        except Rejected as error:
+        except (Rejected, Conflict) as error:
             found = await self._get(pod.namespace, pod.name)
-            if found is not None and found["metadata"].get("uid") == pod.uid:
-                raise
-            raise Conflict(error.problem) from error
+            if found is None or found["metadata"].get("uid") != pod.uid:
+                raise Conflict(error.problem) from error
+            if isinstance(error, Conflict):
+                raise Retry(error.problem) from error
+            raise
 
     async def _say_ready(self, pod: Pod, *, shown: bool) -> None:
         condition = {

@@ -10,12 +10,16 @@ from typing import Any, Final
 import msgspec
 
 from shunter.cluster.api import Object
+from shunter.cluster.dynamo.words import COST_BEFORE
 from shunter.model.ids import NodeId
 from shunter.model.pod import CONTAINER, MAIN, OPERATION, SERVING, STATE, Pod, Resident, resident
 from shunter.model.snapshot import Toleration
 
 GPUS: Final = "nvidia.com/gpu"
 UNSCHEDULABLE: Final = "Unschedulable"
+GRACE_S: Final = 1
+"""With which the engine deletes pods, in which nothing is left that could end in peace: the least that isn't an end by force, behind the
+kubelet's back. Nobody else does."""
 _OVER: Final = ("Succeeded", "Failed")
 _HANDED_OVER: Final = ("", "ReplicaSet")
 """Controllers that can be given another pod in the place of one: they know theirs by labels alone. Empty: there is none."""
@@ -62,6 +66,8 @@ class WorkerPod(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Labels that it is to get when its worker serves, by which its controller knows it."""
     address: str = ""
     """Its IP; empty before it has one."""
+    retired: bool = False
+    """The engine has deleted it, by its grace, or has named it as the one that goes: whoever lived in it was to leave it."""
 
     @property
     def operation(self) -> str:
@@ -110,6 +116,7 @@ def worker_pod(found: Object) -> WorkerPod | None:
         hidden=gated and truth(status, SERVING) != "True",
         joins=json_of(annotations.get(JOINS, "")),
         address=str(status.get("podIP") or ""),
+        retired=COST_BEFORE in annotations or (bool(meta.get("deletionTimestamp")) and meta.get("deletionGracePeriodSeconds") == GRACE_S),
     )
 
 

@@ -146,7 +146,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=
     tolerations: tuple[Toleration, ...] | None = None
     """Taints that it doesn't mind. None: nobody said."""
     pod: Pod | None = None
-    """The pod that it lives in; None: in none, as on plain hosts, or while it is parked or lost."""
+    """The pod that it lives in, or was in when it was lost; None: in none, as on plain hosts, or while it is parked."""
     pinned: str = ""
     """Why nothing can be done with it where it is, whatever policies want, as a sentence; empty: nothing is known against it."""
 

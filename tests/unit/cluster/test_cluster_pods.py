@@ -353,3 +353,69 @@ def test_a_node_is_forgotten_only_once_nothing_says_that_there_is_anything_on_it
 def test_workers_on_plain_hosts_stay_as_they_are() -> None:
     plain = fleet(worker(pod=None))
     assert joined(plain, estate(nodes=())).workers == plain.workers
+
+
+# -- workers whose process has ended
+
+
+def lost(before: str = "", pod: str | None = "uid-decode-0") -> Fleet:
+    return fleet(msgspec.structs.replace(worker(pod=pod), state=WorkerState.LOST, node=None, slot=None, pinned=before))
+
+
+def past(
+    *pods: dict[str, Any], nodes: tuple[str, ...] = ("node-a", "node-b"), ready: bool = True, taint: dict[str, str] | None = None
+) -> Estate:
+    found = estate(nodes=nodes, ready=ready)
+    known = {read(pod).pod.uid: read(pod) for pod in pods}
+    taints = (Taint(key=taint["key"], effect=taint["effect"]),) if taint else ()  # type: ignore[arg-type]
+    there = {name: msgspec.structs.replace(node, taints=taints) for name, node in found.nodes.items()}
+    return msgspec.structs.replace(found, removed=known, nodes=there)
+
+
+LEAVING = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+
+
+def test_a_worker_whose_pod_starts_it_again_isnt_brought_back_beside_that() -> None:
+    waits = {**RUNNING, "containerStatuses": [{"name": "main", "state": {"waiting": {"reason": "CrashLoopBackOff"}}}]}
+    for status in (RUNNING, waits):
+        found = only(joined(lost(), estate(raw(status=status))))
+        assert "its pod starts it again" in found.pinned
+        assert found.pod is not None, "or it wouldn't be known in the next round"
+    again = joined(reported(joined(lost(), estate(raw()))), estate(raw(status={"phase": "Failed", "reason": "Evicted"})))
+    assert only(again).pinned == "", "nothing starts it there any more"
+
+
+@pytest.mark.parametrize("seen", [estate(raw(**LEAVING)), past(raw()), past(raw(**LEAVING))])
+def test_one_that_kubernetes_ended_isnt_brought_back_against_it(seen: Estate) -> None:
+    found = joined(lost(), seen)
+    assert "its pod was deleted" in only(found).pinned
+    later = joined(reported(found), estate())
+    assert "its pod was deleted" in only(later).pinned, "also once nobody knows of the pod any more"
+    doubt = Problem(code="SH261", what="old", remedy="none")
+    assert "its pod was deleted" in only(joined(reported(found), estate(doubt=doubt))).pinned
+
+
+@pytest.mark.parametrize(
+    ("seen", "ours"),
+    [
+        (past(raw()), {"uid-decode-0"}),
+        (past(raw(**LEAVING, deletionGracePeriodSeconds=1)), set()),
+        (estate(raw(**LEAVING, deletionGracePeriodSeconds=1)), set()),
+        (past(raw(**LEAVING, annotations={"shunter.dev/pod-deletion-cost-before": ""})), set()),
+        (past(raw(), nodes=("node-b",)), set()),
+        (past(raw(), ready=False), set()),
+        (past(raw(), taint={"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}), set()),
+        (past(raw(), taint={"key": "spot", "effect": "NoExecute"}), set()),
+        (past(raw(status={"phase": "Failed"})), set()),
+        (estate(), set()),
+        (estate(raw(labels={**DYNAMO, STATE: "serving", OPERATION: "m"})), set()),
+    ],
+)  # fmt: skip
+def test_one_that_its_node_or_an_operation_has_cost_its_pod_is_brought_back(seen: Estate, ours: set[str]) -> None:
+    assert only(joined(lost(before="its pod is being deleted"), seen, ours)).pinned == ""
+
+
+def test_of_a_parked_one_no_pod_is_kept() -> None:
+    parked = msgspec.structs.replace(worker(), state=WorkerState.PARKED, node=None, slot=None)
+    found = only(joined(fleet(parked), past(raw())))
+    assert (found.pod, found.pinned) == (None, "")

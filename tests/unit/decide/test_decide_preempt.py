@@ -416,3 +416,10 @@ def test_voluntary_work_that_has_begun_is_waited_for():
     result = decide([preemption()], snap([A, B], [D0, D1], notices=[notice("a")]), EngineState(active=(begun(own),)))
     assert "busy with move" in finding(result, "decode-0").reason
     assert ops(result)["decode-1"].to_slot == "b/1"
+
+
+def test_lost_workers_that_are_pinned_stay_lost():
+    lost = worker("decode-0", state=WorkerState.LOST, pinned="its pod was deleted")
+    result = decide([preemption()], snap([A, B], [lost], [image("i", lost, "b")]))
+    assert not ops(result)
+    assert "its pod was deleted" in finding(result, "decode-0").reason

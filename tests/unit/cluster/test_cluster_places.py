@@ -1,0 +1,71 @@
+"""What the engine says of pods, where the API server doesn't take it at once."""
+
+from typing import Any
+
+import pytest
+from shunter.cluster.api import Conflict
+from shunter.cluster.estate import Estate
+from shunter.cluster.places import Pods
+from shunter.model.errors import Problem, Rejected, Retry, ShunterError
+from shunter.model.ids import Digest, Epoch, Incarnation, OperationId, PolicyName, SlotId, WorkerId
+from shunter.model.operation import OperationRecord
+from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
+from shunter.model.pod import Pod
+
+HERE = Pod(namespace="dynamo", name="decode-0-1a2b", uid="u", container="main")
+MOVE = OperationRecord(
+    planned=PlannedOperation(
+        id=OperationId("move-1"), kind=OperationKind.MOVE, worker=WorkerId("decode-0"), lane="voluntary", policy=PolicyName("p"),
+        reason="r", expect=Preconditions(incarnation=Incarnation(0)), to_slot=SlotId("b/0"),
+    ),
+    plan=Digest("d"), epoch=Epoch(1), created_at=1.0,
+)  # fmt: skip
+
+
+class Server:
+    """Has one pod, and answers changes as it is told to."""
+
+    def __init__(self, uid: str, answer: ShunterError) -> None:
+        self.uid, self.answer = uid, answer
+        self.deleted: list[Any] = []
+
+    async def get(self, path: str, query: Any = None) -> Any:
+        return {"metadata": {"name": HERE.name, "namespace": "dynamo", "uid": self.uid, "labels": {}}, "spec": {}}
+
+    async def merge(self, path: str, body: Any, *, strategic: bool = False) -> Any:
+        raise self.answer
+
+    async def delete(self, path: str, options: Any = None) -> Any:
+        self.deleted.append(options)
+        raise Conflict(self.answer.problem)
+
+
+def pods(server: Server) -> Pods:
+    estate = Estate(namespace="dynamo", nodes={}, agents={}, pods={})
+    return Pods(server, lambda: estate, "fleet", "shunter")  # type: ignore[arg-type]
+
+
+def said(code: str) -> Problem:
+    return Problem(code=code, what="no", remedy="none")
+
+
+async def test_that_a_worker_came_is_said_again_while_others_change_its_pod() -> None:
+    """Or the pod would stay one that waits, out of every Service, with a worker in it."""
+    with pytest.raises(Retry) as raised:
+        await pods(Server("u", Conflict(said("SH253")))).keep(MOVE, HERE)
+    assert not isinstance(raised.value, Conflict)
+    with pytest.raises(Rejected):
+        await pods(Server("u", Rejected(said("SH256")))).keep(MOVE, HERE)
+
+
+@pytest.mark.parametrize("answer", [Conflict(said("SH253")), Rejected(said("SH256"))])
+async def test_where_another_has_its_name_there_is_nothing_to_be_said(answer: ShunterError) -> None:
+    await pods(Server("another", answer)).keep(MOVE, HERE)
+
+
+async def test_which_pods_were_deleted_is_known_afterwards() -> None:
+    server = Server("u", Conflict(said("SH253")))
+    made = pods(server)
+    await made.retire(HERE)
+    assert "u" in made.deleted
+    assert [one["preconditions"] for one in server.deleted] == [{"uid": "u"}]
