@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from fleet_in_memory import PLAN, WORKER, Crash, CrashingStore, World
 from next_engine import take_over
@@ -15,7 +16,7 @@ from shunter.act.run import Parts
 from shunter.model.errors import Problem, Rejected, Retry, Unknown
 from shunter.model.ids import OperationId, SlotId, node_of
 from shunter.model.operation import OperationRecord, Status, Step
-from shunter.model.plan import OperationKind
+from shunter.model.plan import Estimate, OperationKind
 from shunter.model.pod import Pod, Resident
 from shunter.wire import agent_pb2 as pb
 
@@ -153,8 +154,6 @@ class PodWorld(World):
         return None
 
     def parts(self) -> Parts:
-        import msgspec
-
         return msgspec.structs.replace(super().parts(), places=self.places)
 
     def settled(self) -> None:
@@ -330,3 +329,26 @@ async def test_an_order_goes_nowhere_where_the_engine_looks_after_no_pods(worlds
     assert (record.outcome.status, record.outcome.code) == (Status.ROLLED_BACK, "SH562")
     assert ("b", "prepare") not in world.orders
     assert record.step is Step.ROLLING_BACK
+
+
+async def test_what_cant_wait_waits_for_its_pod_only_while_the_move_can_still_be_in_time(worlds: Callable[[], PodWorld]) -> None:
+    """An image that has to be pulled first may take longer than the node has left, and nothing else is done for the worker meanwhile."""
+    world = worlds()
+    clock, waited = world.parts().clock, 0
+
+    async def slow(record: OperationRecord, slot: SlotId, left: Pod | None, who: Resident, may_go_on: Callable[[], None]) -> Pod | None:
+        nonlocal waited
+        while waited < 100:
+            may_go_on()
+            await world.sleep(1.0)
+            waited += 1
+        return None
+
+    world.places.prepare = slow  # type: ignore[method-assign]
+    urgent = msgspec.structs.replace(world.plan(MOVE, lane="involuntary"), deadline=clock() + 60.0, estimate=Estimate(stopped=20.0))
+    record = await Executor(world.parts(), world.epoch()).start(urgent, PLAN)
+    assert record.outcome is not None
+    assert (record.outcome.status, record.outcome.code) == (Status.ROLLED_BACK, "SH513")
+    assert 35 <= waited <= 41
+    assert world.lives_in == "u1"
+    assert not any("fence" in str(order) for order in world.orders), "it was never touched"

@@ -36,9 +36,18 @@ async def room(run: Run, slot: SlotId, left: Pod | None, spec: pb.WorkerSpec) ->
         run.parts.still_leads()
         if run.record.step is Step.INTENDED:
             run.may_go_on()
+            _in_time(run)
 
     who = Resident(id=run.planned.worker, role=convert.role(spec.role), graph=spec.graph, engine=spec.engine)
     return await run.parts.places.prepare(run.record, slot, left, who, may_go_on)
+
+
+def _in_time(run: Run) -> None:
+    """What can't wait doesn't wait for its pod until its node is dead: an image elsewhere may still be had. Raises Rejected SH513."""
+    deadline, least = run.planned.deadline, run.planned.estimate.stopped
+    if run.planned.lane == "involuntary" and deadline is not None and least is not None and run.parts.clock() + least > deadline:
+        what = f"the pod that the worker was to come to didn't run early enough: the move itself takes {least:.0f} s, and less is left"
+        raise Rejected(problem("SH513", what, "Have the worker's image on the nodes that it may come to", run.record.id))
 
 
 async def remembered(run: Run, left: Pod) -> None:
