@@ -92,7 +92,7 @@ class ContainerRuntime(CriuRuntime):
         found = []
         assert self.pods.runtime is not None
         for one in self.pods.runtime.sandboxes():
-            who = resident(one.pod.name, one.labels, one.annotations)
+            who = resident(one.pod.name, one.labels, {})  # other names are for pods that operations make: nobody else is to take one
             if (
                 one.pod.uid in but
                 or who is None
