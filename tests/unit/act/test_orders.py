@@ -6,8 +6,9 @@ import pytest
 from shunter.act.run import Parts, Run
 from shunter.act.store import Store
 from shunter.model.ids import Digest, Epoch, Incarnation, OperationId, PolicyName, SlotId, WorkerId
-from shunter.model.operation import OperationRecord
+from shunter.model.operation import OperationRecord, Step
 from shunter.model.plan import Lane, OperationKind, PlannedOperation, Preconditions
+from shunter.model.record import Record
 from shunter.model.snapshot import Fleet
 
 
@@ -36,3 +37,38 @@ def test_an_order_says_by_when_what_has_to_leave_must_be_gone(tmp_path: Path, la
     store.close()
     assert (order.operation, order.epoch, order.worker, order.incarnation) == ("o", 7, "w", 3)
     assert order.deadline == said
+
+
+def test_two_steps_at_once_are_two_in_the_history_the_audit_and_for_people(tmp_path: Path) -> None:
+    planned = PlannedOperation(
+        id=OperationId("o"),
+        kind=OperationKind.MOVE,
+        worker=WorkerId("w"),
+        lane="involuntary",
+        policy=PolicyName("p"),
+        reason="a test",
+        expect=Preconditions(incarnation=Incarnation(3), at=SlotId("n/0")),
+    )
+    record = OperationRecord(
+        planned=planned, plan=Digest("sha256:0"), epoch=Epoch(7), created_at=1000.0, history=((Step.INTENDED, 1000.0),)
+    )
+    store, audited, told = Store(tmp_path / "engine.db"), list[Record](), list[Step]()
+    store.insert([record])
+    parts = Parts(
+        store=store,
+        agents={},
+        fleet=Fleet,
+        audit=audited.append,
+        clock=lambda: 1001.0,
+        sleep=_no_sleep,
+        progress=lambda one: told.append(one.step),
+    )
+    run = Run(parts, record)
+    run.step(Step.FENCED, by=Step.PREPARED)
+    stored = store.get(record.id)
+    store.close()
+    assert stored == run.record
+    assert stored is not None
+    assert [step for step, _ in stored.history] == [Step.INTENDED, Step.PREPARED, Step.FENCED]
+    assert [one.body["step"] for one in audited] == ["prepared", "fenced"]
+    assert told == [Step.PREPARED, Step.FENCED]
