@@ -101,6 +101,16 @@ class TestRoom:
         await made.destination.abort(made.step())
         assert made.node.promises.others("two") == 0, "it won't come"
 
+    @pytest.mark.parametrize("prepared", [True, False])
+    async def test_who_was_given_up_keeps_nobody_away(self, tmp_path: Path, prepared: bool) -> None:
+        """Least of all for the half minute after it, in which whoever must leave looks for room."""
+        made = bench(tmp_path)
+        assert await refusals(made, size=15 * GB, operation="op") == []
+        if prepared:
+            await made.destination.prepare(made.prepare())
+        await made.destination.abort(made.step())
+        assert made.node.promises.others("two") == 0
+
     async def test_who_is_restored_is_seen_in_what_is_free(self, tmp_path: Path) -> None:
         made = bench(tmp_path)
         assert await refusals(made, size=15 * GB, operation="op") == []
