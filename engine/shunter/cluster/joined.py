@@ -20,7 +20,16 @@ _AWAY: Final = (WorkerState.PARKED, WorkerState.LOST)
 _STANDING: Final = (WorkerState.RUNNING, WorkerState.FENCED)
 _HERE: Final = (Being.RUNNING, Being.ENDING)
 _TAKES: Final = (Being.COMING, Being.RUNNING, Being.ENDING)
-_CORDONED: Final = "node.kubernetes.io/unschedulable"
+_GOING: Final = (
+    "node.kubernetes.io/unschedulable",
+    "node.kubernetes.io/out-of-service",
+    "node.cloudprovider.kubernetes.io/shutdown",
+    "aws-node-termination-handler/",
+    "karpenter.sh/disrupt",
+    "ToBeDeletedByClusterAutoscaler",
+    "cloud.google.com/impending-node-termination",
+)
+"""How taints begin whose node is being emptied, or is about to go: its pods are deleted for that, and not for their controller's sake."""
 _STARTS: Final = "its process has ended, and its pod starts it again where it was"
 _DELETED: Final = (
     "its pod was deleted, by nothing that its node or an operation did: whether another takes its place is its controller's to say"
@@ -111,7 +120,7 @@ def _lost(worker: Worker, estate: Estate, ours: Collection[str]) -> Worker:
 def _kept_away(pod: WorkerPod, *, there: bool, estate: Estate) -> str:
     """Why the worker isn't to come back from an image, by the pod that it had; empty: its pod or its node failed it."""
     node = estate.nodes.get(pod.node) if pod.node is not None else None
-    leaves = node is None or not node.ready or any(taint.effect == "NoExecute" or taint.key == _CORDONED for taint in node.taints)
+    leaves = node is None or not node.ready or any(t.effect == "NoExecute" or t.key.startswith(_GOING) for t in node.taints)
     if leaves or pod.retired or pod.being is Being.ENDED:
         return ""
     if not there or pod.being is Being.ENDING:

@@ -385,7 +385,10 @@ def test_a_worker_whose_pod_starts_it_again_isnt_brought_back_beside_that() -> N
     assert only(again).pinned == "", "nothing starts it there any more"
 
 
-@pytest.mark.parametrize("seen", [estate(raw(**LEAVING)), past(raw()), past(raw(**LEAVING))])
+@pytest.mark.parametrize(
+    "seen",
+    [estate(raw(**LEAVING)), past(raw()), past(raw(**LEAVING)), past(raw(), taint={"key": "nvidia.com/gpu", "effect": "NoSchedule"})],
+)
 def test_one_that_kubernetes_ended_isnt_brought_back_against_it(seen: Estate) -> None:
     found = joined(lost(), seen)
     assert "its pod was deleted" in only(found).pinned
@@ -406,6 +409,7 @@ def test_one_that_kubernetes_ended_isnt_brought_back_against_it(seen: Estate) ->
         (past(raw(), ready=False), set()),
         (past(raw(), taint={"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}), set()),
         (past(raw(), taint={"key": "spot", "effect": "NoExecute"}), set()),
+        (past(raw(), taint={"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}), set()),
         (past(raw(status={"phase": "Failed"})), set()),
         (estate(), set()),
         (estate(raw(labels={**DYNAMO, STATE: "serving", OPERATION: "m"})), set()),
