@@ -1,6 +1,7 @@
 """What starts when: order, limits, newer plans, and what is left for later."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -8,10 +9,13 @@ from fleet_in_memory import WORKER, CrashingStore, World
 from gated_executor import Gated, op, outcomes, plan, settle, status_of, told_outcome
 from shunter.act.execute import Executor
 from shunter.act.scheduler import Scheduler
-from shunter.model.errors import Problem, Rejected, ShunterError, Stalled
-from shunter.model.ids import Digest, OperationId
+from shunter.model.errors import Place, Problem, Rejected, ShunterError, Stalled
+from shunter.model.expression import Expression
+from shunter.model.finding import Lane
+from shunter.model.ids import Commit, Digest, OperationId, PolicyName
 from shunter.model.operation import Status
-from shunter.model.plan import OperationKind, Plan
+from shunter.model.plan import OperationKind, Plan, PlannedOperation
+from shunter.model.policy import Metadata, Mode, Policy, PolicySet, RebalancePolicy, RebalanceSpec, WorkerSelector
 from shunter.model.record import Record
 
 
@@ -83,6 +87,49 @@ async def test_a_newer_plan_drops_what_was_not_started(world: World) -> None:
     begun = next(r for r in world.records if r.operation == "running")
     assert set(dropped.body) == {*begun.body, "outcome"}, "all outcomes are told alike"
     assert (told_outcome(dropped)["status"], told_outcome(dropped)["code"]) == ("superseded", "SH527")
+    await scheduler.stop()
+
+
+def in_force(commit: str, **modes: Mode) -> PolicySet:
+    spec = {name: RebalanceSpec(workers=WorkerSelector(all=True), when=Expression(text="true"), mode=mode) for name, mode in modes.items()}
+    made = tuple(
+        Policy(
+            document=RebalancePolicy(metadata=Metadata(name=name), spec=one),
+            place=Place(file="a.yaml", line=1, column=1),
+            blob="",
+            commit=Commit(commit),
+        )
+        for name, one in spec.items()
+    )
+    return PolicySet(commit=Commit(commit), digest=Digest(commit), policies=made)
+
+
+async def test_what_waits_is_dropped_as_soon_as_a_newer_commit_doesnt_want_it(world: World) -> None:
+    """Before any plan is made with that commit, so that nothing of it begins meanwhile; what is urgent is no policy's to take back."""
+    executor = Gated(world)
+    scheduler = Scheduler(executor, voluntary=1)
+
+    def of(policy: str, name: str, lane: Lane = "voluntary", **more: Any) -> PlannedOperation:
+        return msgspec.structs.replace(op(name, lane=lane, **more), policy=PolicyName(policy))
+
+    first = OperationId("gone")
+    scheduler.offer(
+        plan(of("p", "running"), of("gone", "gone"), of("stays", "chained", after=(first,)), of("shown", "shown"), of("stays", "kept"))
+    )
+    await settle()
+    scheduler.withdraw(in_force("c" * 40, stays="enforce", shown="preview"))
+    assert {o.id for o in scheduler.waiting} == {"kept"}
+    assert sorted(outcomes(world)) == ["chained", "gone", "shown"]
+    assert told_outcome(outcomes(world)["gone"])["reason"] == "commit cccccccccccc doesn't have its policy in force"
+    await executor.end("running")
+    assert executor.started == ["running", "kept"]
+    scheduler.offer(
+        plan(of("gone", "urgent-1", "involuntary"), of("gone", "urgent-2", "involuntary", after=(OperationId("urgent-1"),)), at=3.0)
+    )
+    await settle()
+    scheduler.withdraw(in_force("d" * 40))
+    assert "urgent-1" in executor.started
+    assert not [name for name in outcomes(world) if name.startswith("urgent")]
     await scheduler.stop()
 
 

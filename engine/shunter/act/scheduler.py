@@ -4,7 +4,7 @@ dump at a time on each node.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from typing import Any, Final
 
 import msgspec
@@ -16,6 +16,7 @@ from shunter.model.errors import Problem, Rejected, ShunterError, Stalled
 from shunter.model.ids import Digest, NodeId, OperationId
 from shunter.model.operation import OperationRecord, Outcome, Status
 from shunter.model.plan import Plan, PlannedOperation
+from shunter.model.policy import PolicySet
 from shunter.model.record import Record, RecordKind
 
 VOLUNTARY: Final = 16
@@ -196,14 +197,23 @@ class Scheduler:
                 return whole or bool(wanted & subjects(planned))
             return planned.worker in workers
 
-        gone = {name for name, w in older.items() if outdated(w.planned)}
+        self._drop(older, {name for name, w in older.items() if outdated(w.planned)}, "a newer plan doesn't have it")
+
+    def withdraw(self, policies: PolicySet) -> None:
+        """Drop what waits and isn't in the store yet, where these, which are newer, have its policy in force no more: voluntary work alone.
+        A plan that is still being made with older ones mustn't begin it meanwhile.
+        """
+        wanted = {policy.name for policy in policies.policies if policy.mode == "enforce"}
+        older = {w.planned.id: w for w in self._waiting.values()}
+        unwanted = {name for name, w in older.items() if w.planned.lane == "voluntary" and w.planned.policy not in wanted}
+        self._drop(older, unwanted, f"commit {policies.commit[:12]} doesn't have its policy in force")
+
+    def _drop(self, older: Mapping[OperationId, Waiting], gone: Set[OperationId], why: str) -> None:
         if not gone:
             return
         fallen = frozenset[OperationId]().union(*(chain for chain in linked(w.planned for w in older.values()) if chain & gone))
         records = [
-            self._superseded(waiting, problem("SH527", "a newer plan doesn't have it", "Nothing to do", name))
-            for name, waiting in older.items()
-            if name in fallen
+            self._superseded(waiting, problem("SH527", why, "Nothing to do", name)) for name, waiting in older.items() if name in fallen
         ]
         if records:
             self._note(records)

@@ -246,12 +246,12 @@ class Leading:
         self.check_disk()
         for about, trouble in self.lease.troubles.items():
             self.voice.tell_or_clear(about, trouble)
-        policies = duty.feed.current
         self._find()
         news = await self.sight.look(now)
         self._make_way(now)
         if news:  # of which no stream has told
             self._hurry_quietly(now, seen=duty.scene.fleet)
+        policies = duty.feed.current  # only now: a silent agent takes seconds, in which a newer commit may have come
         began = self.heeding.number
         await self._get_ready(policies, now)
         snapshot = await self.sight.snapshot(policies, now)
@@ -317,13 +317,23 @@ class Leading:
             duty.wake.set()
             return
         self.heeding.kept_up()
+        if not self._still(policies):  # a newer commit has come while this was decided: what can wait is decided by that
+            plan = urgent(plan)
+            duty.wake.set()
         self.origins.planned(plan)
         self.scheduler.offer(plan)
         self.standing.look(policies, snapshot, state, now)
         self.turns.note(self.scheduler.waiting)
 
+    def _still(self, policies: PolicySet) -> bool:
+        now = self.duty.feed.current
+        return now is not None and (now.commit, now.digest) == (policies.commit, policies.digest)
+
     def _learn(self, policies: PolicySet) -> None:
+        """What it doesn't want isn't begun any more, whatever the tick that goes on at this moment decides."""
         self.origins.learn(policies)
+        self.take_back(policies)
+        self.scheduler.withdraw(policies)
         if self.keeping:
             self.keeping.keeper.learn(policies)
 

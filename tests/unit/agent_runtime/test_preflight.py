@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from shunter_agent.runtime import preflight
 from shunter_agent.runtime import process as processes
-from shunter_agent.runtime.preflight import File, _of_file, _of_unix_peers, _open_files
+from shunter_agent.runtime.preflight import File, _of_file, _of_unix_peers, open_files
 from shunter_agent.runtime.unixpeers import stream_peers
 
 CHARACTER = 0o020666
@@ -65,7 +65,7 @@ def test_open_files_are_read_from_proc_as_they_are(tmp_path: Path) -> None:
         file.write(b"x" * 10)
         file.flush()
         (tmp_path / "gone").unlink()
-        seen = {one.fd: one for one in _open_files(os.getpid())}
+        seen = {one.fd: one for one in open_files(os.getpid())}
         gone, tcp = seen[file.fileno()], seen[listener.fileno()]
     assert (gone.size, gone.links, gone.target.endswith("(deleted)")) == (10, 0, True)
     assert gone.mount is not None
@@ -77,7 +77,7 @@ def test_a_unix_stream_to_somebody_outside_is_found_and_one_inside_is_fine() -> 
     with ours, theirs:
         peers = stream_peers(None)
         assert peers[os.fstat(ours.fileno()).st_ino] == os.fstat(theirs.fileno()).st_ino
-        mine = [file for file in _open_files(os.getpid()) if file.fd in (ours.fileno(), theirs.fileno())]
+        mine = [file for file in open_files(os.getpid()) if file.fd in (ours.fileno(), theirs.fileno())]
         both = list(_of_unix_peers(os.getpid(), mine))
         one = list(_of_unix_peers(os.getpid(), [file for file in mine if file.fd == ours.fileno()]))
         subject = f"pid {os.getpid()} fd {ours.fileno()}"
