@@ -152,9 +152,7 @@ def _little_memory() -> list[dict[str, Any]]:
     if result.most is not None:
         figures.append(_figure(f"{name}_gap", 1 - value / result.most, "1", 0.02, "to what would be placed if memory were no matter"))
     if (bound := relaxed(jobs, options, lanes, rooms)) is not None:
-        figures.append(
-            _figure(f"{name}_gap_lp", 1 - value / bound, "1", None, "to that over single workers and memory, by HiGHS")
-        )
+        figures.append(_figure(f"{name}_gap_lp", 1 - value / bound, "1", None, "to that over single workers and memory, by HiGHS"))
     return figures
 
 

@@ -51,7 +51,9 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 def status(
     state: Annotated[Path | None, typer.Option("--state", metavar="DIR", help="The engine's state folder; .shunter by default.")] = None,
-    config: Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="The engine's settings, which name that folder.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", metavar="FILE", help="The engine's settings, which name that folder.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
 ) -> None:
     """Show nodes, slots, workers, images and operations as the engine last knew them, and how old that is.

@@ -150,7 +150,16 @@ class FakeSession:
 
 
 def gpu(**fields: Any) -> dict[str, Any]:
-    plain = {"uuid": "GPU-a", "model": "B200", "pci": "00000000:4F:00.0", "memory": 10, "free": 4, "mig": False, "used": {"7": 6}, "domain": ""}
+    plain = {
+        "uuid": "GPU-a",
+        "model": "B200",
+        "pci": "00000000:4F:00.0",
+        "memory": 10,
+        "free": 4,
+        "mig": False,
+        "used": {"7": 6},
+        "domain": "",
+    }
     return {**plain, **fields}
 
 
