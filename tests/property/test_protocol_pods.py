@@ -13,7 +13,7 @@ from fleet_in_memory import PLAN, WORKER, Crash, CrashingStore, World
 from next_engine import take_over
 from shunter.act.execute import Executor
 from shunter.act.run import Parts
-from shunter.model.errors import Problem, Rejected, Retry, Unknown
+from shunter.model.errors import Problem, Rejected, Retry, Stalled, Unknown
 from shunter.model.ids import OperationId, SlotId, node_of
 from shunter.model.operation import OperationRecord, Status, Step
 from shunter.model.plan import Estimate, OperationKind
@@ -352,3 +352,29 @@ async def test_what_cant_wait_waits_for_its_pod_only_while_the_move_can_still_be
     assert 35 <= waited <= 41
     assert world.lives_in == "u1"
     assert not any("fence" in str(order) for order in world.orders), "it was never touched"
+
+
+class Lead:
+    """Leads until the engine has said so much to the API server; it may stand still for as long as it likes after each word."""
+
+    lost = Problem(code="SH551", what="another engine leads", remedy="none")
+
+    def __init__(self, holds: Callable[[], bool]) -> None:
+        self.held = holds
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_engine_that_leads_no_more_says_nothing_to_the_server(worlds: Callable[[], PodWorld], kind: OperationKind) -> None:
+    """The next one may have the same pods in hand, and another operation on the worker by then."""
+    for at in itertools.count(1):
+        world = await begun(worlds, kind)
+        lead: Any = Lead(lambda world=world, at=at: world.places.calls < at)
+        parts = msgspec.structs.replace(world.parts(), lead=lead)
+        try:
+            await Executor(parts, world.epoch()).start(world.plan(kind), PLAN)
+        except Stalled:
+            assert world.places.calls == at
+        if world.places.calls < at:
+            assert at > 2
+            return
+        assert world.places.calls == at

@@ -1,7 +1,8 @@
 """What an operation on a worker in a pod has to see to beside the agents' orders: a pod to come to, and the end of the one that it leaves.
 
 Before the worker is touched its new pod has to run; once the move is committed the old one has to go before the operation ends. Nothing
-between the two waits for the API server.
+between the two waits for the API server. As before each order, it is asked before each effect whether we still lead: the next engine may
+have the same pods in hand.
 """
 
 import contextlib
@@ -77,6 +78,7 @@ async def shown_soon(run: Run, *, shown: bool) -> None:
     if places is None or left is None:
         return
     with contextlib.suppress(ShunterError):
+        run.parts.still_leads()
         await places.show(left, shown=shown)
 
 
@@ -86,6 +88,7 @@ async def arrived_soon(run: Run) -> None:
     if places is None or pod is None:
         return
     with contextlib.suppress(ShunterError):
+        run.parts.still_leads()
         await places.keep(run.record, pod)
 
 
@@ -112,6 +115,7 @@ async def gone_soon(run: Run) -> None:
     if places is None or left is None:
         return
     with contextlib.suppress(ShunterError):
+        run.parts.still_leads()
         await places.retire(left)
 
 
@@ -121,10 +125,15 @@ async def withdrawn(run: Run) -> None:
     if places is None:
         return
     with contextlib.suppress(ShunterError):
+        run.parts.still_leads()
         await places.withdraw(run.record)
 
 
 async def _insist(run: Run, work: Callable[[], Awaitable[None]]) -> None:
-    refused = await run.insist(work)
+    def led() -> Awaitable[None]:
+        run.parts.still_leads()
+        return work()
+
+    refused = await run.insist(led)
     if refused is not None:
         raise Unresolved(refused)

@@ -156,7 +156,7 @@ class Pods:
                 empty = pod.being in (Being.COMING, Being.ENDED) or (pod.being is Being.RUNNING and pod.node in answering)
                 done += await self._remove(pod, still_leads) if empty and pod.pod.uid not in lived_in else ()
             elif pod.being is Being.RUNNING:
-                done += await self._settle(pod, shown=lived_in.get(pod.pod.uid, False))
+                done += await self._settle(pod, still_leads, shown=lived_in.get(pod.pod.uid, False))
         return done
 
     async def _remove(self, pod: WorkerPod, still_leads: Callable[[], None]) -> list[str]:
@@ -188,13 +188,15 @@ class Pods:
             return []
         return [f"marked the pod {pod.pod} as one that serves: a worker runs in it, and no operation is under way"]
 
-    async def _settle(self, pod: WorkerPod, *, shown: bool) -> list[str]:
+    async def _settle(self, pod: WorkerPod, still_leads: Callable[[], None], *, shown: bool) -> list[str]:
         """Its controller counts it from now on, once it is ready: before that, it would be the first of them to go."""
         if shown and pod.hidden:
+            still_leads()
             with contextlib.suppress(Absent, Conflict):
                 await self._say_ready(pod.pod, shown=True)
         if not pod.ready or not pod.joins:
             return []
+        still_leads()
         meta = {"uid": pod.pod.uid, "labels": dict(pod.joins), "annotations": {JOINS: None, COST: "1"}}
         try:
             await self._patch(pod.pod, {"metadata": meta})
