@@ -76,6 +76,9 @@ class Pods:
     async def prepare(self, record: OperationRecord, slot: SlotId, left: Pod | None, who: Resident, may_go_on: object) -> Pod | None:
         return Pod(namespace="ns", name="new", uid="n")
 
+    def strange(self, pod: Pod, node: NodeId) -> str:
+        return ""
+
     async def keep(self, record: OperationRecord, pod: Pod) -> None: ...
 
     async def remember(self, record: OperationRecord, pod: Pod) -> None: ...

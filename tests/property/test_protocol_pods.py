@@ -14,7 +14,7 @@ from next_engine import take_over
 from shunter.act.execute import Executor
 from shunter.act.run import Parts
 from shunter.model.errors import Problem, Rejected, Retry, Stalled, Unknown
-from shunter.model.ids import OperationId, SlotId, node_of
+from shunter.model.ids import NodeId, OperationId, SlotId, node_of
 from shunter.model.operation import OperationRecord, Status, Step
 from shunter.model.plan import Estimate, OperationKind
 from shunter.model.pod import Pod, Resident
@@ -74,6 +74,10 @@ class MemoryPlaces:
             self.names[key] = self.add(node_of(slot), record.id)
         self._met(after=True)
         return self.pod(self.names[key])
+
+    def strange(self, pod: Pod, node: NodeId) -> str:
+        kept = self.pods.get(pod.uid)
+        return "" if kept is not None and kept.node == node else "that isn't one of its own"
 
     async def keep(self, record: OperationRecord, pod: Pod) -> None:
         self._met(after=False)
@@ -378,3 +382,14 @@ async def test_an_engine_that_leads_no_more_says_nothing_to_the_server(worlds: C
             assert at > 2
             return
         assert world.places.calls == at
+
+
+@pytest.mark.parametrize("kind", [MOVE, PARK, DRAIN])
+async def test_what_an_agent_says_has_no_pod_of_another_node_deleted(worlds: Callable[[], PodWorld], kind: OperationKind) -> None:
+    world = worlds()
+    world.in_pods["a"] = others = world.places.add("b")
+    record = await carry(world, kind)
+    assert record is not None
+    assert record.outcome is not None
+    assert (record.outcome.status, record.outcome.code) == (Status.ROLLED_BACK, "SH564")
+    assert set(world.places.pods) == {"u1", others}

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from shunter.act.run import Run, Unresolved, problem
 from shunter.model.errors import Rejected, ShunterError
-from shunter.model.ids import SlotId
+from shunter.model.ids import SlotId, node_of
 from shunter.model.operation import Step
 from shunter.model.pod import Pod, Resident
 from shunter.wire import agent_pb2 as pb
@@ -18,14 +18,21 @@ from shunter.wire import convert
 
 
 def home_of(run: Run, report: pb.NodeReport) -> Pod | None:
-    """The pod that the worker lives in, as its agent says; None: in none. Raises Rejected SH562 where this engine looks after no pods."""
+    """The pod that the worker lives in, as its agent says; None: in none. Raises Rejected SH562 where this engine looks after no pods,
+    SH564 where the pod isn't one of that node's workers: what an agent says has no pod deleted but such a one.
+    """
     row = next((w for w in report.workers if w.spec.worker == run.planned.worker), None)
     if row is None or not row.pod_uid:
         return None
     if run.parts.places is None:
         what = f"the worker lives in the pod {row.pod_namespace}/{row.pod_name}, and this engine looks after no pods"
         raise Rejected(problem("SH562", what, "Add [cluster.pods] to the engine's settings", run.planned.worker))
-    return Pod(namespace=row.pod_namespace, name=row.pod_name, uid=row.pod_uid, container=row.pod_container)
+    pod = Pod(namespace=row.pod_namespace, name=row.pod_name, uid=row.pod_uid, container=row.pod_container)
+    at = run.planned.from_slot or run.planned.expect.at
+    if at is not None and (why := run.parts.places.strange(pod, node_of(at))):
+        what = f"the agent of {node_of(at)} says that the worker lives in the pod {pod}, and {why}"
+        raise Rejected(problem("SH564", what, "If it lasts, find out what runs as that node's agent", run.planned.worker))
+    return pod
 
 
 async def room(run: Run, slot: SlotId, left: Pod | None, spec: pb.WorkerSpec) -> Pod | None:

@@ -7,7 +7,7 @@ ones they are is durable in its record before a worker is touched.
 from collections.abc import Callable
 from typing import Protocol
 
-from shunter.model.ids import SlotId
+from shunter.model.ids import NodeId, SlotId
 from shunter.model.operation import OperationRecord
 from shunter.model.pod import Pod, Resident
 
@@ -23,6 +23,10 @@ class Places(Protocol):
         `may_go_on` is called before each effect and while it is waited for, and what it raises ends the waiting. Raises Rejected SH560 (it
         doesn't run there, and why), SH561 (it isn't known how it is to be made).
         """
+        ...
+
+    def strange(self, pod: Pod, node: NodeId) -> str:
+        """Why the pod can't be that of a worker on `node`, as a sentence about it; empty: it can."""
         ...
 
     async def keep(self, record: OperationRecord, pod: Pod) -> None:

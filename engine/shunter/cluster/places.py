@@ -88,6 +88,13 @@ class Pods:
                     return await self._awaiting.until_it_runs(_known(found), node, may_go_on)
         raise Retry(not_running(name, node, "it ends as soon as it is made"))
 
+    def strange(self, pod: Pod, node: NodeId) -> str:
+        """See `Places`. By its uid: a name alone is none."""
+        known = self._estate().pods.get(pod.uid)
+        if known is None:
+            return "the API server has no such pod of a worker"
+        return f"that is on {known.node}" if known.node != node else ""
+
     async def keep(self, record: OperationRecord, pod: Pod) -> None:
         """See `Places`."""
         with contextlib.suppress(Absent, Conflict):  # it was deleted meanwhile, by somebody who may

@@ -6,11 +6,12 @@ import pytest
 from shunter.cluster.api import Conflict
 from shunter.cluster.estate import Estate
 from shunter.cluster.places import Pods
+from shunter.cluster.pods import Being, WorkerPod
 from shunter.model.errors import Problem, Rejected, Retry, ShunterError
-from shunter.model.ids import Digest, Epoch, Incarnation, OperationId, PolicyName, SlotId, WorkerId
+from shunter.model.ids import Digest, Epoch, Incarnation, NodeId, OperationId, PolicyName, SlotId, WorkerId
 from shunter.model.operation import OperationRecord
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
-from shunter.model.pod import Pod
+from shunter.model.pod import Pod, Resident
 
 HERE = Pod(namespace="dynamo", name="decode-0-1a2b", uid="u", container="main")
 MOVE = OperationRecord(
@@ -61,6 +62,18 @@ async def test_that_a_worker_came_is_said_again_while_others_change_its_pod() ->
 @pytest.mark.parametrize("answer", [Conflict(said("SH253")), Rejected(said("SH256"))])
 async def test_where_another_has_its_name_there_is_nothing_to_be_said(answer: ShunterError) -> None:
     await pods(Server("another", answer)).keep(MOVE, HERE)
+
+
+def test_only_a_pod_of_a_worker_on_that_node_can_be_its_home() -> None:
+    found = WorkerPod(
+        pod=HERE, resident=Resident(id=WorkerId("decode-0"), role="decode", graph="g", engine=""), node=NodeId("a"), being=Being.RUNNING,
+        ready=True, why="", labels={}, tolerations=(), gpus=1, controller="", gated=False,
+    )  # fmt: skip
+    estate = Estate(namespace="dynamo", nodes={}, agents={}, pods={HERE.uid: found})
+    made = Pods(Server("u", Retry(said("SH251"))), lambda: estate, "fleet", "shunter")  # type: ignore[arg-type]
+    assert made.strange(HERE, NodeId("a")) == ""
+    assert made.strange(HERE, NodeId("b")) == "that is on a"
+    assert "no such pod" in made.strange(Pod(namespace="dynamo", name=HERE.name, uid="another"), NodeId("a"))
 
 
 async def test_which_pods_were_deleted_is_known_afterwards() -> None:
