@@ -25,6 +25,15 @@ class ImageFacts(msgspec.Struct, frozen=True, kw_only=True):
     runtime: str = ""
 
 
+class Archived(msgspec.Struct, frozen=True, kw_only=True):
+    """What the archive had when this node last looked, at `looked_at` (seconds since the epoch; 0: it hasn't yet). Equal lists have equal
+    `digest`s, on whatever node."""
+
+    looked_at: float = 0.0
+    digest: str = ""
+    images: tuple[ImageFacts, ...] = ()
+
+
 class Sending(Protocol):
     """An image on its way to another agent while it is still being written."""
 
@@ -125,6 +134,20 @@ class Depot(Protocol):
         """Bring an image here from the archive, which no node may have any more; None when it isn't there, or there is none.
 
         Blocks. Raises Rejected or Retry: nothing of it is left here."""
+        ...
+
+    def archived(self) -> Archived | None:
+        """What the archive has, as it was last seen: waits for nothing. None: there is no archive."""
+        ...
+
+    def in_archive(self, image: str) -> ImageFacts | None:
+        """An image that the archive has now, made by an agent of this fleet; None when it hasn't, or there is none.
+
+        Blocks. Raises Rejected for one that couldn't be restored; Retry when nobody can say."""
+        ...
+
+    def discard_archived(self, image: str) -> bool:
+        """Delete an image in the archive. False when there is none. Idempotent. Blocks. Raises Rejected without an archive; Retry."""
         ...
 
     def send(self, image: str, node: str, address: str, progress: Callable[[int], None], deadline: float | None = None) -> int:

@@ -20,10 +20,19 @@ def _version() -> str:
         return ""
 
 
-async def report(node: Node, sizes: Sizes | None = None, looks: Looks | None = None) -> pb.NodeReport:
+async def report(
+    node: Node, sizes: Sizes | None = None, looks: Looks | None = None, asked: pb.InventoryRequest | None = None
+) -> pb.NodeReport:
     """Everything an engine plans with. Images are read anew, and so is memory without `sizes`; facts are those of the agent's start.
-    Without `looks` nothing is said of GPU memory.
+    Without `looks` nothing is said of GPU memory. `asked` says what of the archive's images is wanted; None: nothing.
+
+    Raises as `Depot.in_archive` does where one of those is asked for.
     """
+    asked = asked or pb.InventoryRequest()
+    one = await node.in_thread(node.depot.in_archive, asked.archived) if asked.archived else None
+    archive = node.depot.archived()
+    digest = archive.digest if archive is not None else ""
+    listed = archive.images if archive is not None and asked.archive and not asked.archived else ()
     workers = tuple(node.journal.workers().values())
     memory = await (sizes or Sizes(node)).of(workers)
     images = await node.in_thread(node.depot.all)
@@ -53,6 +62,10 @@ async def report(node: Node, sizes: Sizes | None = None, looks: Looks | None = N
         memory=left.memory or 0,
         disk=0 if left.disk is None else max(1, left.disk - KEEP),  # a full disk is known: 0 would say that it isn't
         images_in_memory=in_memory,
+        archive=archive is not None,
+        archive_looked=archive.looked_at if archive is not None else 0.0,
+        archive_digest=digest,
+        archived=[image_message(image) for image in ((one,) if one is not None else listed)],
     )
 
 

@@ -11,6 +11,7 @@ from typing import Final
 from shunter_agent.drivers import thaw_left_behind
 from shunter_agent.images.archive import Archive, Ring
 from shunter_agent.images.folder_objects import FolderObjects
+from shunter_agent.images.listing import Listed
 from shunter_agent.images.port import Objects
 from shunter_agent.images.s3_objects import S3Objects
 from shunter_agent.images.sealing import Keys, read_key
@@ -25,6 +26,8 @@ from shunter_agent.tls import TlsFiles
 IN_MEMORY: Final = Path("/dev/shm")  # noqa: S108  (who may use what is in it is checked: see `ImageStore`)
 SEAL_S: Final = 30.0
 """Seconds between looks for images that are still plain and should be encrypted by now."""
+LOOK_S: Final = 120.0
+"""Seconds, at most, between looks what is in the archive. What this node puts there or deletes it knows at once."""
 SWEEP_S: Final = 6 * 3600.0
 """Seconds, at most, between looks for what no image in the archive needs any more."""
 
@@ -67,7 +70,7 @@ def seal_what_is_left(node: Node) -> None:
 async def keep(node: Node) -> None:
     """Look after the images of a node and after the archive, until cancelled. What fails is tried again the next time."""
     assert isinstance(node.depot, StoredDepot)
-    await asyncio.gather(_seal(node), _sweep(node, node.depot.archive))
+    await asyncio.gather(_seal(node), _look(node, node.depot.listed), _sweep(node, node.depot.archive))
 
 
 async def _seal(node: Node) -> None:
@@ -75,6 +78,12 @@ async def _seal(node: Node) -> None:
         with contextlib.suppress(OSError):
             seal_what_is_left(node)
         await asyncio.sleep(SEAL_S)
+
+
+async def _look(node: Node, listed: Listed | None) -> None:
+    while listed is not None:
+        await node.in_background(listed.look)
+        await asyncio.sleep(random.uniform(LOOK_S / 2, LOOK_S))  # noqa: S311  (nodes needn't do it at the same time)
 
 
 async def _sweep(node: Node, archive: Archive | None) -> None:

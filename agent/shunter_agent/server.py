@@ -65,19 +65,19 @@ class AgentService(rpc.AgentServicer):
     async def Inventory(self, request: pb.InventoryRequest, context: Context) -> pb.NodeReport:
         """See schemas/agent.proto, as for all that follow."""
         if request.looks_on:
-            return await self._answer(context, self._report, leads=False)
+            return await self._answer(context, lambda: self._report(request), leads=False)
 
         async def told() -> pb.NodeReport:
             words, asked_at = self.standing.words, self._node.elapsed()
             words.heard(request.taken, request.kept, request.presumed_s)
-            report = await self._report()
+            report = await self._report(request)
             words.reported(report.at, self._node.notices, asked_at)
             return report
 
         return await self._answer(context, told)
 
-    async def _report(self) -> pb.NodeReport:
-        report = await inventory.report(self._node, self._sizes, self._looks)
+    async def _report(self, request: pb.InventoryRequest) -> pb.NodeReport:
+        report = await inventory.report(self._node, self._sizes, self._looks, request)
         report.stood.extend(self.standing.reports())
         report.problems.extend(refusal(problem) for problem in self.standing.words.problems())
         return report

@@ -9,13 +9,14 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from shunter.model.errors import Problem, Rejected, Stalled
+from shunter.model.errors import Problem, Rejected, Retry, Stalled
 
-from shunter_agent.depot import ARCHIVE, ImageFacts
+from shunter_agent.depot import ARCHIVE, Archived, ImageFacts
 from shunter_agent.images.archive import Archive
 from shunter_agent.images.bases import Bases, bases_of
 from shunter_agent.images.copying import Job
 from shunter_agent.images.growth import Growth
+from shunter_agent.images.listing import Listed
 from shunter_agent.images.manifest import ImageInfo, ImageManifest
 from shunter_agent.images.pacing import Pacing, Urgency
 from shunter_agent.images.room import Dump
@@ -37,6 +38,9 @@ class StoredDepot:
     def __init__(self, store: ImageStore, tls: TlsFiles, pacing: Pacing | None = None, archive: Archive | None = None) -> None:
         """`pacing` is what all that is sent to other agents shares; None: it goes as fast as it can. `archive`: None, there is none."""
         self.archive = archive
+        self.listed = Listed(archive) if archive is not None else None
+        """What the archive has; None: there is none."""
+        self._told = Archived()
         self.root = store.root
         self.store = store
         self._pacing = pacing or Pacing()
@@ -141,9 +145,11 @@ class StoredDepot:
         """See `depot.Depot`. Raises Rejected SH825 without an archive; Stalled SH667."""
         if address == ARCHIVE:
             try:
-                return self._archive(image).put(self.store, image, progress)
+                sent = self._archive(image).put(self.store, image, progress)
             except OSError as error:
                 raise _disk(image, error) from error
+            self._look()
+            return sent
         with self._pacing.sending(Urgency.by(deadline, copy=True)) as pace:
             return send_whole(self.store, image, Peer.at(node, address), self._tls, progress=progress, pace=pace).bytes
 
@@ -152,7 +158,7 @@ class StoredDepot:
             raise Rejected(
                 Problem(
                     code="SH825",
-                    what="the image is to be sent to the archive, and this node knows of none",
+                    what="the order is about the archive, and this node knows of none",
                     remedy="Name it as `url` in the `[archive]` of the settings of all nodes",
                     subject=image,
                 )
@@ -168,6 +174,39 @@ class StoredDepot:
         except OSError as error:
             raise _disk(image, error) from error
         return facts_of(manifest) if manifest is not None else None
+
+    def archived(self) -> Archived | None:
+        """See `depot.Depot`."""
+        if self.listed is None:
+            return None
+        last, told = self.listed.last, self._told
+        if last is None:
+            return Archived()
+        if (told.looked_at, told.digest) != (last.looked_at, last.digest):
+            images = told.images if told.digest == last.digest else tuple(facts_of(manifest) for manifest in last.images)
+            told = self._told = Archived(looked_at=last.looked_at, digest=last.digest, images=images)
+        return told
+
+    def in_archive(self, image: str) -> ImageFacts | None:
+        """See `depot.Depot`. Raises Rejected SH801, SH804, SH815 to SH817, SH824; Retry SH822; Stalled SH810."""
+        manifest = self.archive.manifest(image) if self.archive is not None else None
+        if manifest is None:
+            return None
+        if self.store.trust is not None:
+            self.store.trust.check(manifest)
+        return facts_of(manifest)
+
+    def discard_archived(self, image: str) -> bool:
+        """See `depot.Depot`. Raises Rejected SH801, SH825 without an archive; Retry SH822."""
+        existed = self._archive(image).discard(image)
+        self._look()
+        return existed
+
+    def _look(self) -> None:
+        """After a change of ours, so that reports tell it at once. Where that fails, the next look tells it."""
+        if self.listed is not None:
+            with contextlib.suppress(Retry):
+                self.listed.look()
 
     def _remember(self, image: str, sent: Sent) -> None:
         self._known[image] = sent.manifest

@@ -13,11 +13,20 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from shunter.model.errors import Rejected
+from shunter.act import agents
+from shunter.act.agents import AgentClient
+from shunter.act.agents import TlsFiles as EngineFiles
+from shunter.act.archives import Lists
+from shunter.model.errors import Rejected, Retry
+from shunter.model.ids import ImageId, NodeId
 from shunter.wire import agent_pb2 as pb
 from shunter.wire import agent_pb2_grpc as rpc
 from shunter.wire.convert import refusal_of
+from shunter_agent import inventory
+from shunter_agent.capacity import Looks
+from shunter_agent.node import Node
 from shunter_agent.server import AgentService, engine_calls, make_server
+from shunter_agent.sizes import Sizes
 from shunter_agent.standing import Standing
 from shunter_agent.tls import TlsFiles
 
@@ -233,3 +242,33 @@ def test_identity_is_the_only_uri() -> None:
     assert engine_calls({"x509_subject_alternative_name": [ENGINE.encode(), b"engine.shunter"]})
     assert not engine_calls({})
     assert not engine_calls({"x509_common_name": [ENGINE.encode()]})
+
+
+async def test_the_list_of_the_archive_travels_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the wire, to the engine's own client: what it has, it isn't sent again; nor is it where nobody asked for it."""
+    world.bench.give_image()
+    world.bench.depot.archive = {"image": world.bench.depot.whole.pop("image")}
+    wanted, report = list[bool](), inventory.report
+
+    async def told(node: Node, sizes: Sizes, looks: Looks, asked: pb.InventoryRequest) -> pb.NodeReport:
+        wanted.append(asked.archive)
+        return await report(node, sizes, looks, asked)
+
+    monkeypatch.setattr(inventory, "report", told)
+    monkeypatch.setattr(agents, "LISTS", Lists())
+    files = world.authority.issue("engine", ENGINE)
+    client = AgentClient(NodeId("n"), f"127.0.0.1:{world.port}", EngineFiles(ca=world.authority.ca, cert=files.cert, key=files.key))
+    try:
+        first, again = await client.view(), await client.view()
+        assert [(i.id, i.nodes, i.archived) for i in first.archived] == [("image", (), True)]
+        assert again.archived is first.archived
+        assert wanted == [False, True, False]
+        assert not (await client.report(5.0)).archived
+        assert [i.id for i in (await client.report(5.0, ImageId("image"))).archived] == ["image"]
+        world.bench.depot.faults.at["in_archive"] = Retry(problem("SH822"))
+        with pytest.raises(Retry, match="SH822"):
+            await client.report(5.0, ImageId("image"))
+        await client.discard(pb.Order(operation="o1", epoch=1, worker="w", plan="p"), ImageId("image"), 5.0, archived=True)
+        assert (await client.view()).archived == ()
+    finally:
+        await client.close()

@@ -210,13 +210,14 @@ class MemoryAgent:
         if not ok:
             raise Rejected(_problem("SH606", what))
 
-    async def report(self, timeout: float) -> pb.NodeReport:
+    async def report(self, timeout: float, archived: ImageId | None = None) -> pb.NodeReport:
         assert timeout > 0
         self._reachable()
         spec = pb.WorkerSpec(worker=WORKER, role="decode", graph="g", engine="vllm")
         workers = [pb.WorkerReport(spec=spec, state=self.copy.state)] if self.copy and self.copy.state != "held" else []
         images = [pb.ImageInfo(id=i, spec=spec, bytes=7) for i in sorted(self.images)]
-        return pb.NodeReport(node=self.node, image_address=f"{self.node}:1", workers=workers, images=images)
+        kept = [pb.ImageInfo(id=i, spec=spec, bytes=7) for i in sorted(self.world.archive) if i == archived]
+        return pb.NodeReport(node=self.node, image_address=f"{self.node}:1", workers=workers, images=images, archived=kept)
 
     async def journal(self, operation: OperationId, timeout: float) -> CopyView:
         assert timeout > 0
@@ -303,6 +304,8 @@ class MemoryAgent:
     ) -> pb.RestoreReply:
         def effect() -> pb.RestoreReply:
             self._need(order.operation in self.prepared and self.copy is None, "no slot is prepared")
+            if image in self.world.archive:
+                self.images.add(image)  # as a real agent fetches it
             self._need(image in self.images, "the image isn't here")
             self.copy = Copy("held", order.operation, self.world.now + hold)
             return pb.RestoreReply(restore_s=1)
@@ -355,7 +358,7 @@ class MemoryAgent:
     async def send(self, order: pb.Order, image: ImageId, to: pb.Peer, timeout: float) -> pb.SendReply:
         def effect() -> pb.SendReply:
             self._need(image in self.images, "the image isn't here")
-            self.world.agents[NodeId(to.node)].images.add(image)
+            (self.world.archive if to.address == "archive" else self.world.agents[NodeId(to.node)].images).add(image)
             return pb.SendReply(bytes_sent=7)
 
         return await self._order(f"send {to.node}", order, effect)  # type: ignore[return-value]
@@ -369,12 +372,12 @@ class MemoryAgent:
 
         return await self._order("drain", order, effect)  # type: ignore[return-value]
 
-    async def discard(self, order: pb.Order, image: ImageId, timeout: float) -> pb.Done:
+    async def discard(self, order: pb.Order, image: ImageId, timeout: float, *, archived: bool = False) -> pb.Done:
         def effect() -> pb.Done:
-            self.images.discard(image)
+            (self.world.archive if archived else self.images).discard(image)
             return pb.Done()
 
-        return await self._order("discard", order, effect)  # type: ignore[return-value]
+        return await self._order("discard archived" if archived else "discard", order, effect)  # type: ignore[return-value]
 
 
 @cache
@@ -442,6 +445,8 @@ class World:
         self.died = self.died_bare = False
         """The worker died by itself; and had no image anywhere when it did."""
         self.gone: set[str] = set()
+        self.archive: set[ImageId] = set()
+        """What is kept away from the nodes."""
         self.incarnation = 0
 
     def next_fault(self, node: NodeId, step: str) -> str:
@@ -454,7 +459,7 @@ class World:
         copies = [a.copy for a in self.agents.values() if a.copy and not a.dead]
         able = [c for c in copies if c.state in ("running", "frozen")]
         assert len(able) <= 1, f"{len(able)} copies run or could run on by themselves, after {self.orders[-5:]}"
-        images = any(a.images for a in self.agents.values() if not a.dead)
+        images = self.archive or any(a.images for a in self.agents.values() if not a.dead)
         assert able or images or self.drained or self.died_bare, f"nothing is left of the worker, after {self.orders[-5:]}"
 
     def die(self) -> None:
@@ -483,13 +488,15 @@ class World:
     def fleet(self) -> Fleet:
         home = self.home()
         nodes = tuple(
-            Node(id=n, slots=(Slot(id=SlotId(f"{n}/0"), worker=WORKER if n == home else None),), runtime="criu")
+            Node(id=n, slots=(Slot(id=SlotId(f"{n}/0"), worker=WORKER if n == home else None),), runtime="criu", archive=True)
             for n in sorted(self.agents)
         )
         holders: dict[ImageId, list[NodeId]] = {}
         for node, agent in sorted(self.agents.items()):
             for image in agent.images:
                 holders.setdefault(image, []).append(node)
+        for image in self.archive:
+            holders.setdefault(image, [])
         images = tuple(
             Image(
                 id=i,
@@ -501,6 +508,7 @@ class World:
                 role="decode",
                 graph="g",
                 engine="vllm",
+                archived=i in self.archive,
             )
             for i, n in sorted(holders.items())
         )

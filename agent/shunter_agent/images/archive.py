@@ -1,7 +1,8 @@
 """Images that are kept away from the nodes, in an object store: for when no node has them any more.
 
 Each chunk is one object, named by what it is: equal chunks of whatever images and workers lie there once. An image is one more object, its
-manifest with the signature of its maker, which is written when all chunks are there. With keys, all of it is encrypted before it leaves
+manifest with the signature of its maker, which is written when all chunks are there; beside it lies a short one, without its files, for
+lists of what there is. With keys, all of it is encrypted before it leaves
 the node (AES-256-GCM, a random nonce with each object), and names are keyed digests, which tell nothing of what is in them even to somebody
 who has the same bytes. All nodes need the same keys then; the first encrypts, all decrypt.
 
@@ -38,6 +39,7 @@ _THREADS: Final = 8
 _NONCE: Final = 12
 _CHUNKS: Final = "chunks/"
 _IMAGES: Final = "images/"
+_ABOUT: Final = "about/"
 
 
 class Ring:
@@ -97,8 +99,8 @@ class Archive:
             for size in _beside(lambda job: self._put_chunk(*job, image), _once(folder, manifest)):
                 sent += size
                 progress(sent)
-        name = _IMAGES + image
-        self._objects.put(name, self._ring.close(msgspec.json.encode(manifest), name))
+        for name, what in ((_ABOUT + image, _brief(manifest)), (_IMAGES + image, manifest)):
+            self._objects.put(name, self._ring.close(msgspec.json.encode(what), name))
         return sent
 
     def _put_chunk(self, path: Path, offset: int, chunk: Chunk, image: str) -> int:
@@ -118,7 +120,18 @@ class Archive:
 
     def manifest(self, image: str) -> ImageManifest | None:
         """What is kept of this id; None: nothing. Raises Rejected SH801, SH804, SH824 without the key; Retry SH822."""
-        name = _IMAGES + check_id(image)
+        return self._read(_IMAGES + check_id(image), image)
+
+    def about(self, image: str) -> ImageManifest | None:
+        """What is kept of this id, without its files and signature: little to read. As it isn't signed, nothing may be restored by it.
+        None: nothing is kept. Raises as `manifest` does.
+        """
+        found = self._read(_ABOUT + check_id(image), image)
+        if found is None:  # a release that wrote none has put it there
+            found = self.manifest(image)
+        return _brief(found) if found is not None else None
+
+    def _read(self, name: str, image: str) -> ImageManifest | None:
         kept = self._objects.get(name)
         if kept is None:
             return None
@@ -135,7 +148,15 @@ class Archive:
 
     def all(self) -> tuple[str, ...]:
         """The ids of all images that are kept. Raises Retry SH822."""
-        return tuple(sorted(kept.key.removeprefix(_IMAGES) for kept in self._objects.all(_IMAGES)))
+        return tuple(sorted(kept.key for kept in self.kept()))
+
+    def kept(self) -> tuple[Kept, ...]:
+        """All images that are kept, with their ids as keys. Raises Retry SH822."""
+        return tuple(Kept(kept.key.removeprefix(_IMAGES), kept.written_at) for kept in self._objects.all(_IMAGES))
+
+    def now(self) -> float:
+        """By this node's clock; seconds since the epoch."""
+        return self._clock()
 
     def fetch(self, store: ImageStore, image: str, progress: Callable[[int], None] = lambda _bytes: None) -> ImageManifest | None:
         """Bring an image into a node's store, with its signature checked as that store does; None when it isn't kept here.
@@ -184,7 +205,8 @@ class Archive:
         name = _IMAGES + check_id(image)
         if self._objects.find(name) is None:
             return False
-        self._objects.delete(name)
+        self._objects.delete(name)  # first: what is left of one that broke off here is no image
+        self._objects.delete(_ABOUT + image)
         return True
 
     def sweep(self) -> int:
@@ -193,9 +215,15 @@ class Archive:
         old = [kept for kept in self._objects.all(_CHUNKS) if self._clock() - kept.written_at > GRACE_S]
         needed = set(self._needed()) if old else set()  # asked after: what came to be needed meanwhile is newer, or was written anew
         doomed = [kept for kept in old if kept.key not in needed and self._still_old(kept)]
-        for kept in doomed:
+        for kept in (*doomed, *self._left_over()):
             self._objects.delete(kept.key)
         return len(doomed)
+
+    def _left_over(self) -> list[Kept]:
+        """Short manifests of images that never came to be, or that were deleted but for these."""
+        old = [kept for kept in self._objects.all(_ABOUT) if self._clock() - kept.written_at > GRACE_S]
+        images = set(self.all()) if old else set()
+        return [kept for kept in old if kept.key.removeprefix(_ABOUT) not in images]
 
     def _needed(self) -> Iterator[str]:
         for image in self.all():
@@ -207,6 +235,12 @@ class Archive:
     def _still_old(self, kept: Kept) -> bool:
         found = self._objects.find(kept.key)
         return found is not None and found.written_at == kept.written_at
+
+
+def _brief(manifest: ImageManifest) -> ImageManifest:
+    """Without its files and signature, nor how its worker is started: that may be a secret."""
+    spec = msgspec.structs.replace(manifest.spec, command=(), env={})
+    return msgspec.structs.replace(manifest, spec=spec, files=(), signature=None)
 
 
 def _once(folder: Path, manifest: ImageManifest) -> Iterator[tuple[Path, int, Chunk]]:

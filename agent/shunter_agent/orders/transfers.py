@@ -6,6 +6,7 @@ from shunter.model.errors import Rejected, Retry, Unknown
 from shunter.wire import agent_pb2 as pb
 
 from shunter_agent.convert import asked, deadline_of
+from shunter_agent.depot import ARCHIVE
 from shunter_agent.guard import Asked
 from shunter_agent.node import FrozenCopy, HeldCopy, Node
 from shunter_agent.orders.carry import Orders, Outcome
@@ -54,8 +55,14 @@ class Transfers:
             copy.until = self._node.elapsed() + (copy.hold_s if seconds is None else seconds)
 
     async def discard(self, message: pb.DiscardOrder) -> pb.Done:
-        """Delete an image. Raises Retry SH666 while an unfinished operation here needs it."""
+        """Delete an image, here or in the archive.
+
+        Raises Retry SH666 while an unfinished operation here needs it, SH822; Rejected SH825.
+        """
         head, step = asked(message.order), f"discard:{message.image}"
+        if message.archived:
+            step = f"discard:{ARCHIVE}:{message.image}"
+            return await self._orders.carry_out(step, head, pb.Done, lambda: self._discard_archived(message.image), message.image)
         return await self._orders.carry_out(step, head, pb.Done, lambda: self._discard(message.image), message.image)
 
     async def _discard(self, image: str) -> Outcome[pb.Done]:
@@ -64,6 +71,14 @@ class Transfers:
             raise retry("SH666", f"operation {user} needs the image", "Wait until that operation has ended", image)
         existed = await node.in_thread(node.depot.discard, image)
         detail = "deleted" if existed else "there was no such image here"
+        return Outcome(pb.Done(at=node.clock(), detail=detail), detail=detail)
+
+    async def _discard_archived(self, image: str) -> Outcome[pb.Done]:
+        node = self._node
+        if user := needed_by(node, image):
+            raise retry("SH666", f"operation {user} needs the image", "Wait until that operation has ended", image)
+        existed = await node.in_thread(node.depot.discard_archived, image)
+        detail = "deleted in the archive" if existed else "there was no such image in the archive"
         return Outcome(pb.Done(at=node.clock(), detail=detail), detail=detail)
 
 

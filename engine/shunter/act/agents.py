@@ -1,5 +1,6 @@
 """The agents over gRPC with mutual TLS: typed calls, each with a deadline, and failures sorted by what they say about the effect."""
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -8,6 +9,7 @@ import grpc
 import grpc.aio
 import msgspec
 
+from shunter.act.archives import LISTS, Listed, listed
 from shunter.act.port import CopyView, copy_view
 from shunter.model.canon import decode
 from shunter.model.errors import Problem, Rejected, Retry, ShunterError, Stalled, Unknown
@@ -32,9 +34,11 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
     key: Path
 
 
-def view_of(report: pb.NodeReport) -> NodeView:
-    """A report in model terms. Raises ValueError when it says something that this engine has no word for."""
+def view_of(report: pb.NodeReport, seen: Listed | None = None) -> NodeView:
+    """A report in model terms; `seen` is what the archive has by it (None: as it says itself). Raises ValueError when it says something
+    that this engine has no word for."""
     node = convert.node(report)
+    archive_looked, archived = seen or (report.archive_looked, listed(report))
     return NodeView(
         node=node,
         workers=tuple(sorted((convert.worker(w, node.id) for w in report.workers), key=lambda w: w.id)),
@@ -43,6 +47,8 @@ def view_of(report: pb.NodeReport) -> NodeView:
         epoch=Epoch(report.epoch),
         at=report.at,
         image_address=report.image_address,
+        archive_looked=archive_looked,
+        archived=archived,
         stood=tuple(decode(body, Stood) for body in report.stood),
     )
 
@@ -127,11 +133,12 @@ class AgentClient:
 
     async def view(self, timeout: float = 2.0) -> NodeView:
         """The node as it is now. Raises Unknown SH520, also for a report that can't be understood."""
+        until = time.monotonic() + timeout
         report = await self.report(timeout)
         if report.node != self._node:
             raise self._nonsense(f"it says that it is {report.node!r}")
         try:
-            return view_of(report)
+            return view_of(report, await LISTS.of(report, lambda: self._inventory(until - time.monotonic(), archive=True)))
         except (ValueError, msgspec.MsgspecError) as error:
             raise self._nonsense(str(error)) from error
 
@@ -143,9 +150,14 @@ class AgentClient:
         except grpc.RpcError as error:
             raise failure(error, self._node, "Watch") from error
 
-    async def report(self, timeout: float) -> pb.NodeReport:
+    async def report(self, timeout: float, archived: ImageId | None = None) -> pb.NodeReport:
         """See `Agent`."""
-        return await self._ask("Inventory", self._stub.Inventory, self._heard, timeout, pb.NodeReport)
+        return await self._inventory(timeout, archived=archived or "")
+
+    async def _inventory(self, timeout: float, *, archive: bool = False, archived: str = "") -> pb.NodeReport:
+        request = pb.InventoryRequest(archive=archive, archived=archived)
+        request.MergeFrom(self._heard)
+        return await self._ask("Inventory", self._stub.Inventory, request, timeout, pb.NodeReport)
 
     async def journal(self, operation: OperationId, timeout: float) -> CopyView:
         """See `Agent`."""
@@ -224,9 +236,10 @@ class AgentClient:
         """See `Agent`."""
         return await self._step("Drain", self._stub.Drain, order, timeout)
 
-    async def discard(self, order: pb.Order, image: ImageId, timeout: float) -> pb.Done:
+    async def discard(self, order: pb.Order, image: ImageId, timeout: float, *, archived: bool = False) -> pb.Done:
         """See `Agent`."""
-        return await self._ask("Discard", self._stub.Discard, pb.DiscardOrder(order=order, image=image), timeout, pb.Done)
+        message = pb.DiscardOrder(order=order, image=image, archived=archived)
+        return await self._ask("Discard", self._stub.Discard, message, timeout, pb.Done)
 
     async def stand(self, order: pb.StandOrder, timeout: float) -> pb.Done:
         """Give it a standing order, in the place of the one before. Raises as `Agent` does."""

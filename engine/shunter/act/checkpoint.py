@@ -1,7 +1,7 @@
-"""A checkpoint: an image of a worker that runs on, and its copies on other nodes."""
+"""A checkpoint: an image of a worker that runs on, its copies on other nodes, and one in the archive."""
 
 from shunter.act.back import joined
-from shunter.act.copies import send_copies
+from shunter.act.copies import archive, send_copies
 from shunter.act.drive import Machine
 from shunter.act.move import source_of
 from shunter.act.run import Run, problem
@@ -33,7 +33,9 @@ async def _copy(run: Run) -> None:
 
 
 async def _done(run: Run) -> None:
-    run.finish(Status.SUCCEEDED, image=run.image)
+    """One that can't be put into the archive is an image all the same: the outcome says so."""
+    why = await archive(run, source_of(run)) if run.planned.archive else None
+    run.finish(Status.SUCCEEDED, why, run.image)
 
 
 async def _roll_back(run: Run) -> None:

@@ -1,7 +1,9 @@
-"""A discard: an image is deleted on every node that holds it, or on those that answer: an order that is heard late does no harm."""
+"""A discard: an image is deleted on every node that holds it, or on those that answer: an order that is heard late does no harm. Then it is
+deleted in the archive: there last, and only once a newer one is on a node.
+"""
 
 from shunter.act.back import joined
-from shunter.act.copies import has_image
+from shunter.act.copies import discard_archived, has_image, still_archived
 from shunter.act.drive import Machine
 from shunter.act.run import Run, Unresolved, problem
 from shunter.model.errors import Problem, Rejected
@@ -20,6 +22,8 @@ async def _discard(run: Run) -> None:
         refused = await _delete(run, node)
         if refused is not None:
             kept.append(f"{node} ({refused.code} {refused.what})")
+    if not kept and (refused := await discard_archived(run)) is not None:
+        kept.append(f"the archive ({refused.code} {refused.what})")
     if kept:
         raise Rejected(_kept(run, kept))
     run.finish(Status.SUCCEEDED, image=run.image)
@@ -42,6 +46,8 @@ async def _delete(run: Run, node: NodeId) -> Problem | None:
 async def _roll_back(run: Run) -> None:
     """Nothing is to be taken back: what is deleted was to be deleted, and the worker has no part in it. But what is left is told."""
     left: list[str] = [node for node in _holders(run) if await has_image(run, node) is not False]
+    if await still_archived(run):
+        left.append("the archive")
     why = run.record.problem
     if not left:
         run.finish(Status.SUCCEEDED, image=run.image)

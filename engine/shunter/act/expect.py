@@ -73,6 +73,6 @@ def _slot(planned: PlannedOperation, fleet: Fleet, freed: Mapping[SlotId, Worker
 
 def _image(planned: PlannedOperation, fleet: Fleet) -> str:
     wanted = planned.expect.image
-    if wanted is None or any(i.id == wanted and i.nodes for i in fleet.images):
+    if wanted is None or any(i.id == wanted and (i.nodes or i.archived) for i in fleet.images):
         return ""
-    return f"image {wanted} isn't held by any node any more"
+    return f"image {wanted} isn't held by any node any more, nor by the archive"

@@ -47,8 +47,9 @@ class Agent(Protocol):
         """The node that it answers for."""
         ...
 
-    async def report(self, timeout: float) -> pb.NodeReport:
-        """The node as it is now."""
+    async def report(self, timeout: float, archived: ImageId | None = None) -> pb.NodeReport:
+        """The node as it is now; of archived images `archived` alone, if the archive has it now. Rejected and Retry mean, where that is
+        asked, that nobody can say."""
         ...
 
     async def journal(self, operation: OperationId, timeout: float) -> CopyView:
@@ -112,13 +113,13 @@ class Agent(Protocol):
         ...
 
     async def send(self, order: pb.Order, image: ImageId, to: pb.Peer, timeout: float) -> pb.SendReply:
-        """Copy an image to another node."""
+        """Copy an image to another node, or to the archive (`archives.ARCHIVE` as its address)."""
         ...
 
     async def drain(self, order: pb.Order, timeout: float) -> pb.Done:
         """Wait until it serves nothing, then end it."""
         ...
 
-    async def discard(self, order: pb.Order, image: ImageId, timeout: float) -> pb.Done:
-        """Delete an image."""
+    async def discard(self, order: pb.Order, image: ImageId, timeout: float, *, archived: bool = False) -> pb.Done:
+        """Delete an image on the node or, `archived`, in the archive."""
         ...

@@ -2,11 +2,11 @@
 
 from shunter.act.arrive import commit, destination_of, done, once_more, restore, resume, unfence
 from shunter.act.back import nowhere_alive
-from shunter.act.copies import holder_of, send
+from shunter.act.copies import find, send
 from shunter.act.counting import change, may_change, taken_back
 from shunter.act.drive import Machine
 from shunter.act.housing import room, withdrawn
-from shunter.act.run import Run, spec_of
+from shunter.act.run import Run
 from shunter.model.errors import Problem, ShunterError, Stalled
 from shunter.model.ids import node_of
 from shunter.model.operation import Status, Step
@@ -16,18 +16,16 @@ async def _prepare(run: Run) -> None:
     slot = destination_of(run)
     node = node_of(slot)
     await nowhere_alive(run)
-    holder = await holder_of(run, node)
-    report = await run.agent(holder).report(run.times.quick)
-    info = next(i for i in report.images if i.id == run.image)
-    spec = spec_of(report, run)
+    found = await find(run, node)
+    info, spec = found.info, found.spec
     await run.preflight(slot, destination=True, facts=dict(info.facts), size=info.bytes, spec=spec)
     await may_change(run, None)
     run.may_go_on()
-    if holder != node:
-        await send(run, holder, node)
+    if found.holder not in (node, None):
+        await send(run, found.holder, node)
     pod = await room(run, slot, None, spec)
     await run.ask(run.at(slot).prepare(run.order, slot, spec, run.times.quick, pod))
-    run.step(Step.PREPARED, measured=run.measure(bytes=info.bytes if holder != node else 0), pod=pod)
+    run.step(Step.PREPARED, measured=run.measure(bytes=info.bytes if found.holder != node else 0), pod=pod)
 
 
 async def _commit(run: Run) -> None:

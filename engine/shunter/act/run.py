@@ -121,6 +121,8 @@ def told(parts: Parts, record: OperationRecord, kind: RecordKind, what: str) -> 
         "copies": list(planned.copies),
         "after": list(planned.after),
     }
+    if planned.archive:
+        body["archive"] = True
     if record.problem:
         body["problem"] = msgspec.to_builtins(record.problem)
     if record.outcome:

@@ -116,7 +116,7 @@ class Housed:
 def _without(fleet: Fleet, gone: frozenset[NodeId]) -> Fleet:
     images = [msgspec.structs.replace(i, nodes=tuple(n for n in i.nodes if n not in gone)) for i in fleet.images]
     return msgspec.structs.replace(
-        fleet, nodes=tuple(n for n in fleet.nodes if n.id not in gone), images=tuple(i for i in images if i.nodes)
+        fleet, nodes=tuple(n for n in fleet.nodes if n.id not in gone), images=tuple(i for i in images if i.nodes or i.archived)
     )
 
 

@@ -114,8 +114,12 @@ def _silent(operation: PlannedOperation, fleet: Fleet) -> str:
     wanted = operation.expect.image
     if wanted is None or operation.kind is OperationKind.DISCARD:
         return ""
-    holders = {node for image in fleet.images if image.id == wanted for node in image.nodes}
-    return "" if holders & answering else f"{wanted} is held by {', '.join(sorted(holders))} alone, which doesn't answer"
+    image = next((i for i in fleet.images if i.id == wanted), None)
+    if image is None or answering.intersection(image.nodes):
+        return ""  # that nobody has it is said by `unmet`
+    if image.archived and any(n.archive for n in fleet.nodes if n.id in about):
+        return ""
+    return f"{wanted} is held by {image.holders} alone, which can't be reached from where it would go"
 
 
 def _as_done(operation: PlannedOperation, exact: ExactPlan) -> OperationRecord:

@@ -177,4 +177,4 @@ class _Stamp:
 def _outline(operation: PlannedOperation) -> tuple[object, ...]:
     """What makes an operation another one: its id says kind, subject, cause and attempt; estimates and reasons move every tick."""
     o = operation
-    return OperationId(o.id), o.from_slot, o.to_slot, o.image, o.copies, o.after, o.preview
+    return OperationId(o.id), o.from_slot, o.to_slot, o.image, o.copies, o.archive, o.after, o.preview

@@ -12,7 +12,7 @@ from shunter.model.ids import OperationId, PolicyName
 from shunter.model.plan import Evaluation, PlannedOperation
 from shunter.model.sample import say
 
-_COMPARED: Final = ("policy", "lane", "from_slot", "to_slot", "image", "copies", "deadline", "preview", "notice")
+_COMPARED: Final = ("policy", "lane", "from_slot", "to_slot", "image", "copies", "archive", "deadline", "preview", "notice")
 """Fields whose difference is a difference in what is done. Reasons, estimates and ids follow from these."""
 
 

@@ -144,7 +144,7 @@ class Simulated:
             if node in image.nodes:
                 left = tuple(n for n in image.nodes if n != node)
                 del self._images[image.id]
-                if left:
+                if left or image.archived:
                     self._images[image.id] = msgspec.structs.replace(image, nodes=left)
         return lost
 
@@ -231,6 +231,7 @@ class Simulated:
             engine=worker.engine,
             facts=source.facts if source else {},
             pause=operation.estimate.stopped,
+            archived=operation.archive,
         )
         self._images[image.id] = image
 

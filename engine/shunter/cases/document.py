@@ -35,17 +35,21 @@ class GivenNode(_Yaml, frozen=True, kw_only=True):
     runtime: Literal["criu", "pretend"] = "criu"
     reachable: bool = True
     """Whether its agent answers at the beginning (see `changes`)."""
+    archive: bool = False
+    """Whether it knows of the archive of images."""
 
 
 class GivenImage(_Yaml, frozen=True, kw_only=True):
     """A checkpoint of the worker that it stands at."""
 
     nodes: tuple[str, ...]
-    """Nodes that hold a whole copy."""
+    """Nodes that hold a whole copy; `[]` where the archive alone does."""
     age: Duration = Duration(0)
     """How old it is at the beginning."""
     size: str = ""
     """A size such as `80GB`; empty: the worker's memory."""
+    archived: bool = False
+    """Whether the archive has it, too."""
 
 
 class GivenWorker(_Yaml, frozen=True, kw_only=True):

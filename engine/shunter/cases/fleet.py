@@ -81,6 +81,7 @@ class _Builder:
             seen_at=self.at,
             runtime=given.runtime,
             facts=given.facts,
+            archive=given.archive,
         )
 
     def _worker(self, name: str, path: Path, given: GivenWorker) -> None:
@@ -145,6 +146,7 @@ class _Builder:
             graph=worker.graph,
             engine=worker.engine,
             facts=source.facts,
+            archived=given.archived,
         )
 
     def _samples(self, path: Path, given: GivenWorker) -> dict[str, Series]:

@@ -290,6 +290,9 @@ def _plan(d: Deciding, policy: Policy, one: Due, turns: Round) -> None:
     others = d.keepers(worker, max(0, spec.copies - 1), turns.holding, apart=True)
     copies = (worker.node, *others)
     short = f"; {len(copies)} of {spec.copies} copies: no other node stays that has room" if len(copies) < spec.copies else ""
+    archive = spec.archive and (home := d.world.nodes.get(worker.node)) is not None and home.archive
+    if spec.archive and not archive:
+        short += f"; not in the archive, of which {worker.node} doesn't know"
     phases = d.phases(worker)
     d.plan(
         policy,
@@ -301,6 +304,7 @@ def _plan(d: Deciding, policy: Policy, one: Due, turns: Round) -> None:
         estimate=phases.dumping(copies=bool(others)),
         from_slot=None,
         copies=copies,
+        archive=archive,
     )
     for node in copies:
         turns.holding.add(node, phases.bytes or 0)

@@ -376,7 +376,7 @@ class Deciding:
             phases = self._phases[like] = self.costs.phases(own, gpu=like[2], rates=figures.rates, names=figures.names)
         if not source or own is None:
             return phases
-        return Phases(freeze=phases.freeze, restore=phases.restore, basis=f"{phases.basis}; {source}", bytes=own)
+        return Phases(freeze=phases.freeze, restore=phases.restore, basis=f"{phases.basis}; {source}", bytes=own, fetch=phases.fetch)
 
     def involuntary(self, graph: str, *, preview: bool) -> str | None:
         """Why voluntary work in the graph waits: an involuntary operation under way or planned; None if there is none.

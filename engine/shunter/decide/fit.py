@@ -48,6 +48,8 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True):
     """The models of its GPUs as the driver calls them."""
     gpus_all: int = 0
     """As many GPUs as the driver wants to see on the node, whoever uses them. 0: not known, or none."""
+    archive: bool = False
+    """The node has to fetch the image from the archive: no node that answers has it."""
 
 
 def needs_of_worker(world: World, worker: Worker) -> Needs:
@@ -83,6 +85,7 @@ def needs_of_image(world: World, image: Image) -> Needs:
         tolerations=_tolerations(said, holders),
         linked=bool(image.linked),
         models=image.facts.get("gpu", ""),
+        archive=world.away_from_nodes(image),
         gpus_all=_number(image.facts, "gpus_all") or 0,
     )
 
@@ -112,6 +115,8 @@ def unfit_node(world: World, needs: Needs, node: Node) -> str | None:
         return "it doesn't answer"
     if node.id in world.going:
         return "a notice is open for it"
+    if needs.archive and not node.archive:
+        return "it knows of no archive, and nobody else has the image"
     if needs.runtime and node.runtime != needs.runtime:
         return f"its runtime is {node.runtime}, not {needs.runtime}"
     for fact, here in needs.facts:
@@ -173,7 +178,7 @@ class Fitness:
 
 
 def _key(needs: Needs) -> Hashable:
-    return needs.runtime, needs.facts, needs.tolerations, needs.models, needs.gpus_all
+    return needs.runtime, needs.facts, needs.tolerations, needs.models, needs.gpus_all, needs.archive
 
 
 def unfit_slot(needs: Needs, slot: Slot) -> str | None:

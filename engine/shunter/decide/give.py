@@ -228,7 +228,7 @@ def restore(
         Preconditions(incarnation=worker.incarnation, absent=True, free=slot, image=image.id),
         cause=shift.cause,
         reason=f"{shift.why}; {how}",
-        estimate=d.phases(worker, image.bytes).restoring(),
+        estimate=d.phases(worker, image.bytes).restoring(archived=d.world.away_from_nodes(image)),
         to_slot=slot,
         image=image.id,
         after=after,

@@ -40,6 +40,8 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
     restore: float
     basis: str
     bytes: int | None
+    fetch: float = 0.0
+    """Between a node and the archive, by the planned rate of the network: nobody measures it."""
 
     def moving(self, wait: float = 0.0) -> Estimate:
         """A move or park-and-restore: the worker stands still for both phases. `wait` is time in the queue before them."""
@@ -56,11 +58,16 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
             bytes=self.bytes if copies else 0, stopped=round(self.freeze, 3), total=round(wait + self.freeze, 3), basis=self.basis
         )
 
-    def restoring(self) -> Estimate:
-        """A restore from an image that may have to be sent first."""
+    def tail(self, *, archived: bool) -> float:
+        """Seconds of a restore, from an image that the archive has or a node."""
+        return self.restore + (self.fetch if archived else 0.0)
+
+    def restoring(self, *, archived: bool = False) -> Estimate:
+        """A restore from an image that may have to be sent first. `archived`: by the archive."""
+        basis = f"{self.basis}; fetched from the archive at the network's planned rate" if archived else self.basis
         if self.bytes is None:
-            return Estimate(basis=self.basis)
-        return Estimate(bytes=self.bytes, total=round(self.restore, 3), basis=self.basis)
+            return Estimate(basis=basis)
+        return Estimate(bytes=self.bytes, total=round(self.tail(archived=archived), 3), basis=basis)
 
 
 class Costs:
@@ -94,7 +101,7 @@ class Costs:
         basis = f"measured in {most} like operation{'s' if most > 1 else ''}" if dump and back else planned
         if most and basis == planned:
             basis = f"{planned}, in part measured in {most} like operation{'s' if most > 1 else ''}"
-        return Phases(freeze=max(dump_s, send_s), restore=restore_s, basis=basis, bytes=size)
+        return Phases(freeze=max(dump_s, send_s), restore=restore_s, basis=basis, bytes=size, fetch=size / p.network_bytes_per_s)
 
 
 def _rate(alike: Sequence[Measured], phase: str) -> tuple[float | None, int]:

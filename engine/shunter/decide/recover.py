@@ -28,6 +28,8 @@ class Away(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     notice: NoticeId | None
     failed: tuple[OperationRecord, ...]
+    archived: bool
+    """It has to be fetched from the archive: no node that answers has it."""
 
 
 def recover(d: Deciding, policy: Policy, role: Role) -> None:
@@ -46,7 +48,8 @@ def recover(d: Deciding, policy: Policy, role: Role) -> None:
         )
         for a in ready
     }
-    jobs = [Job(worker=a.worker.id, tail=d.phases(a.worker, a.image.bytes).restore, bytes=a.image.bytes) for a in ready]
+    costs = {a.worker.id: d.phases(a.worker, a.image.bytes) for a in ready}
+    jobs = [Job(worker=a.worker.id, tail=costs[a.worker.id].tail(archived=a.archived), bytes=a.image.bytes) for a in ready]
     placed = place(jobs, {w: f.options for w, f in founds.items()}, {}, d.now, d.rooms)
     for a in ready:
         slot = placed.slots.get(a.worker.id)
@@ -61,8 +64,9 @@ def recover(d: Deciding, policy: Policy, role: Role) -> None:
             a.worker,
             Preconditions(incarnation=a.worker.incarnation, absent=True, free=slot, image=a.image.id),
             cause=a.cause,
-            reason=f"{a.worker.id}: {a.why}; its image {a.image.id} is {d.now - a.image.taken_at:.0f} s old",
-            estimate=d.phases(a.worker, a.image.bytes).restoring(),
+            reason=f"{a.worker.id}: {a.why}; its image {a.image.id} is {d.now - a.image.taken_at:.0f} s old"
+            + (", and in the archive alone" if a.archived else ""),
+            estimate=costs[a.worker.id].restoring(archived=a.archived),
             to_slot=slot,
             image=a.image.id,
             notice=a.notice,
@@ -78,7 +82,7 @@ def _away(d: Deciding, policy: Policy, worker: Worker) -> Away | None:
         return None
     image = d.world.restorable(worker.id)
     if image is None:
-        held = Evidence(gate="image", result=False, detail=f"{len(d.world.images.get(worker.id, ()))} images, none on a node that answers")
+        held = Evidence(gate="image", result=False, detail=_out_of_reach(d, worker))
         d.find(
             policy,
             worker.id,
@@ -97,7 +101,15 @@ def _away(d: Deciding, policy: Policy, worker: Worker) -> Away | None:
         why=reason,
         notice=next((n.id for n in notices if n.kind in spec_of(policy).notices and n.slot is None), None),
         failed=tuple(d.history.failures(OperationKind.RESTORE, worker.id, cause)),
+        archived=d.world.away_from_nodes(image),
     )
+
+
+def _out_of_reach(d: Deciding, worker: Worker) -> str:
+    own = d.world.images.get(worker.id, ())
+    archived = sum(i.archived for i in own)
+    kept = f"; {archived} in the archive, of which no node that answers knows" if archived else ""
+    return f"{len(own)} images, none on a node that answers{kept}"
 
 
 def _reason(d: Deciding, policy: Policy, worker: Worker) -> str | None:
@@ -126,7 +138,7 @@ def _said(failed: Sequence[OperationRecord]) -> list[str]:
 
 
 def _evidence(a: Away) -> tuple[Evidence, ...]:
-    taken = f"{a.image.id}, taken at {clock(a.image.taken_at)}, {a.image.bytes:,} bytes, held by {', '.join(a.image.nodes)}"
+    taken = f"{a.image.id}, taken at {clock(a.image.taken_at)}, {a.image.bytes:,} bytes, held by {a.image.holders}"
     return (
         Evidence(gate="worker.state", result=True, detail=a.worker.state.value),
         Evidence(gate="image", result=True, detail=taken),

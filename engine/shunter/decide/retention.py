@@ -62,8 +62,9 @@ def _retain(d: Deciding, policy: Policy, worker: Worker) -> None:
 def _spare(d: Deciding, worker: Worker) -> Image | None:
     """The oldest image that is beyond what is kept, or None.
 
-    Only images on nodes that stay count as kept: one on a node that is going may be gone before it is needed. An image is left alone
-    while one of its holders doesn't answer (its copy there couldn't be deleted) or an operation refers to it.
+    Only images on nodes that stay count as kept: one on a node that is going may be gone before it is needed, and one in the archive
+    takes longer to come back than `keep` was written for. An image is left alone while one of its holders doesn't answer, or nobody who
+    knows of the archive that has it (its copy there couldn't be deleted), or an operation refers to it.
     """
     last, within = _kept(d, worker)
     kept = [i for i in d.world.images[worker.id] if any(d.world.stays(n) for n in i.nodes)][:last]
@@ -76,7 +77,8 @@ def _spare(d: Deciding, worker: Worker) -> Image | None:
         for i in older
         if d.now - i.taken_at > within
         and i.id not in d.ledger.images
-        and i.nodes
+        and (i.nodes or i.archived)
+        and (d.world.archive or not i.archived)
         and all((n := d.world.nodes.get(h)) is not None and n.reachable for h in i.nodes)
     ]
     return min(ready, key=lambda i: (i.incarnation, i.taken_at, i.id), default=None)

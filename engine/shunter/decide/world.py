@@ -321,8 +321,20 @@ class World:
         return f"a notice is open for a GPU of {worker.slot}" if worker.slot in self.failing else None
 
     def restorable(self, worker: WorkerId) -> Image | None:
-        """The worker's newest image that a node which answers holds, or None."""
-        return next((i for i in self.images.get(worker, ()) if any(self._answers(n) for n in i.nodes)), None)
+        """The worker's newest image that a node which answers holds, or can fetch from the archive; or None."""
+        return next((i for i in self.images.get(worker, ()) if self._held(i) or (i.archived and self.archive)), None)
+
+    def away_from_nodes(self, image: Image) -> bool:
+        """The archive has it, and no node that answers does: whoever restores it has to fetch it."""
+        return image.archived and not self._held(image)
+
+    def _held(self, image: Image) -> bool:
+        return any(self._answers(n) for n in image.nodes)
+
+    @cached_property
+    def archive(self) -> bool:
+        """A node that answers has to do with the archive."""
+        return any(n.archive and n.reachable for n in self.nodes.values())
 
     def _answers(self, node: NodeId) -> bool:
         return (known := self.nodes.get(node)) is not None and known.reachable

@@ -62,6 +62,7 @@ CODES: Final[dict[str, str]] = {
     "SH154": "a native start without what context costs",
     "SH155": "two policies that move workers to and fro",
     "SH156": "a budget that counts only what is never done",
+    "SH157": "an archive that no node of the fleet knows",
     "SH199": "the checker itself failed on a file",
 }
 """Code to title. A code is never given another meaning."""

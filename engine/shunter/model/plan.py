@@ -72,6 +72,8 @@ class PlannedOperation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     to_slot: SlotId | None = None
     image: ImageId | None = None
     copies: tuple[NodeId, ...] = ()
+    archive: bool = False
+    """Of a checkpoint: once the copies are whole, its image goes to the archive as well."""
     after: tuple[OperationId, ...] = ()
     notice: NoticeId | None = None
     cause: str = ""

@@ -246,6 +246,9 @@ class CheckpointSpec(_Spec, frozen=True, kw_only=True):
     keep: Keep = Keep()
     copies: int = 1
     """Nodes that hold each image, the worker's own included: with 1 it dies with its node."""
+    archive: bool = False
+    """Send each image to the archive of the agents' settings as well, once its copies are whole. One that can't be sent is kept on its
+    nodes all the same; the next checkpoint tries again. What `keep` doesn't keep goes from there, too."""
 
 
 class Gain(_Yaml, frozen=True, kw_only=True):

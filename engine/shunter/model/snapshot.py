@@ -123,6 +123,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
     """Bytes that images could have who come here now. None: not known."""
     images_in_memory: bool = False
     """An image that comes here lies in memory too, beside its worker."""
+    archive: bool = False
+    """Images are sent to the archive from here, and restored from it."""
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -157,7 +159,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=
 
 
 class Image(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """A checkpoint of one worker, and the nodes that hold a whole, verified copy."""
+    """A checkpoint of one worker, and the nodes that hold a whole, verified copy. There may be none, when the archive has it."""
 
     id: ImageId
     worker: WorkerId
@@ -175,6 +177,13 @@ class Image(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=T
     """As the worker's, when it was taken."""
     linked: bool | None = None
     """Its worker's GPUs, more than one, were in one NVLink domain. None: it had one or none, or nobody knows."""
+    archived: bool = False
+    """The archive had it when an agent last looked."""
+
+    @property
+    def holders(self) -> str:
+        """All who have it, for people."""
+        return ", ".join((*self.nodes, *(("the archive",) if self.archived else ())))
 
 
 class NoticeKind(enum.StrEnum):
@@ -223,12 +232,14 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[Node, ...] = ()
     workers: tuple[Worker, ...] = ()
     images: tuple[Image, ...] = ()
+    archive_looked: float = 0.0
+    """When an agent looked what the archive has, as the images say; seconds since the epoch. 0: none has yet, or there is none."""
 
     @property
     def doubles(self) -> tuple[object, ...]:
         """Everything in it that is a double, and so may not be finite."""
         tolerations = [w.tolerations for w in self.workers if w.tolerations]
-        return [(n.seen_at, n.canaries) for n in self.nodes], list(map(_DOUBLES_OF_IMAGE, self.images)), tolerations
+        return [(n.seen_at, n.canaries) for n in self.nodes], list(map(_DOUBLES_OF_IMAGE, self.images)), tolerations, self.archive_looked
 
 
 class Samples(msgspec.Struct, frozen=True, kw_only=True):

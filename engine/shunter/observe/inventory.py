@@ -51,7 +51,8 @@ def merge(
 
     - A node without a view keeps its last slots, workers, images and notices, with `reachable=False`. Once it is gone (a `gone` notice, or
       a preemption whose deadline is more than `gone_after_s` seconds ago, and the node has been silent for longer than that) it has no
-      slots and holds no images, and its workers are LOST. Notices of a node that answers are exactly those that it reports.
+      slots and holds no images (the archive still may), and its workers are LOST. Notices of a node that answers are exactly those that
+      it reports.
     - `silent_s` says for how many seconds nodes have been silent, by a clock that nobody sets: `app.silence` measures it where the engine
       runs. One that isn't in it has only just missed an answer. None, for who looks once: it goes by `seen_at`, and the round before must
       have been without an answer too. Whatever an agent's clock says doesn't count: `seen_at` is `now` in the round that has its answer.
@@ -71,7 +72,8 @@ def merge(
     silent_s = _silences(before.nodes, now) if silent_s is None else silent_s
     gone = _gone(newest, notices, {node for node, seconds in silent_s.items() if seconds > gone_after_s}, now - gone_after_s)
     nodes = _nodes(newest, before.nodes, expected, gone, now)
-    images, problems = _images(newest, before.images, gone)
+    looked, archived = _archived(newest, before, now, known=any(n.archive for n in nodes))
+    images, problems = _images(newest, before.images, gone, archived)
     silent = frozenset(n.id for n in nodes if not n.reachable)
     round_ = _Round(
         nodes_silent=silent - gone,
@@ -84,7 +86,7 @@ def merge(
     workers = {**round_.remembered(known.values(), reported, gone), **reported}
     workers.update(round_.imaged(workers))
     return Inventory(
-        fleet=Fleet(nodes=nodes, workers=tuple(workers[w] for w in sorted(workers)), images=images),
+        fleet=Fleet(nodes=nodes, workers=tuple(workers[w] for w in sorted(workers)), images=images, archive_looked=looked),
         notices=notices,
         problems=(*problems, *twice),
         gone=gone,
@@ -141,10 +143,21 @@ def _nodes(
     return tuple(nodes[name] for name in sorted(nodes))
 
 
+def _archived(newest: Mapping[NodeId, NodeView], before: Fleet, now: float, *, known: bool) -> tuple[float, Mapping[ImageId, Image]]:
+    """What the archive has, and when somebody looked: as who looked last saw it. What was seen before is forgotten for nothing older, nor
+    while nobody that answers has looked; but once no node that is known has an archive (`known`).
+    """
+    seen = min(before.archive_looked, now)  # our clock may have been set back
+    last = max(newest.values(), key=lambda v: v.archive_looked, default=None)
+    if last is not None and last.archive_looked >= seen:
+        return min(last.archive_looked, now), {i.id: i for i in last.archived}
+    return (seen, {i.id: i for i in before.images if i.archived}) if known else (0.0, {})
+
+
 def _images(
-    newest: Mapping[NodeId, NodeView], previous: Iterable[Image], gone: frozenset[NodeId]
+    newest: Mapping[NodeId, NodeView], previous: Iterable[Image], gone: frozenset[NodeId], archived: Mapping[ImageId, Image]
 ) -> tuple[tuple[Image, ...], list[Problem]]:
-    """Images by id over their holders. Copies that claim to be the same image and aren't are left out: neither can be trusted."""
+    """Images by id over their holders. Copies that claim to be the same image and aren't are left out: none of them can be trusted."""
     held: dict[ImageId, list[tuple[NodeId, Image]]] = defaultdict(list)
     for name in sorted(newest):
         for image in newest[name].images:
@@ -154,21 +167,27 @@ def _images(
             if holder not in newest and holder not in gone:
                 held[image.id].append((holder, image))
     images, problems = [], []
-    for image_id, copies in sorted(held.items()):
-        first = copies[0][1]
-        if len({(i.worker, i.incarnation, i.bytes) for _, i in copies}) > 1:
-            holders = ", ".join(sorted({node for node, _ in copies}))
+    for image_id in sorted({*held, *archived}):
+        copies, kept = held.get(image_id, []), archived.get(image_id)
+        first = copies[0][1] if copies else archived[image_id]
+        if len({(i.worker, i.incarnation, i.bytes) for i in (*(i for _, i in copies), *((kept,) if kept else ()))}) > 1:
+            holders = ", ".join([*sorted({node for node, _ in copies}), *(["the archive"] if kept else [])])
             problems.append(
                 Problem(
                     code="SH311",
-                    what=f"nodes {holders} hold different images under one id, which is left out",
-                    remedy="Delete the image on all of them, and find out who made it twice",
+                    what=f"{holders} hold different images under one id, which is left out",
+                    remedy="Delete the image in all of them, and find out who made it twice",
                     subject=image_id,
                 )
             )
         else:
-            images.append(msgspec.structs.replace(first, nodes=tuple(sorted({node for node, _ in copies}))))
+            images.append(_over(first, tuple(sorted({node for node, _ in copies})), archived=kept is not None))
     return tuple(images), problems
+
+
+def _over(image: Image, nodes: tuple[NodeId, ...], *, archived: bool) -> Image:
+    """The very same where it says that already: what is made of images isn't made anew then."""
+    return image if (image.nodes, image.archived) == (nodes, archived) else msgspec.structs.replace(image, nodes=nodes, archived=archived)
 
 
 def _newest_image(images: Iterable[Image]) -> dict[WorkerId, Image]:

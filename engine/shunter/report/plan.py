@@ -111,7 +111,8 @@ def headline(operation: PlannedOperation) -> str:
     if o.kind in (OperationKind.RESTORE, OperationKind.DISCARD) and o.image:
         words.append(f"image {o.image}")
     words += [f"{word} {slot}" for word, slot in (("from", o.from_slot), ("to", o.to_slot)) if slot]
-    return " ".join(words) + (f", image to {', '.join(o.copies)}" if o.copies else "")
+    to = (*o.copies, *(("the archive",) if o.archive else ()))
+    return " ".join(words) + (f", image to {', '.join(to)}" if to else "")
 
 
 def _time(operation: PlannedOperation, at: float) -> str:

@@ -91,7 +91,7 @@ def _slot(slot: Slot, workers: Mapping[WorkerId, Worker], images: Sequence[Image
 
 def _image(worker: WorkerId, images: Sequence[Image], now: float) -> str:
     newest = max((i for i in images if i.worker == worker), key=lambda i: i.taken_at, default=None)
-    return ", no image" if newest is None else f", image {span(now - newest.taken_at)} old on {', '.join(newest.nodes)}"
+    return ", no image" if newest is None else f", image {span(now - newest.taken_at)} old on {newest.holders}"
 
 
 def _elsewhere(page: Page, fleet: Fleet, now: float) -> None:

@@ -175,12 +175,14 @@ class SendReply(_message.Message):
     def __init__(self, bytes_sent: _Optional[int] = ..., send_s: _Optional[float] = ...) -> None: ...
 
 class DiscardOrder(_message.Message):
-    __slots__ = ("order", "image")
+    __slots__ = ("order", "image", "archived")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
+    ARCHIVED_FIELD_NUMBER: _ClassVar[int]
     order: Order
     image: str
-    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., image: _Optional[str] = ...) -> None: ...
+    archived: bool
+    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., image: _Optional[str] = ..., archived: _Optional[bool] = ...) -> None: ...
 
 class StandOrder(_message.Message):
     __slots__ = ("order", "signature", "key", "endorsement", "certificates")
@@ -225,16 +227,20 @@ class Refusal(_message.Message):
     def __init__(self, code: _Optional[str] = ..., what: _Optional[str] = ..., remedy: _Optional[str] = ..., subject: _Optional[str] = ...) -> None: ...
 
 class InventoryRequest(_message.Message):
-    __slots__ = ("looks_on", "taken", "kept", "presumed_s")
+    __slots__ = ("looks_on", "taken", "kept", "presumed_s", "archive", "archived")
     LOOKS_ON_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
     PRESUMED_S_FIELD_NUMBER: _ClassVar[int]
+    ARCHIVE_FIELD_NUMBER: _ClassVar[int]
+    ARCHIVED_FIELD_NUMBER: _ClassVar[int]
     looks_on: bool
     taken: float
     kept: float
     presumed_s: float
-    def __init__(self, looks_on: _Optional[bool] = ..., taken: _Optional[float] = ..., kept: _Optional[float] = ..., presumed_s: _Optional[float] = ...) -> None: ...
+    archive: bool
+    archived: str
+    def __init__(self, looks_on: _Optional[bool] = ..., taken: _Optional[float] = ..., kept: _Optional[float] = ..., presumed_s: _Optional[float] = ..., archive: _Optional[bool] = ..., archived: _Optional[str] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("epoch",)
@@ -243,7 +249,7 @@ class WatchRequest(_message.Message):
     def __init__(self, epoch: _Optional[int] = ...) -> None: ...
 
 class NodeReport(_message.Message):
-    __slots__ = ("node", "at", "epoch", "runtime", "image_address", "version", "labels", "facts", "slots", "workers", "images", "notices", "sources", "problems", "stood", "canaries", "taints", "memory", "disk", "images_in_memory")
+    __slots__ = ("node", "at", "epoch", "runtime", "image_address", "version", "labels", "facts", "slots", "workers", "images", "notices", "sources", "problems", "stood", "canaries", "taints", "memory", "disk", "images_in_memory", "archive", "archive_looked", "archive_digest", "archived")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -285,6 +291,10 @@ class NodeReport(_message.Message):
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     DISK_FIELD_NUMBER: _ClassVar[int]
     IMAGES_IN_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    ARCHIVE_FIELD_NUMBER: _ClassVar[int]
+    ARCHIVE_LOOKED_FIELD_NUMBER: _ClassVar[int]
+    ARCHIVE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ARCHIVED_FIELD_NUMBER: _ClassVar[int]
     node: str
     at: float
     epoch: int
@@ -305,7 +315,11 @@ class NodeReport(_message.Message):
     memory: int
     disk: int
     images_in_memory: bool
-    def __init__(self, node: _Optional[str] = ..., at: _Optional[float] = ..., epoch: _Optional[int] = ..., runtime: _Optional[str] = ..., image_address: _Optional[str] = ..., version: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., facts: _Optional[_Mapping[str, str]] = ..., slots: _Optional[_Iterable[_Union[SlotReport, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerReport, _Mapping]]] = ..., images: _Optional[_Iterable[_Union[ImageInfo, _Mapping]]] = ..., notices: _Optional[_Iterable[_Union[NoticeReport, _Mapping]]] = ..., sources: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., stood: _Optional[_Iterable[bytes]] = ..., canaries: _Optional[_Mapping[str, float]] = ..., taints: _Optional[_Iterable[_Union[Taint, _Mapping]]] = ..., memory: _Optional[int] = ..., disk: _Optional[int] = ..., images_in_memory: _Optional[bool] = ...) -> None: ...
+    archive: bool
+    archive_looked: float
+    archive_digest: str
+    archived: _containers.RepeatedCompositeFieldContainer[ImageInfo]
+    def __init__(self, node: _Optional[str] = ..., at: _Optional[float] = ..., epoch: _Optional[int] = ..., runtime: _Optional[str] = ..., image_address: _Optional[str] = ..., version: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., facts: _Optional[_Mapping[str, str]] = ..., slots: _Optional[_Iterable[_Union[SlotReport, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerReport, _Mapping]]] = ..., images: _Optional[_Iterable[_Union[ImageInfo, _Mapping]]] = ..., notices: _Optional[_Iterable[_Union[NoticeReport, _Mapping]]] = ..., sources: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., stood: _Optional[_Iterable[bytes]] = ..., canaries: _Optional[_Mapping[str, float]] = ..., taints: _Optional[_Iterable[_Union[Taint, _Mapping]]] = ..., memory: _Optional[int] = ..., disk: _Optional[int] = ..., images_in_memory: _Optional[bool] = ..., archive: _Optional[bool] = ..., archive_looked: _Optional[float] = ..., archive_digest: _Optional[str] = ..., archived: _Optional[_Iterable[_Union[ImageInfo, _Mapping]]] = ...) -> None: ...
 
 class SlotReport(_message.Message):
     __slots__ = ("id", "roles", "gpu_model", "gpus", "worker", "reserved_by", "gpu", "gpu_memory", "domains")

@@ -123,18 +123,20 @@ def node(report: pb.NodeReport) -> Node:
         memory=report.memory or None,
         disk=report.disk or None,
         images_in_memory=report.images_in_memory,
+        archive=report.archive,
     )
 
 
-def image(info: pb.ImageInfo, holder: NodeId) -> Image:
-    """One copy of an image, held by `holder`."""
+def image(info: pb.ImageInfo, holder: NodeId | None) -> Image:
+    """One copy of an image, held by `holder`; None: by the archive."""
     return Image(
         id=ImageId(info.id),
         worker=WorkerId(info.spec.worker),
         incarnation=Incarnation(info.incarnation),
         taken_at=info.taken_at,
         bytes=info.bytes,
-        nodes=(holder,),
+        nodes=(holder,) if holder is not None else (),
+        archived=holder is None,
         role=role(info.spec.role),
         graph=info.spec.graph,
         engine=info.spec.engine,

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 from shunter.model.errors import Problem, Rejected, Retry, Unknown
 from shunter.wire import agent_pb2 as pb
-from shunter_agent.depot import ImageFacts
+from shunter_agent.depot import Archived, ImageFacts
 from shunter_agent.exits import Exits
 from shunter_agent.journal import Journal, WorkerRow
 from shunter_agent.log import Log
@@ -232,7 +232,8 @@ class FakeDepot:
         self.partial: set[str] = set()
         self.peers: dict[str, list[str]] = {}
         self.expected = 0
-        self.archived: dict[str, ImageFacts] = {}
+        self.archive: dict[str, ImageFacts] | None = None
+        """What the archive has; None: there is none."""
         self.deadlines: list[float | None] = []
         self.opened: Counter[str] = Counter()
         self.copied: list[float] = []
@@ -266,9 +267,25 @@ class FakeDepot:
 
     def fetch(self, image: str) -> ImageFacts | None:
         self.faults.point("fetch")
-        if image in self.archived:
-            self.whole[image] = self.archived[image]
-        return self.archived.get(image)
+        found = self.archive.get(image) if self.archive is not None else None
+        if found is not None:
+            self.whole[image] = found
+        return found
+
+    def in_archive(self, image: str) -> ImageFacts | None:
+        self.faults.point("in_archive")
+        return self.archive.get(image) if self.archive is not None else None
+
+    def archived(self) -> Archived | None:
+        if self.archive is None:
+            return None
+        images = tuple(self.archive[name] for name in sorted(self.archive))
+        return Archived(looked_at=900.0, digest=" ".join(sorted(self.archive)) or "none", images=images)
+
+    def discard_archived(self, image: str) -> bool:
+        self.faults.point("discard_archived")
+        assert self.archive is not None
+        return self.archive.pop(image, None) is not None
 
     def folder(self, image: str) -> Path:
         self.faults.point("folder")

@@ -1,6 +1,7 @@
 """How an agent keeps its images by its settings, and what its orders do for images that have to be opened."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import msgspec
@@ -8,10 +9,11 @@ import pytest
 from agent_fakes import PROCESS, SPEC, Bench, FakeClock, FakeRuntime, problem
 from shunter.model.errors import Rejected, Retry, Stalled
 from shunter.wire import agent_pb2 as pb
-from shunter_agent import keeping
-from shunter_agent.depot import ARCHIVE
-from shunter_agent.images.archive import Archive, Ring
+from shunter_agent import inventory, keeping
+from shunter_agent.depot import ARCHIVE, Archived
+from shunter_agent.images.archive import GRACE_S, Archive, Ring
 from shunter_agent.images.folder_objects import FolderObjects
+from shunter_agent.images.listing import Listed
 from shunter_agent.images.manifest import ImageInfo
 from shunter_agent.images.pacing import Pacing, Urgency
 from shunter_agent.images.store import ImageStore
@@ -198,7 +200,7 @@ async def test_an_image_in_memory_needs_its_room_beside_the_worker(tmp_path: Pat
 async def test_an_image_that_no_node_has_is_restored_from_the_archive(tmp_path: Path) -> None:
     bench = Bench(tmp_path, worker=False)
     bench.give_image()
-    bench.depot.archived["image"] = bench.depot.whole.pop("image")
+    bench.depot.archive = {"image": bench.depot.whole.pop("image")}
     await bench.destination.prepare(bench.prepare())
     await bench.destination.restore(bench.restore())
     assert "image" in bench.depot.whole
@@ -256,7 +258,7 @@ async def test_what_is_plain_is_sealed_and_the_archive_swept_now_and_then(tmp_pa
     task = asyncio.create_task(keeping.keep(bench.node))
     async with asyncio.timeout(10):
         await swept.wait()
-        while store.unsealed():
+        while store.unsealed() or bench.node.depot.archived() == Archived():
             await asyncio.sleep(0.005)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -303,3 +305,172 @@ async def test_progress_is_of_what_the_image_will_have(tmp_path: Path, monkeypat
     order = pb.SendOrder(order=bench.order(), image="image", to=pb.Peer(node="m", address="10.0.0.2:7444"))
     await bench.transfers.send(order)
     assert totals == [bench.runtime.memory(PROCESS), 100]
+
+
+async def test_reports_list_what_the_archive_has_where_that_is_wanted(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, worker=False)
+    wanted = pb.InventoryRequest(archive=True)
+    assert not (await inventory.report(bench.node, asked=wanted)).archive
+    bench.give_image()
+    bench.depot.archive = {"image": bench.depot.whole.pop("image")}
+    first = await inventory.report(bench.node, asked=wanted)
+    assert (first.archive, first.archive_looked, [i.id for i in first.archived]) == (True, 900.0, ["image"])
+    assert first.archived[0].spec.worker == "w"
+    short = await inventory.report(bench.node)
+    assert (list(short.archived), short.archive_digest, short.archive_looked) == ([], first.archive_digest, 900.0)
+
+
+async def test_one_image_is_looked_for_in_the_archive_itself(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, worker=False)
+    bench.give_image()
+    bench.depot.archive = {"image": bench.depot.whole.pop("image")}
+    one = await inventory.report(bench.node, asked=pb.InventoryRequest(archive=True, archived="image"))
+    assert [i.id for i in one.archived] == ["image"]
+    assert not (await inventory.report(bench.node, asked=pb.InventoryRequest(archived="gone"))).archived
+    bench.depot.faults.at["in_archive"] = Retry(problem("SH822"))
+    with pytest.raises(Retry, match="SH822"):
+        await inventory.report(bench.node, asked=pb.InventoryRequest(archived="image"))
+
+
+async def test_a_discard_in_the_archive_leaves_the_node_alone(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, worker=False)
+    bench.give_image()
+    bench.depot.archive = dict(bench.depot.whole)
+    order = pb.DiscardOrder(order=bench.order(), image="image", archived=True)
+    await bench.transfers.discard(order)
+    assert (bench.depot.archive, list(bench.depot.whole)) == ({}, ["image"])
+    await bench.transfers.discard(pb.DiscardOrder(order=bench.order(), image="image"))
+    assert not bench.depot.whole, "it is another step than that in the archive"
+    bench.node.busy_images["image"] = "o2"
+    with pytest.raises(Retry, match="SH666"):
+        await bench.transfers.discard(pb.DiscardOrder(order=bench.order("o3"), image="image", archived=True))
+
+
+def test_what_an_agent_puts_there_or_deletes_its_next_report_tells(tmp_path: Path) -> None:
+    shared = ArchiveSettings(url=str(tmp_path / "shared"), keys=(key(tmp_path / "key"),))
+    depots = []
+    for name in ("a", "b"):
+        asked = msgspec.structs.replace(settings(tmp_path / name, unsigned="accept"), archive=shared)
+        store = keeping.open_images(asked, FakeRuntime(FakeClock()), FakeClock())
+        archive = keeping.open_archive(asked, FakeClock())
+        depots.append(StoredDepot(store, TlsFiles(ca=tmp_path, cert=tmp_path, key=tmp_path), archive=archive))
+    here, there = depots
+    assert here.listed is not None
+    assert there.listed is not None
+    assert here.archived() == Archived(), "it hasn't looked yet"
+    here.listed.look()
+    empty = here.archived()
+    assert empty is not None
+    assert (empty.looked_at, empty.images) == (1000.0, ())
+    unsigned(here.root)
+    here.send("i1", "archive", ARCHIVE, lambda _bytes: None)
+    found = here.archived()
+    assert found is not None
+    assert [(i.id, i.bytes, i.spec.worker) for i in found.images] == [("i1", 4, "w")]
+    assert found.digest != empty.digest
+    there.listed.look()
+    assert there.archived() == found, "equal lists have equal digests on all nodes"
+    assert there.in_archive("i1") == here.get("i1")
+    assert there.discard_archived("i1")
+    assert not there.discard_archived("i1")
+    assert (there.in_archive("i1"), there.archived()) == (None, msgspec.structs.replace(empty, looked_at=1000.0))
+    bare = StoredDepot(here.store, TlsFiles(ca=tmp_path, cert=tmp_path, key=tmp_path))
+    assert (bare.archived(), bare.in_archive("i1")) == (None, None)
+    with pytest.raises(Rejected, match="SH825"):
+        bare.discard_archived("i1")
+
+
+class Counted(FolderObjects):
+    """A folder that says what was read."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.read: list[str] = []
+
+    def get(self, key: str) -> bytes | None:
+        self.read.append(key)
+        return super().get(key)
+
+
+def test_a_look_reads_little_and_of_each_image_once(tmp_path: Path) -> None:
+    objects = Counted(tmp_path / "archive")
+    archive = Archive(objects, Ring(), FakeClock())
+    store = ImageStore(tmp_path / "images")
+    for image in ("i1", "i2"):
+        (store.begin(image) / "core-1.img").write_bytes(image.encode())
+        secret = msgspec.structs.replace(SPEC, command=("serve", "--token=hush"), env={"TOKEN": "hush"})
+        store.commit(msgspec.structs.replace(INFO, id=image, spec=secret))
+        archive.put(store, image)
+    objects.read.clear()
+    listed = Listed(archive)
+    listed.look()
+    listed.look()
+    assert listed.last is not None
+    assert [m.id for m in listed.last.images] == ["i1", "i2"]
+    assert sorted(objects.read) == ["about/i1", "about/i2"], "the manifests may be megabytes"
+    kept = b"".join(objects.get(key) or b"" for key in ("about/i1", "about/i2"))
+    assert b"decode" in kept
+    assert b"hush" not in kept
+    archive.discard("i1")
+    assert [o.key for o in objects.all("about/")] == ["about/i2"]
+    listed.look()
+    assert [m.id for m in listed.last.images] == ["i2"]
+
+
+def test_images_without_a_short_manifest_are_listed_by_their_own(tmp_path: Path) -> None:
+    """An earlier release put them there."""
+    objects = Counted(tmp_path / "archive")
+    archive = Archive(objects, Ring(), FakeClock())
+    store = ImageStore(tmp_path / "images")
+    (store.begin("i1") / "core-1.img").write_bytes(b"core")
+    store.commit(INFO)
+    archive.put(store, "i1")
+    objects.delete("about/i1")
+    listed = Listed(archive)
+    listed.look()
+    assert listed.last is not None
+    assert [(m.id, m.files) for m in listed.last.images] == [("i1", ())]
+
+
+def test_a_short_manifest_without_an_image_goes_with_a_sweep(tmp_path: Path) -> None:
+    """The agent died between the two; a day later nobody is about to write the other."""
+    clock, objects = FakeClock(), FolderObjects(tmp_path / "archive")
+    archive, store = Archive(objects, Ring(), clock), ImageStore(tmp_path / "images")
+    for image in ("i1", "i2"):
+        (store.begin(image) / "core-1.img").write_bytes(b"core")
+        store.commit(msgspec.structs.replace(INFO, id=image))
+        archive.put(store, image)
+    objects.delete("images/i1")
+    clock.now = time.time()
+    archive.sweep()
+    assert len(list(objects.all("about/"))) == 2
+    clock.now += GRACE_S + 60
+    archive.sweep()
+    assert [o.key for o in objects.all("about/")] == ["about/i2"]
+    assert archive.manifest("i2") is not None
+
+
+def test_what_can_not_be_read_hides_nothing_else(tmp_path: Path) -> None:
+    objects = FolderObjects(tmp_path / "archive")
+    store = ImageStore(tmp_path / "images")
+    for image, ring in (("i1", Ring([b"1" * 32])), ("i2", Ring([b"2" * 32]))):
+        (store.begin(image) / "core-1.img").write_bytes(b"core")
+        store.commit(msgspec.structs.replace(INFO, id=image))
+        Archive(objects, ring, FakeClock()).put(store, image)
+    listed = Listed(Archive(objects, Ring([b"2" * 32]), FakeClock()))
+    listed.look()
+    assert listed.last is not None
+    assert [m.id for m in listed.last.images] == ["i2"]
+
+
+def test_only_what_an_agent_of_the_fleet_made_is_said_to_be_restorable(tmp_path: Path) -> None:
+    """Whoever has the bucket can put something there."""
+    objects = FolderObjects(tmp_path / "archive")
+    archive = Archive(objects, Ring(), FakeClock())
+    plain = ImageStore(tmp_path / "plain")
+    (plain.begin("i1") / "core-1.img").write_bytes(b"core")
+    plain.commit(INFO)
+    archive.put(plain, "i1")
+    strict = StoredDepot(opened(tmp_path), TlsFiles(ca=tmp_path, cert=tmp_path, key=tmp_path), archive=archive)
+    with pytest.raises(Rejected, match="SH815"):
+        strict.in_archive("i1")

@@ -200,7 +200,15 @@ def test_a_node_that_is_taken_away_takes_its_workers_images_and_operations() -> 
         engine="e",
     )  # type: ignore[arg-type]
     world = Simulated(
-        msgspec.structs.replace(BEGUN, images=(image, msgspec.structs.replace(image, id="j", nodes=(NodeId("a"),)))), EngineState()
+        msgspec.structs.replace(
+            BEGUN,
+            images=(
+                image,
+                msgspec.structs.replace(image, id="j", nodes=(NodeId("a"),)),
+                msgspec.structs.replace(image, id="k", nodes=(NodeId("a"),), archived=True),
+            ),
+        ),
+        EngineState(),
     )
     chain = (
         operation(OperationKind.PARK, "d0", from_slot="a/0", copies=("b",)),
@@ -208,7 +216,7 @@ def test_a_node_that_is_taken_away_takes_its_workers_images_and_operations() -> 
     )
     world.begin(plan(*chain), NOW)
     assert [w.id for w in world.take_away(NodeId("a"), NOW + 5)] == ["d0", "d1"]
-    assert [(i.id, i.nodes) for i in world.fleet.images] == [("i", ("b",))]
+    assert [(i.id, i.nodes) for i in world.fleet.images] == [("i", ("b",)), ("k", ())]
     assert {r.id: r.status for r in world.state(NOW + 5).recent} == {"park-d0": Status.FAILED, "move-d2": Status.SUPERSEDED}
     world.advance(NOW + 100)
     assert {w.id: w.state for w in world.fleet.workers}["d0"] is WorkerState.LOST

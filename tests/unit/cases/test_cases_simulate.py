@@ -1,5 +1,6 @@
 """Simulated time: what is seen at each step, and what carrying out comes to."""
 
+import pytest
 from case_files import FILES, RULES, differences, one
 from shunter.cases.read import read
 from shunter.cases.scenario import Scenario, scenarios
@@ -229,3 +230,14 @@ def test_rates_of_the_profile_count():
     assert differences(text) == []
     slower = text.replace("100GB", "10GB")
     assert differences(slower) == [("worker  decode-0: on b", "worker  decode-0: running, on a/0")]
+
+
+@pytest.mark.parametrize(("knows", "wanted"), [("true", ["discard decode-1"]), ("false", [])])
+def test_an_image_can_be_in_the_archive_alone(knows: str, wanted: list[str]) -> None:
+    seen = moments(
+        f"policies: [images.yaml]\nfleet: {{nodes: {{b: {{archive: {knows}}}}}, workers: {{decode-1: {{node: b, kvTokens: 1,\n"
+        "  images: [{age: 1s, nodes: [b]}, {age: 9s, nodes: [], archived: true}]}}}\n"
+        "tests: [{name: t, carryOut: true, expect: [{at: 10s, operations: []}]}]"
+    )
+    assert [i.holders for i in seen[0].snapshot.fleet.images] == ["b", "the archive"]
+    assert planned(seen[0]) == wanted

@@ -1,5 +1,6 @@
 """Policies that are sound each by itself and wrong together, or for a fleet."""
 
+import msgspec
 import pytest
 from lang_documents import CHECKPOINT, PREEMPT, REASSIGN
 from shunter.cli.validate import check, text
@@ -218,6 +219,15 @@ def test_a_role_that_the_fleet_lacks():
     assert found(preempt("a", "{role: prefill}"), snapshot=fleet(nodes=1)) == [("SH143", "the fleet has no prefill worker")]
     report = check([("a.yaml", preempt("a", "{graph: tinny}").encode())], snapshot=fleet())
     assert (report.problems[0].remedy, report.problems[0].place.column) == ('Did you mean "tiny"?', 20)
+
+
+def test_an_archive_that_no_node_knows():
+    archived = CHECKPOINT.replace("copies: 2", "archive: true")
+    assert archived != CHECKPOINT
+    assert found(archived, snapshot=fleet(nodes=2)) == [("SH157", "images are to go to the archive, and no node of the fleet knows of one")]
+    seen = fleet(nodes=2)
+    nodes = (seen.fleet.nodes[0], msgspec.structs.replace(seen.fleet.nodes[1], archive=True))
+    assert found(archived, snapshot=msgspec.structs.replace(seen, fleet=msgspec.structs.replace(seen.fleet, nodes=nodes))) == []
 
 
 def test_more_copies_than_nodes():

@@ -353,3 +353,76 @@ def test_whatever_is_reported(history: list[list[NodeView]], ended: frozenset[Wo
                 if was.node in silent_homes and was.id not in reported | ended | busy:
                     assert was in merged.fleet.workers, "silence proves nothing"
         fleet, notices = merged.fleet, merged.notices
+
+
+def looked(name: NodeId, at: float, *archived: Image, images: tuple[Image, ...] = ()) -> NodeView:
+    """A view of a node that knows the archive, and looked at `at` (0: not yet)."""
+    seen = view(name, images=images)
+    return msgspec.structs.replace(seen, node=msgspec.structs.replace(seen.node, archive=True), archive_looked=at, archived=tuple(archived))
+
+
+def kept(name: str = IMAGE, **more: int) -> Image:
+    return msgspec.structs.replace(image(W, name=ImageId(name), **more), archived=True)
+
+
+def shown(inventory: Inventory) -> dict[str, tuple[tuple[NodeId, ...], bool]]:
+    return {i.id: (i.nodes, i.archived) for i in inventory.fleet.images}
+
+
+def test_an_image_that_no_node_has_is_known_by_the_archive() -> None:
+    told = merge([looked(A, NOW, kept(), kept("other"), images=(image(W, A),)), view(B)], None, (), BOTH, NOW)
+    assert shown(told) == {IMAGE: ((A,), True), "other": ((), True)}
+    assert told.fleet.archive_looked == NOW
+    assert only(told).state is WorkerState.LOST, "and so is its worker"
+
+
+def test_a_worker_comes_to_be_known_again_when_all_nodes_that_had_it_are_gone() -> None:
+    first = merge([view(A, worker(W, A), images=(image(W, A),)), looked(B, NOW, kept())], None, (), BOTH, NOW)
+    gone = merge([looked(B, NOW + 60, kept())], first.fleet, (notice(A, NoticeKind.GONE),), BOTH, NOW + 60)
+    assert shown(gone) == {IMAGE: ((), True)}
+    assert only(gone).state is WorkerState.LOST
+
+
+def test_who_looked_last_knows_what_the_archive_has() -> None:
+    told = merge([looked(A, NOW - 1, kept("deleted")), looked(B, NOW, kept("new"))], None, (), BOTH, NOW)
+    assert shown(told) == {"new": ((), True)}
+
+
+def test_what_was_seen_is_forgotten_for_nothing_that_was_seen_before() -> None:
+    """The agent that put an image there dies right after: the others haven't looked since."""
+    first = merge([looked(A, NOW, kept())], None, (), BOTH, NOW)
+    older = merge([looked(B, NOW - 60)], first.fleet, (), BOTH, NOW + 1)
+    assert shown(older) == {IMAGE: ((), True)}
+    assert older.fleet.archive_looked == NOW
+    not_yet = merge([looked(B, 0.0)], older.fleet, (), BOTH, NOW + 2)
+    assert shown(not_yet) == {IMAGE: ((), True)}
+    nobody = merge([], not_yet.fleet, (), BOTH, NOW + 3)
+    assert shown(nobody) == {IMAGE: ((), True)}
+    then = merge([looked(B, NOW + 30)], nobody.fleet, (), BOTH, NOW + 31)
+    assert shown(then) == {}
+
+
+def test_a_clock_that_is_ahead_hides_what_the_others_see_for_no_longer_than_that_look() -> None:
+    first = merge([looked(A, NOW + 5000, kept())], None, (), BOTH, NOW)
+    assert first.fleet.archive_looked == NOW
+    assert shown(merge([looked(B, NOW + 60)], first.fleet, (), BOTH, NOW + 60)) == {}
+
+
+def test_clocks_that_are_set_back_keep_nobody_from_seeing_what_is_new() -> None:
+    first = merge([looked(A, NOW, kept())], None, (), BOTH, NOW)
+    back = merge([looked(A, NOW - 3610, kept("new"))], first.fleet, (), BOTH, NOW - 3600)
+    assert shown(back) == {IMAGE: ((), True)}, "that was seen before, by what can be told"
+    assert shown(merge([looked(A, NOW - 3590, kept("new"))], back.fleet, (), BOTH, NOW - 3580)) == {"new": ((), True)}
+
+
+def test_without_an_archive_nothing_is_in_it() -> None:
+    first = merge([looked(A, NOW, kept())], None, (), (A,), NOW)
+    assert shown(merge([view(A)], first.fleet, (), (A,), NOW + 1)) == {}
+
+
+def test_another_image_of_the_same_id_in_the_archive_is_not_trusted() -> None:
+    told = merge([looked(A, NOW, kept(size=99), images=(image(W, A),))], None, (), (A,), NOW)
+    assert shown(told) == {}
+    (problem,) = told.problems
+    assert problem.code == "SH311"
+    assert "a, the archive hold different images" in problem.what

@@ -39,10 +39,11 @@ class Engine(Protocol):
 
 def fits(policy: Policy, texts: Texts, snapshot: Snapshot, engine: Engine) -> Iterator[Problem]:
     """SH143 a selector that matches nothing, SH144 more copies than nodes, SH145 a reserve that is too long, SH146 a share of nothing,
-    SH147 nodes without a zone.
+    SH147 nodes without a zone, SH157 an archive that nobody knows.
     """
     yield from _matches_nothing(policy, texts, snapshot.fleet, engine)
     yield from _copies(policy, texts, snapshot.fleet)
+    yield from _archive(policy, texts, snapshot.fleet)
     yield from _reserve(policy, texts, snapshot)
     spec = policy.document.spec
     if isinstance(spec, BudgetSpec):
@@ -78,6 +79,14 @@ def _copies(policy: Policy, texts: Texts, fleet: Fleet) -> Iterator[Problem]:
     if isinstance(policy.document, CheckpointPolicy) and isinstance(spec, CheckpointSpec) and spec.copies > len(fleet.nodes) > 0:
         what = f"copies is {spec.copies}, and the fleet has {many(len(fleet.nodes), 'node')}: each copy needs a node of its own"
         yield texts.warning(policy, ("spec", "copies"), "SH144", what, f"Write {len(fleet.nodes)} or less, or add nodes")
+
+
+def _archive(policy: Policy, texts: Texts, fleet: Fleet) -> Iterator[Problem]:
+    """SH157. A node that doesn't answer is as it was when it did."""
+    spec = policy.document.spec
+    if isinstance(spec, CheckpointSpec) and spec.archive and fleet.nodes and not any(n.archive for n in fleet.nodes):
+        what = "images are to go to the archive, and no node of the fleet knows of one"
+        yield texts.warning(policy, ("spec", "archive"), "SH157", what, "Name it as `url` in the `[archive]` of all agents' settings")
 
 
 def _reserve(policy: Policy, texts: Texts, snapshot: Snapshot) -> Iterator[Problem]:
