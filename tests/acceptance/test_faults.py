@@ -1,7 +1,9 @@
 """What goes wrong in the middle of the main job, on the real parts: CRIU, Git, Prometheus, processes and networks."""
 
+import contextlib
 import os
 import signal
+import sqlite3
 import stat
 from pathlib import Path
 
@@ -54,6 +56,13 @@ def give_slow_criu(fleet: Fleet, node: str) -> tuple[Path, Path]:
 
 def arm(fleet: Fleet, node: str) -> None:
     (fleet.nodes[node].folder / "armed").touch()
+
+
+def ordered(fleet: Fleet, node: str, step: str) -> bool:
+    """The node's agent has begun a step of any operation."""
+    path = fleet.nodes[node].folder / "state" / "journal.db"
+    with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as db:
+        return bool(db.execute("SELECT count(*) FROM steps WHERE step=?", (step,)).fetchone()[0])
 
 
 def test_a_preempted_worker_moves_without_prometheus_and_voluntary_work_is_inconclusive(scene: MakeScene) -> None:
@@ -145,8 +154,8 @@ def test_the_destinations_agent_is_killed_during_the_restore(scene: MakeScene) -
     s.fleet.start_engine()
     arm(s.fleet, "node-b")
     s.fleet.nodes["node-a"].post_notice("preemption", "60s", "n1")
-    s.wait("the restore to begin", begun.exists)
-    assert s.step("decode-0", "move") == ("frozen", False)
+    s.wait("CRIU to be asked for", begun.exists)  # which is before the dump: it is to wait for it
+    s.wait("the restore to begin", lambda: s.step("decode-0", "move") == ("frozen", False) and ordered(s.fleet, "node-b", "restore"))
     s.fleet.nodes["node-b"].kill_agent()
     go.touch()
     moved = s.outcome("move")
@@ -167,8 +176,8 @@ def test_the_sources_agent_is_killed_while_the_worker_stands_still(scene: MakeSc
     s.fleet.start_engine()
     arm(s.fleet, "node-b")
     s.fleet.nodes["node-a"].post_notice("preemption", "90s", "n1")
-    s.wait("the restore to begin", begun.exists)
-    assert s.step("decode-0", "move") == ("frozen", False)
+    s.wait("CRIU to be asked for", begun.exists)  # which is before the dump: it is to wait for it
+    s.wait("the restore to begin", lambda: s.step("decode-0", "move") == ("frozen", False) and ordered(s.fleet, "node-b", "restore"))
     before = [seen["got"] for seen in s.streams()]
     s.fleet.nodes["node-a"].kill_agent()
     s.wait("the worker to run on without its agent", lambda: all(a["got"] > b for a, b in zip(s.streams(), before, strict=True)))
