@@ -83,6 +83,7 @@ WHOLE: dict[str, str] = {
   prefer: idle
   keep: {last: 2, within: 1h}
   copies: 2
+  archive: true
 """,
     ),
     "cadence": _document(
