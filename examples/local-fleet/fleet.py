@@ -113,15 +113,15 @@ class Fleet:
                 process.wait()
         for node in self.nodes.values():
             node.power_off()
+        self._end_workers()
         if self.pretend:
-            self._end_workers()
             self.ports.give_back()
         else:
             with contextlib.suppress(subprocess.CalledProcessError):
                 ip("link", "del", BRIDGE)
 
     def _end_workers(self) -> None:
-        """Without a lab nothing ends by itself: a worker that went on elsewhere, or outlived its agent, is known by this fleet's folder."""
+        """A worker that went on elsewhere, or outlived its agent, is nobody's child any more: it is known by this fleet's folder."""
         for pid in with_argument(str(self.discovery)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
