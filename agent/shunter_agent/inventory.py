@@ -3,6 +3,7 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from shunter.wire import agent_pb2 as pb
+from shunter.wire.convert import refusal
 
 from shunter_agent.capacity import GpuMemory, Looks, taints_of
 from shunter_agent.convert import image_message, notice_message, spec_message
@@ -52,11 +53,7 @@ async def report(
         images=[image_message(image) for image in images],
         notices=[notice_message(node.notices[key]) for key in sorted(node.notices)],
         sources=[source.name for source in node.sources],
-        problems=[
-            pb.Refusal(code=p.code, what=p.what, remedy=p.remedy, subject=p.subject)
-            for s in (*node.sources, *node.rehearsals)
-            for p in s.health()
-        ],
+        problems=[refusal(problem) for problem in (*(p for s in (*node.sources, *node.rehearsals) for p in s.health()), *node.troubles)],
         canaries=node.canaries,
         taints=[pb.Taint(key=taint.key, value=taint.value, effect=taint.effect) for taint in taints_of(node)],
         memory=left.memory or 0,

@@ -80,6 +80,8 @@ CREATE TABLE IF NOT EXISTS words (notice TEXT PRIMARY KEY, body BLOB NOT NULL) S
 CREATE TABLE IF NOT EXISTS stood (operation TEXT PRIMARY KEY, at REAL NOT NULL, body BLOB NOT NULL) STRICT;
 """
 _COLUMNS: Final = "operation, step, state, at, worker, reply, detail"
+_LEFT: Final = "(step='freeze' OR step LIKE 'send:%') AND state<>'failed'"
+"""A step by which an image may have left this node."""
 
 
 class Journal:
@@ -192,11 +194,15 @@ class Journal:
         return self._entries("state='begun'")
 
     def forget_before(self, at: float) -> None:
-        """Drop the steps of operations whose last change is older, but none that is still open."""
+        """Drop the steps of operations whose last change is older, but none that is still open. Of each worker that was started here or
+        lives here one step by which an image of it may be elsewhere is kept: for how long another node has that, nobody here knows.
+        """
         with self.batch():
             self._db.execute(
-                "DELETE FROM steps WHERE operation IN"
-                " (SELECT operation FROM steps GROUP BY operation HAVING max(at) < ? AND sum(state='begun') = 0)",
+                "DELETE FROM steps WHERE operation IN"  # noqa: S608  (constants)
+                " (SELECT operation FROM steps GROUP BY operation HAVING max(at) < ? AND sum(state='begun') = 0)"
+                f" AND seq NOT IN (SELECT max(seq) FROM steps WHERE {_LEFT}"
+                " AND (worker IN (SELECT id FROM workers) OR worker IN (SELECT worker FROM started)) GROUP BY worker)",
                 (at,),
             )
             self._db.execute("DELETE FROM stood WHERE at < ?", (at,))
@@ -306,7 +312,7 @@ class Journal:
         """Whether an image of the worker, as it was started here, may have left this node: it was frozen for another, or one was sent, and
         nobody said that it failed.
         """
-        found = "SELECT 1 FROM steps WHERE worker=? AND (step='freeze' OR step LIKE 'send:%') AND state<>'failed'"
+        found = f"SELECT 1 FROM steps WHERE worker=? AND {_LEFT}"  # noqa: S608  (constants)
         return self._db.execute(found, (worker,)).fetchone() is not None
 
     # -- inner parts

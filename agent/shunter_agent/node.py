@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
-from shunter.model.errors import Stalled
+from shunter.model.errors import Problem, ShunterError, Stalled
 from shunter.wire import agent_pb2 as pb
 
 from shunter_agent.convert import notice_message
@@ -22,7 +22,7 @@ from shunter_agent.journal import Journal, WorkerRow
 from shunter_agent.log import Log
 from shunter_agent.notices.port import Notice, NoticeSource
 from shunter_agent.promises import Promises
-from shunter_agent.refusals import retry
+from shunter_agent.refusals import not_on_disk, retry
 from shunter_agent.runtime.port import Frozen, Gpu, Held, Network, Process, Runtime, WorkerSpec
 from shunter_agent.serving.port import Serving
 from shunter_agent.settings import Settings
@@ -39,6 +39,8 @@ GIVE_WAY_S: Final = 0.02
 """Seconds between looks whether a worker still stands still."""
 SYNC_LATEST_S: Final = 60.0
 """Seconds after which an image is brought to the disk whatever stands still. By then the kernel has written most of it by itself."""
+SYNC_AGAIN_S: Final = 15.0
+"""Seconds after which an image that the disk didn't take is brought to it again."""
 HUNG: Final = "SH614"
 """The refusal after a call that hung: whether it has done anything isn't known."""
 Probing = Callable[[WorkerSpec, Callable[[], bool], float], str]
@@ -176,6 +178,8 @@ class Node:
         self._finishing = False
         self._kept: set[asyncio.Task[None]] = set()
         self._removing: dict[str, asyncio.Task[None]] = {}
+        self._to_sync: set[str] = set()
+        self._troubles: dict[str, Problem] = {}
 
     async def in_thread(self, call: Callable[..., T], *arguments: object) -> T:
         """A blocking call, out of the loop's way."""
@@ -226,6 +230,19 @@ class Node:
             "Look for what hangs on this node: a disk, a shared folder, the worker itself",
         )
 
+    def trouble(self, about: str, problem: Problem | None) -> None:
+        """What is wrong here now and is still being tried: logged when it changes, and in this node's report until it is over (None)."""
+        if problem is None:
+            self._troubles.pop(about, None)
+        elif self._troubles.get(about) != problem:
+            self._troubles[about] = problem
+            self.log.problem(problem)
+
+    @property
+    def troubles(self) -> tuple[Problem, ...]:
+        """All of it that isn't over."""
+        return tuple(self._troubles.values())
+
     def remove_network(self, worker: str) -> None:
         """Remove the network of a worker that was ended, while its next copy already comes to life elsewhere."""
         network = self.networks.pop(worker, None)
@@ -256,8 +273,12 @@ class Node:
         A node on which something always stands still puts it off for `SYNC_LATEST_S` seconds and no longer; so long it also waits in the
         middle of it, when a worker comes to stand still meanwhile. An image that an order reads is
         left as it is until that is over: it may have to be joined first (see `images.spread`), which takes files away from it.
+
+        Engines count on it: what fails is told (SH682), and tried again until it is done or the image is discarded.
         """
-        self._look_again(image, self.elapsed() + SYNC_LATEST_S)
+        if image not in self._to_sync:
+            self._to_sync.add(image)
+            self._look_again(image, self.elapsed() + SYNC_LATEST_S)
 
     def _look_again(self, image: str, latest: float) -> None:
         asyncio.get_running_loop().call_later(SYNC_S, self._sync_once_quiet, image, latest)
@@ -267,7 +288,20 @@ class Node:
         if image in self.busy_images or (busy and self.elapsed() < latest):
             self._look_again(image, latest)
         else:
-            self.in_background(self.depot.sync, image, partial(self._give_way, image, latest))
+            self._to_sync.discard(image)  # from here on it may have become another one of the same name
+            self.in_background(self._sync, image, latest, asyncio.get_running_loop())
+
+    def _sync(self, image: str, latest: float, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            self.depot.sync(image, partial(self._give_way, image, latest))
+        except (OSError, ShunterError) as error:
+            loop.call_soon_threadsafe(self._unsynced, image, error)
+        else:
+            loop.call_soon_threadsafe(self.trouble, f"sync {image}", None)
+
+    def _unsynced(self, image: str, error: Exception) -> None:
+        self.trouble(f"sync {image}", not_on_disk(image, error))
+        asyncio.get_running_loop().call_later(SYNC_AGAIN_S, self.sync_later, image)
 
     def _give_way(self, image: str, latest: float) -> None:
         """Called from the thread that brings the image to the disk: wait while a worker stands still here, unless somebody needs it."""

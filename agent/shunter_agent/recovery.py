@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
 from shunter.model.errors import Rejected, Retry, ShunterError, Stalled, Unknown
 from shunter.wire import agent_pb2 as pb
 
@@ -25,6 +26,8 @@ AGAIN_S: Final = 0.2
 """Seconds between looks at a copy that its driver is still about to let go."""
 START_S: Final = 10.0
 """Seconds after which an agent takes orders, whatever worker isn't settled by then. Most are within milliseconds."""
+UNWRITTEN_S: Final = 1.0
+"""Seconds between tries to settle a worker about which the journal takes no writes, once orders about the others are taken."""
 LOOK_S: Final = 0.05
 STOOD_STILL: Final = ("freeze", "checkpoint", "thaw", "release")
 """Steps that are begun while a worker stands still, or is about to."""
@@ -32,7 +35,8 @@ STOOD_STILL: Final = ("freeze", "checkpoint", "thaw", "release")
 
 async def recover(node: Node, destination: Destination, wait: Callable[[float], None] = time.sleep, within_s: float = START_S) -> None:
     """Settle every worker, reservation and step that the journal has open: all at once, each under its worker's lock, for `within_s`
-    seconds at most. What takes longer goes on by itself. Raises Stalled when the journal can't be written.
+    seconds at most. What takes longer goes on by itself. Raises Stalled when the journal can't be written within that time; what it
+    doesn't take later is tried again until it does, as nobody else would.
     """
     journal = node.journal
     for row in journal.workers().values():
@@ -40,10 +44,12 @@ async def recover(node: Node, destination: Destination, wait: Callable[[float], 
             settling.doubt(node, row.spec.worker, row.operation)
     names = set(journal.workers())
     names |= {kept.worker_id for kept in journal.reservations().values()} | {entry.worker for entry in journal.open_steps()}
-    tasks = {asyncio.create_task(_one(node, destination, name, wait), name=f"settle {name}") for name in sorted(names)}
+    started = asyncio.Event()
+    tasks = {asyncio.create_task(_one(node, destination, name, wait, started), name=f"settle {name}") for name in sorted(names)}
     if not tasks:
         return
     done, late = await asyncio.wait(tasks, timeout=within_s)
+    started.set()
     for task in late:
         node.log.error("not settled yet, others don't wait for it", worker=task.get_name().removeprefix("settle "))
         node.keep(task)
@@ -80,22 +86,39 @@ def stood_still(node: Node, row: WorkerRow) -> bool:
     return row.state == "frozen" or any(steps.get(step) == "begun" for step in STOOD_STILL)
 
 
-async def _one(node: Node, destination: Destination, worker: str, wait: Callable[[float], None]) -> None:
-    """All that there is of a worker. Raises Stalled; what else goes wrong is logged, and tried again if that can help."""
+async def _one(node: Node, destination: Destination, worker: str, wait: Callable[[float], None], started: asyncio.Event) -> None:
+    """All that there is of a worker. Raises Stalled until the agent has `started`: then it is told, and tried again. All of that is under
+    the worker's lock: what an order does meanwhile must not be taken for what the agent before this one has left.
+    """
     async with destination.orders.lock(worker):
-        open_steps = [entry for entry in node.journal.open_steps() if entry.worker == worker]
-        try:
-            row = node.journal.worker(worker)
-            if row is not None:
-                await _worker(node, row, wait)
-            for kept in [kept for kept in node.journal.reservations().values() if kept.worker_id == worker]:
-                await _reservation(node, destination, kept, wait)
-        except Stalled:
-            raise
-        except ShunterError as error:
-            node.log.problem(error.problem, worker=worker)
-        for entry in open_steps if worker not in node.unsettled else ():  # else what they come to shows when it is settled
-            _undone(node, entry)
+        while True:
+            try:
+                await _put_right(node, destination, worker, wait)
+            except Stalled as error:
+                if not started.is_set():
+                    raise
+                node.trouble(f"settle {worker}", msgspec.structs.replace(error.problem, subject=worker))
+                await asyncio.sleep(UNWRITTEN_S)
+            else:
+                node.trouble(f"settle {worker}", None)
+                return
+
+
+async def _put_right(node: Node, destination: Destination, worker: str, wait: Callable[[float], None]) -> None:
+    """Raises Stalled; what else goes wrong is logged, and tried again if that can help (see `orders.holds`)."""
+    open_steps = [entry for entry in node.journal.open_steps() if entry.worker == worker]
+    try:
+        row = node.journal.worker(worker)
+        if row is not None:
+            await _worker(node, row, wait)
+        for kept in [kept for kept in node.journal.reservations().values() if kept.worker_id == worker]:
+            await _reservation(node, destination, kept, wait)
+    except Stalled:
+        raise
+    except ShunterError as error:
+        node.log.problem(error.problem, worker=worker)
+    for entry in open_steps if worker not in node.unsettled else ():  # else what they come to shows when it is settled
+        _undone(node, entry)
 
 
 def _undone(node: Node, begun: Entry) -> None:

@@ -1,6 +1,6 @@
 """The agent's own refusals (SH6xx) that more than one of its parts gives, said once."""
 
-from shunter.model.errors import Problem, Rejected, Retry, Unknown
+from shunter.model.errors import Problem, Rejected, Retry, ShunterError, Unknown
 
 
 def rejected(code: str, what: str, remedy: str, subject: str = "") -> Rejected:
@@ -16,6 +16,17 @@ def retry(code: str, what: str, remedy: str, subject: str = "") -> Retry:
 def unknown(code: str, what: str, remedy: str, subject: str = "") -> Unknown:
     """An effect may or may not have happened."""
     return Unknown(Problem(code=code, what=what, remedy=remedy, subject=subject))
+
+
+def not_on_disk(image: str, error: Exception) -> Problem:
+    """An image that is whole, and that a power cut could still take away."""
+    why = error.problem.what if isinstance(error, ShunterError) else str(error)
+    return Problem(
+        code="SH682",
+        what=f"{image} isn't on this node's disk yet, so that it doesn't outlive a power cut: {why}",
+        remedy="Free disk space or mend the disk; it is tried again",
+        subject=image,
+    )
 
 
 class Undone(Rejected):

@@ -32,13 +32,14 @@ def doubt(node: Node, worker: str, operation: str) -> None:
 
 def left_hidden(node: Node, row: WorkerRow) -> str | None:
     """The operation that has hidden a worker which runs, and of which nobody has said anything for as long as nobody may stand still: its
-    engine is dead, say. None: it isn't hidden, or is to stay so: since a standing order says so, or because its node is going anyway.
+    engine is dead, say. None: it isn't hidden, or is to stay so: since a standing order says so, or because its node is about to go. One
+    that was to go and is there still keeps nobody hidden.
     """
     worker = row.spec.worker
     silent_s = node.elapsed() - node.spoken.get(worker, node.began)
     if worker in node.hidden or worker in node.unsettled or worker in node.frozen or silent_s < node.settings.hold:
         return None
-    if any(notice.deadline is not None for notice in node.notices.values()):
+    if any(notice.deadline is not None and node.clock() < notice.deadline for notice in node.notices.values()):
         return None
     last = node.journal.last_of(worker, _HIDING)
     if row.state == "frozen" or (row.state == "running" and not may_hide(last)):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from agent_fakes import PROCESS, SPEC, problem
+from msgspec.structs import replace
 from shunter.model.errors import Stalled
 from shunter_agent.journal import Journal, Reservation, WorkerRow
 
@@ -102,6 +103,28 @@ def test_old_operations_are_forgotten_but_not_open_ones(tmp_path: Path) -> None:
     journal.done("new", "fence", "w", 100.0, b"")
     journal.forget_before(50.0)
     assert [bool(journal.entries(name)) for name in ("old", "open", "new")] == [False, True, True]
+    journal.close()
+
+
+def test_of_who_lives_here_it_is_never_forgotten_that_an_image_may_be_elsewhere(tmp_path: Path) -> None:
+    """Another node may have it for years: an engine that takes this one for dead would restore a worker which still lives here."""
+    journal = Journal(tmp_path / "j")
+    journal.note_started("w")
+    journal.put_worker(WorkerRow(spec=replace(SPEC, worker="v"), process=PROCESS, slot="n/0", incarnation=0))
+    for worker in ("w", "v", "gone"):
+        for number in range(3):
+            journal.done(f"{worker}{number}", f"send:m:image-{number}", worker, float(number), b"")
+    journal.failed("never", "send:m:image-9", "x", 1.0, problem())
+    journal.note_started("x")
+    journal.forget_before(50.0)
+    assert {worker: journal.may_be_elsewhere(worker) for worker in ("w", "v", "gone", "x")} == {
+        "w": True,
+        "v": True,
+        "gone": False,
+        "x": False,
+    }
+    kept = [operation for operation in ("w0", "w1", "w2", "v1", "v2", "never") if journal.entries(operation)]
+    assert kept == ["w2", "v2"], "one for each is enough"
     journal.close()
 
 

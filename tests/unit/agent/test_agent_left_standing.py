@@ -6,13 +6,14 @@ from pathlib import Path
 import msgspec
 import pytest
 from agent_fakes import PROCESS, SPEC, Bench, FakeNetwork, Gate, problem
-from shunter.model.errors import Rejected, Retry, Unknown
+from shunter.model.errors import Rejected, Retry, Stalled, Unknown
 from shunter.wire import agent_pb2 as pb
-from shunter_agent import inventory
+from shunter_agent import inventory, recovery
 from shunter_agent.journal import WorkerRow
 from shunter_agent.orders.settling import AGAIN_S, SHOW_AGAIN_S
 from shunter_agent.recovery import recover
 from shunter_agent.runtime.port import Process
+from test_agent_full_disk import full, mend
 
 COPY = Process(pid=PROCESS.pid + 1, started=9)
 
@@ -266,6 +267,42 @@ class TestMany:
         gate.open()
         await asyncio.wait_for(waiting, 5)
         assert bench.node.unsettled == {}
+
+    async def test_what_the_disk_does_not_take_once_orders_are_taken_is_told_and_tried_again(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It was logged once: a worker that had died stayed in its slot, and its engine waited for its end."""
+        monkeypatch.setattr(recovery, "UNWRITTEN_S", 0.0)
+        await releasing(bench)
+        gate = Gate()
+
+        def dies() -> None:
+            gate()
+            raise Rejected(problem("SH710"))
+
+        bench.faults.at["settle"] = dies
+        await agent_dies(bench, within_s=0.05)
+        full(bench, "drop_worker")()
+        bench.runtime.alive.clear()
+        gate.open()
+        async with asyncio.timeout(10):
+            while not bench.node.troubles:
+                await asyncio.sleep(0.001)
+            said = (await inventory.report(bench.node)).problems
+            assert [(refusal.code, refusal.subject) for refusal in said] == [("SH610", "w")]
+            mend(bench)
+            while bench.node.troubles:
+                await asyncio.sleep(0.001)
+        assert (bench.state(), step(bench, "release")) == ("none", "done")
+
+    async def test_a_start_on_a_disk_that_takes_nothing_fails(self, bench: Bench) -> None:
+        await releasing(bench)
+        bench.runtime.alive.clear()
+        bench.journal.close()
+        bench.boot()
+        full(bench, "drop_worker")()
+        with pytest.raises(Stalled, match="SH610"):
+            await recover(bench.node, bench.destination, lambda _seconds: None)
 
     async def test_all_are_tried_at_once(self, bench: Bench) -> None:
         await frozen(bench)

@@ -216,6 +216,15 @@ class TestSilence:
         await self.passes(bench, HIDDEN_EVERY_S)
         assert bench.state() == "running"
 
+    async def test_a_node_that_was_to_go_and_is_there_still_keeps_nobody_hidden(self, bench: Bench) -> None:
+        """A taint that nobody took off would have hidden it for ever."""
+        await bench.source.fence(bench.step())
+        ends = bench.clock.now + bench.settings.hold
+        bench.node.notices = {"n": Notice(id="n", kind="preemption", source="file", seen_at=1.0, deadline=ends, detail="")}
+        await self.passes(bench, bench.settings.hold - 0.1)
+        await self.passes(bench, HIDDEN_EVERY_S)
+        assert (bench.state(), bench.serving.registered) == ("running", True)
+
     async def test_a_new_agent_counts_from_its_own_beginning(self, bench: Bench) -> None:
         await bench.source.fence(bench.step())
         bench.clock.now += 10 * bench.settings.hold

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from agent_fakes import Bench, FakeClock
+from shunter_agent import inventory
 from shunter_agent import node as nodes
 
 
@@ -82,6 +83,24 @@ async def test_an_image_that_an_order_reads_is_left_as_it_is(bench: Bench) -> No
     assert (bench.faults.done["sync"], asked.qsize()) == (0, 1)
     del bench.node.busy_images["image"]
     assert await synced(bench) == 1
+
+
+async def test_what_the_disk_does_not_take_is_told_and_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once more it was only logged: the engine counted on a copy that a power cut would take away."""
+    monkeypatch.setattr(nodes, "SYNC_AGAIN_S", 0.0)
+    bench.faults.at["sync"] = OSError(28, "No space left on device")
+    bench.node.sync_later("image")
+    bench.node.sync_later("image")
+    async with asyncio.timeout(10):
+        while not bench.node.troubles:
+            await asyncio.sleep(0.001)
+        (said,) = (await inventory.report(bench.node)).problems
+        assert (said.code, said.subject) == ("SH682", "image")
+        assert "No space left" in said.what
+        del bench.faults.at["sync"]
+        while bench.node.troubles:
+            await asyncio.sleep(0.001)
+    assert bench.faults.done["sync"] == 1, "what waits already isn't begun with again"
 
 
 class Slow:
