@@ -383,14 +383,19 @@ def _unpack(note: Note, home: Container, folder: Path) -> None:
     points: Sequence[str] = [one.point for one in mounts_of(home.init.pid)]
     root = Root(home.init.pid)
     try:
-        files.unpack(folder / files.ARCHIVE, note.gone, root, set(points))
+        files.unpack(folder / files.ARCHIVE, note.gone, root, set(points), (*note.points, *note.left_out))
     finally:
         root.close()
 
 
 def _stream(home: Container, number: int) -> int:
-    """One of a placeholder's standard streams, opened anew, for the worker. Raises OSError."""
-    return os.open(f"/proc/{home.init.pid}/fd/{number}", (os.O_RDONLY if number == 0 else os.O_WRONLY) | os.O_CLOEXEC)
+    """One of a placeholder's standard streams, opened anew, for the worker. Raises OSError: also for a pipe that nobody reads, which a
+    container may have put there, and at which an agent would wait for ever.
+    """
+    way = os.O_RDONLY if number == 0 else os.O_WRONLY
+    stream = os.open(f"/proc/{home.init.pid}/fd/{number}", way | os.O_NONBLOCK | os.O_CLOEXEC)
+    os.set_blocking(stream, True)  # the worker's own it was
+    return stream
 
 
 def _unseen(process: Process, what: str) -> Problem:

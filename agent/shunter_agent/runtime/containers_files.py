@@ -6,6 +6,7 @@ to the node: folders are walked by descriptors, and written within the placehold
 """
 
 import contextlib
+import errno
 import os
 import stat
 import tarfile
@@ -147,23 +148,33 @@ def _note_xattrs(about: tarfile.TarInfo, descriptor: int) -> None:
 # -- at the destination
 
 
-def unpack(archive: Path, gone: Gone, root: Root, points: Collection[str]) -> None:
-    """Make a placeholder's files those of the container that `archive` and `gone` are of, but what lies at one of its own mount `points`.
+def unpack(archive: Path, gone: Gone, root: Root, points: Collection[str], before: Collection[str] = ()) -> None:
+    """Make a placeholder's files those of the container that `archive` and `gone` are of, but what lies at one of its own mount `points`,
+    or below one that isn't among those of the container (`before`). Nothing that is mounted there is emptied or removed: it may be a volume
+    that others have, too.
 
     Raises OSError, tarfile.TarError: also for a name with `..`, which no container of ours has written.
     """
+    over = {*points} - {*before, "/"}
     for path in gone.emptied:
-        _empty(root, _plain(path))
+        if not _below(_plain(path), over):
+            _empty(root, path, points)
     for path in map(_plain, gone.removed):
+        if _below(path, over):
+            continue
         with contextlib.suppress(FileNotFoundError), root.folder(os.path.dirname(path)) as folder:
-            _remove(folder, os.path.basename(path))
+            _remove(folder, os.path.basename(path), path, points)
     with tarfile.open(archive, "r:") as tar:
         for about in tar:
             path = _plain("/" + about.name)
-            if path in points:
+            if path in points or _below(path, over):
                 continue
             with root.folder(os.path.dirname(path)) as folder:
-                _put(tar, about, root, folder, os.path.basename(path))
+                _put(tar, about, root, folder, path, points)
+
+
+def _below(path: str, over: Collection[str]) -> bool:
+    return any(path.startswith(f"{point}/") for point in over)
 
 
 def _plain(path: str) -> str:
@@ -172,11 +183,13 @@ def _plain(path: str) -> str:
     return path
 
 
-def _put(tar: tarfile.TarFile, about: tarfile.TarInfo, root: Root, folder: int, name: str) -> None:
+def _put(tar: tarfile.TarFile, about: tarfile.TarInfo, root: Root, folder: int, path: str, points: Collection[str]) -> None:
+    name = os.path.basename(path)
     if about.isdir():
         _put_folder(about, folder, name)
         return
-    _remove(folder, name)
+    if not _remove(folder, name, path, points):
+        raise OSError(errno.EBUSY, "the placeholder has something mounted below it", path)
     if about.issym():
         os.symlink(about.linkname, name, dir_fd=folder)
         os.chown(name, about.uid, about.gid, dir_fd=folder, follow_symlinks=False)
@@ -225,28 +238,37 @@ def _set(descriptor: int, about: tarfile.TarInfo) -> None:
     os.utime(descriptor, (about.mtime, about.mtime))
 
 
-def _remove(folder: int, name: str) -> None:
+def _remove(folder: int, name: str, path: str, points: Collection[str]) -> bool:
+    """Whether nothing of that name is left: what is mounted there, and the folders above it, stay. The kernel would keep nobody from
+    removing a mount point of another namespace, or what is in it.
+    """
+    if path in points:
+        return False
     try:
         seen = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
-        return
+        return True
     if not stat.S_ISDIR(seen.st_mode):
         os.unlink(name, dir_fd=folder)
-        return
+        return True
     below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
-        for entry in os.listdir(below):
-            _remove(below, entry)
+        gone = _clear(below, path, points)
     finally:
         os.close(below)
-    os.rmdir(name, dir_fd=folder)
+    if gone:
+        os.rmdir(name, dir_fd=folder)
+    return gone
 
 
-def _empty(root: Root, path: str) -> None:
+def _clear(folder: int, path: str, points: Collection[str]) -> bool:
+    return all([_remove(folder, entry, f"{path.rstrip('/')}/{entry}", points) for entry in os.listdir(folder)])
+
+
+def _empty(root: Root, path: str, points: Collection[str]) -> None:
     with contextlib.suppress(FileNotFoundError):
         descriptor = root.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            for entry in os.listdir(descriptor):
-                _remove(descriptor, entry)
+            _clear(descriptor, path, points)
         finally:
             os.close(descriptor)

@@ -5,7 +5,9 @@ import struct
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 from shunter.model.errors import Rejected
 from shunter.model.pod import Pod
 from shunter_agent.images.criu_images_pb2 import FileEntry, InetSocket
-from shunter_agent.runtime import containers_check, containers_gpus, pods, preflight
+from shunter_agent.runtime import containers, containers_check, containers_gpus, pods, preflight
 from shunter_agent.runtime import containers_files as files
 from shunter_agent.runtime import containers_links as links
 from shunter_agent.runtime import containers_mounts as mounts
@@ -28,6 +30,14 @@ UID = "2950fd21-15dc-460f-8ba3-f11249aaf442"
 ID = "3c78d85e63007fab0247ba278eefbb49656526e71de90ec0773a44a002ebe378"
 POD = Pod(namespace="serving", name="decode-0", uid=UID, container="main")
 INIT = Process(pid=77, started=1)
+needs_mounts = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+
+
+def wait_for(found: Callable[[], bool]) -> None:
+    until = time.monotonic() + 10
+    while not found():
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 # -- where a pod's processes are
@@ -298,6 +308,73 @@ def test_nothing_is_written_where_a_link_leads_out_of_the_container(tmp_path: Pa
     files.unpack(archive, gone, there, set())
     assert list(outside.iterdir()) == []
     assert (tmp_path / "there/data/file").read_text() == "x"
+
+
+@pytest.fixture
+def volume(tmp_path: Path, there: RootAt) -> Iterator[Path]:
+    """A volume that the container has mounted at /models/cache, and others have, too."""
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    (volume / "weights").write_text("of all of the pool")
+    point = tmp_path / "there/models/cache"
+    point.mkdir(parents=True)
+    subprocess.run(["mount", "--bind", str(volume), str(point)], check=True)
+    yield volume
+    subprocess.run(["umount", str(point)], check=True)
+
+
+@needs_mounts
+def test_what_is_mounted_stays_whatever_happened_to_the_folders_above_it(tmp_path: Path, there: RootAt, volume: Path) -> None:
+    """A folder that a runtime has made for a mount is new, and so one that hides what the image had there: as if it were emptied."""
+    (tmp_path / "upper").mkdir()
+    (tmp_path / "there/models/old").touch()
+    archive, _ = packed(tmp_path)
+    points = {"/", "/models/cache"}
+    for gone in (files.Gone(emptied=("/models",)), files.Gone(removed=("/models",)), files.Gone(emptied=("/",))):
+        files.unpack(archive, gone, there, points, points)
+        assert (volume / "weights").read_text() == "of all of the pool"
+        assert (tmp_path / "there/models/cache/weights").exists(), "the mount itself is gone"
+    assert not (tmp_path / "there/models/old").exists()
+    (tmp_path / "upper/models").write_text("no folder any more")
+    (tmp_path / "a.tar").unlink()
+    archive, gone = packed(tmp_path)
+    with pytest.raises(OSError, match="mounted below"):
+        files.unpack(archive, gone, there, points, points)
+    assert (volume / "weights").exists()
+
+
+@needs_mounts
+def test_files_go_into_a_volume_of_the_workers_own_and_not_into_one_that_it_never_had(tmp_path: Path, there: RootAt, volume: Path) -> None:
+    (tmp_path / "upper/cache").mkdir(parents=True)
+    (tmp_path / "upper/cache/kernel").write_text("x")
+    archive, gone = packed(tmp_path, point="/models")
+    files.unpack(archive, gone, there, {"/models/cache"}, ())
+    assert [one.name for one in volume.iterdir()] == ["weights"]
+    files.unpack(archive, gone, there, {"/models/cache"}, {"/models/cache"})
+    assert (volume / "kernel").read_text() == "x"
+
+
+def test_a_pipe_that_nobody_reads_holds_no_agent_up(tmp_path: Path) -> None:
+    """A container can put one in the place of its own log."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDWR)
+    idle = subprocess.Popen(["/bin/sh", "-c", f"exec sleep 60 >{fifo}"])
+    home = Container(pod=POD, id=ID, cgroup=tmp_path, init=Process(pid=idle.pid, started=1))
+    try:
+        wait_for(lambda: os.readlink(f"/proc/{idle.pid}/fd/1") == str(fifo))
+        out = containers._stream(home, 1)
+        assert os.get_blocking(out), "the worker, whose log it becomes, is to wait at it"
+        os.close(out)
+        os.close(reader)
+        late = threading.Timer(5, lambda: os.open(fifo, os.O_RDONLY | os.O_NONBLOCK))  # or it would hold up this test
+        late.start()
+        with pytest.raises(OSError, match="No such device"):
+            containers._stream(home, 1)
+        late.cancel()
+    finally:
+        idle.kill()
+        idle.wait()
 
 
 @pytest.mark.parametrize("where", ["file", "link", "removed", "emptied"])
