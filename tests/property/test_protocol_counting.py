@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from fleet_in_memory import PLAN, Crash, CrashingStore, MemoryAgent, World
 from shunter.act.execute import Executor
+from shunter.act.run import Times
 from shunter.model.errors import Problem, Rejected, Retry, Unknown
 from shunter.model.ids import Epoch, ImageId, NodeId, PoolId, SlotId
 from shunter.model.operation import OperationRecord, Status
@@ -256,6 +257,56 @@ def test_what_comes_behind_it_is_looked_at_beforehand(tmp_path: Path) -> None:
     run = executor(found, dynamo, found.epoch())
     asyncio.run(run.carry(run.intend(park, PLAN, [comes])))
     assert dynamo.looked_ahead == [PoolId("g/prefill")]
+
+
+class Slow(Dynamo):
+    """One that answers nothing while a copy stands still, and notes in which state it finds it when it is to take everything back."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.thawed: list[str] = []
+
+    async def change(self, record: OperationRecord, may: Callable[[], None]) -> None:
+        self._befall("change", f"{record.id}=done")
+        await asyncio.Event().wait()
+
+    async def take_back(self, record: OperationRecord, may: Callable[[], None]) -> None:
+        copy = self.world.agents[NodeId("a")].copy
+        self.thawed.append(copy.state if copy is not None else "none")
+        await super().take_back(record, may)
+
+
+@pytest.mark.parametrize(("kind", "status"), [(OperationKind.PARK, Status.ROLLED_BACK), (OperationKind.RESTORE, Status.FAILED)])
+def test_nobody_stands_still_for_longer_than_its_hold_because_numbers_change_slowly(
+    tmp_path: Path, kind: OperationKind, status: Status
+) -> None:
+    found = world(tmp_path, kind)
+    slow = Slow(found)
+    planned = found.plan(kind, cause="shift:p:1", pool=PoolId("g/decode"))
+    parts = msgspec.structs.replace(found.parts(), places=Pods(), replicas=slow, times=Times(hold=0.2))  # type: ignore[arg-type]
+    record = asyncio.run(asyncio.wait_for(Executor(parts, found.epoch()).start(planned, PLAN), 20))
+    assert record.outcome is not None
+    assert (record.status, record.outcome.code) == (status, "SH280")
+    assert not slow.counts(record.id)
+    if kind is OperationKind.PARK:
+        assert slow.thawed == ["running"], "it runs on before it is waited for that again"
+        assert not found.fenced()
+
+
+def test_numbers_are_written_early_in_a_hold_or_not_at_all(tmp_path: Path) -> None:
+    """An engine that takes a park up late finds a worker that may run on at any moment: its pod isn't made to go any more."""
+    found = world(tmp_path, OperationKind.PARK)
+    dynamo = Dynamo(found, {2: "crash"})
+    planned = found.plan(OperationKind.PARK, cause="shift:p:1", pool=PoolId("g/decode"))
+    with pytest.raises(Crash):
+        asyncio.run(executor(found, dynamo, found.epoch()).start(planned, PLAN))
+    epoch = found.epoch()
+    found.store.adopt(epoch)
+    found.now += 0.6 * Times().hold
+    record = asyncio.run(executor(found, dynamo, epoch).resume(found.store.active()[0]))
+    assert (record.status, record.outcome and record.outcome.code) == (Status.ROLLED_BACK, "SH280")
+    assert dynamo.calls.count("change") == 1
+    assert found.home() == "a"
 
 
 class Sight:

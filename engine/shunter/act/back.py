@@ -40,6 +40,16 @@ async def thaw_back(run: Run, source: SlotId, destination: SlotId | None) -> Non
     run.finish(Status.ROLLED_BACK if alive else Status.FAILED, joined(run.record.problem, wrong), image)
 
 
+async def thaw_soon(run: Run, source: SlotId) -> None:
+    """Let the source's copy run on, once, if that can be said now: `thaw_back` sees to it again."""
+    try:
+        await run.ask(run.at(source).thaw(run.order, run.bulk))
+    except Stalled:
+        raise
+    except ShunterError:
+        return
+
+
 def may_be_fenced(run: Run) -> bool:
     """Whether the source may have been told to fence it: of a move that can't wait, before it is known to be prepared."""
     hurried = run.planned.kind is OperationKind.MOVE and run.planned.lane == "involuntary"

@@ -1,6 +1,6 @@
 """A park: like a move up to the commit, but the worker then waits in its image."""
 
-from shunter.act.back import thaw_back
+from shunter.act.back import thaw_back, thaw_soon
 from shunter.act.copies import send_copies
 from shunter.act.counting import change, changed, may_change, taken_back
 from shunter.act.drive import Machine
@@ -61,6 +61,7 @@ async def _done(run: Run) -> None:
 
 async def _roll_back(run: Run) -> None:
     if run.had(Step.COMMITTING):
+        await thaw_soon(run, source_of(run))  # whoever keeps the pool's number may take its time
         await taken_back(run)
     await thaw_back(run, source_of(run), None)
 

@@ -147,7 +147,8 @@ class Leading:
         self.showing: Showing | None = None
         if housed is not None:
             orders = Beside(duty.clock, lambda about, problem: self.voice.tell_or_clear(f"readiness of {about}", problem))
-            self.showing = Showing(orders, housed.estate, housed.places, lambda: {r.planned.worker for r in store.active() if not r.waits})
+            busy = lambda: {r.planned.worker for r in store.active() if not r.waits}  # noqa: E731
+            self.showing = Showing(orders, housed.estate, housed.places, busy, parts.still_leads)
         self.watching: dict[NodeId, asyncio.Task[None]] = {}
         self.drifting = Drifting(self.voice.tell_or_clear)
         self.turns = Turns(duty.settings.state, self.epoch)

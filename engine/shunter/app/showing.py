@@ -14,10 +14,19 @@ from shunter.model.snapshot import Fleet, WorkerState
 
 
 class Showing:
-    """Looks at each tick, and says it beside all else. `busy` are workers with an operation under way: those say it themselves."""
+    """Looks at each tick, and says it beside all else. `busy` are workers with an operation under way: those say it themselves.
+    `still_leads` raises once we don't: the next engine may just have closed the gate of a pod whose worker it moves.
+    """
 
-    def __init__(self, orders: Beside, estate: Callable[[], Estate], places: Places, busy: Callable[[], Set[WorkerId]]) -> None:
-        self._orders, self._estate, self._places, self._busy = orders, estate, places, busy
+    def __init__(
+        self,
+        orders: Beside,
+        estate: Callable[[], Estate],
+        places: Places,
+        busy: Callable[[], Set[WorkerId]],
+        still_leads: Callable[[], None],
+    ) -> None:
+        self._orders, self._estate, self._places, self._busy, self._still_leads = orders, estate, places, busy, still_leads
 
     def look(self, fleet: Fleet) -> None:
         """Begin to say it of those that it isn't said of yet."""
@@ -39,6 +48,7 @@ class Showing:
     def _order(self, worker: WorkerId, pod: Pod) -> Callable[[], Coroutine[None, None, None]]:
         async def show() -> None:
             if worker not in self._busy():
+                self._still_leads()
                 await self._places.show(pod, shown=True)
 
         return show

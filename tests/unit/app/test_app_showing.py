@@ -1,11 +1,14 @@
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from shunter.act.beside import Beside
+from shunter.act.beyond import Deposed
 from shunter.app.showing import Showing
 from shunter.cluster.estate import Estate
 from shunter.cluster.pods import Being, WorkerPod
+from shunter.model.errors import Problem
 from shunter.model.ids import Incarnation, NodeId, SlotId, WorkerId
 from shunter.model.pod import Pod, Resident
 from shunter.model.snapshot import Fleet, Worker, WorkerState
@@ -38,11 +41,18 @@ def worker(**more: Any) -> Fleet:
     return Fleet(workers=(Worker(**fields),))
 
 
-async def said(found: WorkerPod, fleet: Fleet, busy: list[set[WorkerId]]) -> list[tuple[str, bool]]:
+def led() -> None: ...
+
+
+def deposed() -> None:
+    raise Deposed(Problem(code="SH551", what="another leads", remedy="-", subject="lease"))
+
+
+async def said(found: WorkerPod, fleet: Fleet, busy: list[set[WorkerId]], still_leads: Callable[[], None] = led) -> list[tuple[str, bool]]:
     places, orders = Places(), Beside(lambda: 1.0, lambda _about, _problem: None)
     estate = Estate(namespace="ns", nodes={}, agents={}, pods={found.pod.uid: found})
     answers = iter([*busy, *([busy[-1]] * 9)])
-    Showing(orders, lambda: estate, places, lambda: next(answers)).look(fleet)  # type: ignore[arg-type]
+    Showing(orders, lambda: estate, places, lambda: next(answers), still_leads).look(fleet)  # type: ignore[arg-type]
     await orders.idle()
     return places.said
 
@@ -66,3 +76,8 @@ def test_it_is_said_of_a_pod_that_dynamo_has_started_and_whose_worker_serves() -
 def test_and_of_no_other(found: WorkerPod, fleet: Fleet, busy: list[set[WorkerId]]) -> None:
     """Nor of one that an operation is about, also when that began only just now."""
     assert asyncio.run(said(found, fleet, busy)) == []
+
+
+def test_and_not_by_an_engine_that_leads_no_more() -> None:
+    """The next one may be moving that worker, and have closed the gate."""
+    assert asyncio.run(said(pod(), worker(), [set()], deposed)) == []
