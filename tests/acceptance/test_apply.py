@@ -118,11 +118,19 @@ def test_ac41_a_plan_is_carried_out_once_and_never_again(fleet: Fleet) -> None:
     assert lines[-1] == "1 succeeded"
     (record,) = operations(fleet)
     assert (record.status, record.plan) == (Status.SUCCEEDED, json.loads(file.read_text())["digest"])
-    (told,) = audited(fleet, "plan")
+    decided, told = audited(fleet, "plan")
+    assert [(o["id"], decided["plan"]) for o in decided["body"]["operations"]] == [(record.id, record.plan)]
     assert (told["what"], told["subject"]) == ("applied: 1 operation", record.plan)
     assert told["body"]["by"].partition("@")[0]
     intents = audited(fleet, "intent")
     assert [i["operation"] for i in intents] == [record.id]
+
+    replayed = fleet.shunter("audit", "replay", record.id, "--state", str(fleet.state))
+    assert "same" in replayed.stdout
+    shown = " ".join(fleet.shunter("audit", "show", record.id, "--state", str(fleet.state)).stdout.split())
+    assert "The policy save (save.yaml:3:18), as of commit " in shown
+    assert "It had found: node-a is preempted at" in shown
+    assert "makes that decision again" in shown
 
     again = apply(fleet, file)
     assert (again.returncode, again.stderr.split()[1], again.stderr.splitlines()[-1]) == (1, "SH960", "nothing was done")

@@ -197,7 +197,7 @@ def _controls() -> Iterator[str]:
 
     class Obeys(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        # What a worker's server does (uvicorn, axum). Otherwise its body waits for the acknowledgement of its head: 40 ms, not of our making.
+        # As workers' own servers do (uvicorn, axum): else a body waits for the acknowledgement of its head, 40 ms of the bench's own.
         disable_nagle_algorithm = True
 
         def do_POST(self) -> None:

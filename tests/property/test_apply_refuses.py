@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shunter.app.exact import ExactPlan
 from shunter.app.recheck import Now, moved
+from shunter.app.recording import Recording
 from shunter.decide.allowed import not_allowed
 from shunter.model.finding import Lane
 from shunter.model.ids import Digest, Epoch, Incarnation, OperationId, WorkerId, node_of
@@ -26,7 +27,7 @@ def exact_of(situation: Any) -> tuple[ExactPlan, Now]:
     plan = run(*situation).plan
     snapshot: Snapshot = series[-1]
     now = Now(at=NOW + 1, policies=POLICIES, fleet=snapshot.fleet, notices=snapshot.notices, active=state.active)
-    return ExactPlan.of(plan, (), now=NOW + 1), now
+    return ExactPlan.of(plan, Recording.of(snapshot), now=NOW + 1), now
 
 
 def asking(situation: Any) -> Any:
@@ -149,7 +150,7 @@ def test_what_is_refused_is_told_with_both_values() -> None:
     worker = Worker(id="w", role="decode", graph="g", engine="e", state=WorkerState.RUNNING, node="a", slot="a/0", incarnation=1)
     fleet = Fleet(nodes=(Node(id="a", slots=(slot("a/0", "w"),)), Node(id="b", slots=(slot("b/0"),))), workers=(worker,))
     plan = msgspec.structs.replace(run([], [Snapshot(at=NOW, fleet=fleet)], EngineState()).plan, operations=(operation,), commit="c" * 40)
-    exact = ExactPlan.of(plan, (), now=NOW)
+    exact = ExactPlan.of(plan, Recording(at=NOW, fleet=fleet), now=NOW)
     other = PolicySet(commit="d" * 40, digest="sha256:q")
     moved_on = msgspec.structs.replace(fleet, workers=(msgspec.structs.replace(worker, slot="b/0", incarnation=1),))
     said = [p.what for p in moved(exact, Now(at=NOW + 601, policies=other, fleet=moved_on), never)]

@@ -1,9 +1,12 @@
 """An exact plan: what `shunter plan --out` writes and `shunter apply` carries out, once, if the world is still the one it was made for.
 
-Its seal shows a file that was changed by accident or edited by hand. It isn't a signature: whoever may write to the engine's state folder
-may order anything.
+With it goes all that it was decided on, so that whoever carries it out can make that decision again, and keep it for the audit. Its seal
+shows a file that was changed by accident or edited by hand. It isn't a signature: whoever may write to the engine's state folder may order
+what the policies in force say, of whatever world they make up.
 """
 
+import hashlib
+import zlib
 from pathlib import Path
 from typing import Final, Literal, NoReturn, Self
 
@@ -11,15 +14,17 @@ import msgspec
 
 from shunter.app.assumed import SOURCE
 from shunter.app.private import write_private
-from shunter.model.canon import decode, digest, plain
+from shunter.app.recording import Recording
+from shunter.app.recording import decoded as recording_of
+from shunter.model.canon import decode, digest, encode, plain
 from shunter.model.errors import Problem, Rejected, Retry
 from shunter.model.ids import Digest
 from shunter.model.plan import Plan, PlannedOperation
-from shunter.model.snapshot import Notice
 from shunter.report.words import moment, span
 
-FORMAT: Final = "shunter.dev/exact-plan/v1"
+FORMAT: Final = "shunter.dev/exact-plan/v2"
 MAX_BYTES: Final = 64 * 2**20
+_MAX_RECORDING: Final = 512 * 2**20
 EXPIRES_S: Final = 600.0
 """How long a plan is good for unless said otherwise, from the time of its snapshot."""
 _AHEAD_S: Final = 5.0
@@ -27,21 +32,24 @@ _AHEAD_S: Final = 5.0
 
 
 class ExactPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file. `digest` is the plan's, `expires_at` in seconds since the epoch, `seal` a digest over all the rest."""
+    """The file. `digest` is the plan's, `expires_at` in seconds since the epoch, `recording` what it was decided on (canonical JSON,
+    compressed by zlib; base64 in the file), `seal` a digest over all the rest.
+    """
 
-    format: Literal["shunter.dev/exact-plan/v1"] = FORMAT
+    format: Literal["shunter.dev/exact-plan/v2"] = FORMAT
     digest: Digest
     expires_at: float
     plan: Plan
+    recording: bytes
     seal: Digest
 
     @classmethod
-    def of(cls, plan: Plan, notices: tuple[Notice, ...], *, now: float, lasts: float = EXPIRES_S) -> Self:
-        """Make it exact, good for `lasts` seconds from the snapshot on.
+    def of(cls, plan: Plan, recording: Recording, *, now: float, lasts: float = EXPIRES_S) -> Self:
+        """Make it exact, good for `lasts` seconds from the snapshot on. `recording` has a profile, and is what the plan was decided on.
 
         Raises Rejected: SH950 when it was made for a notice that is only assumed, SH951 when it isn't good at `now`.
         """
-        assumed = {n.id for n in notices if n.source == SOURCE}
+        assumed = {n.id for n in recording.notices if n.source == SOURCE}
         if assumed:
             raise Rejected(
                 Problem(
@@ -58,12 +66,24 @@ class ExactPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                     remedy="Plan on the live fleet; what was recorded long ago can be looked at, not carried out",
                 )
             )
-        return cls(digest=plan.digest, expires_at=plan.at + lasts, plan=plan, seal=_seal(plan, plan.at + lasts))
+        packed, expires_at = zlib.compress(encode(recording)), plan.at + lasts
+        return cls(digest=plan.digest, expires_at=expires_at, plan=plan, recording=packed, seal=_seal(plan, expires_at, packed))
 
     @property
     def operations(self) -> tuple[PlannedOperation, ...]:
         """What is carried out: not what preview policies decided."""
         return tuple(o for o in self.plan.operations if not o.preview)
+
+    def basis(self) -> Recording:
+        """What it was decided on. Raises Rejected SH953 when that is no recording."""
+        unpacking = zlib.decompressobj()
+        try:
+            data = unpacking.decompress(self.recording, _MAX_RECORDING)
+            if not unpacking.eof:
+                _refuse(self.digest, "what it was decided on is cut off, or has more than can be read")
+            return recording_of(data)
+        except (zlib.error, msgspec.DecodeError, ValueError) as error:
+            _refuse(self.digest, f"what it was decided on can't be read: {error}")
 
 
 def save(exact: ExactPlan, path: Path) -> None:
@@ -104,12 +124,14 @@ def verify(exact: ExactPlan, subject: str) -> None:
     """Raises Rejected SH953 when digest or seal aren't those of what it holds."""
     if exact.digest != exact.plan.digest:
         _refuse(subject, f"it says that its plan is {exact.digest}, and the plan in it is {exact.plan.digest}")
-    if exact.seal != _seal(exact.plan, exact.expires_at):
-        _refuse(subject, f"its seal is {exact.seal}, and that of what it holds is {_seal(exact.plan, exact.expires_at)}")
+    seal = _seal(exact.plan, exact.expires_at, exact.recording)
+    if exact.seal != seal:
+        _refuse(subject, f"its seal is {exact.seal}, and that of what it holds is {seal}")
 
 
-def _seal(plan: Plan, expires_at: float) -> Digest:
-    return digest({"digest": plan.digest, "expires_at": expires_at, "format": FORMAT})
+def _seal(plan: Plan, expires_at: float, recording: bytes) -> Digest:
+    decided_on = hashlib.sha256(recording).hexdigest()
+    return digest({"digest": plan.digest, "expires_at": expires_at, "format": FORMAT, "recording": decided_on})
 
 
 def _refuse(subject: str, why: str) -> NoReturn:

@@ -70,9 +70,11 @@ class Keeper:
         snapshots: Sequence[Snapshot],
         state: EngineState,
         profile: Profile,
+        unknown: tuple[float, ...] = (),
+        unpictured: tuple[float, ...] = (),
     ) -> bool:
         """Take what was decided on, if a record says that a plan changed or that something is to be done. Doesn't block; True if it was
-        taken.
+        taken. `unknown` and `unpictured` as in `Decided`.
         """
         if self._settings.inputs <= 0 or not any(map(_acts, records)):
             return False
@@ -81,7 +83,17 @@ class Keeper:
         def keep(store: Inputs) -> None:
             files = self._sources(policies)
             store.keep(
-                Decided(plan=plan, policies=policies, files=files, snapshots=seen, state=state, profile=rates, version=version("shunter"))
+                Decided(
+                    plan=plan,
+                    policies=policies,
+                    files=files,
+                    snapshots=seen,
+                    state=state,
+                    profile=rates,
+                    version=version("shunter"),
+                    unknown=unknown,
+                    unpictured=unpictured,
+                )
             )
 
         try:

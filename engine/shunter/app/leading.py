@@ -33,8 +33,10 @@ from shunter.app.graphs import Graphs, known
 from shunter.app.heeding import Haste, Heard, Heeding
 from shunter.app.housed import Housed
 from shunter.app.keeping import Keeping
+from shunter.app.looking import Seen
 from shunter.app.origins import Origins
 from shunter.app.overtaken import overtaken
+from shunter.app.preview import Preview, decided
 from shunter.app.recheck import Now
 from shunter.app.roster import Roster
 from shunter.app.sendings import Sendings
@@ -166,7 +168,12 @@ class Leading:
             tell=lambda slot, problem: self.voice.tell_or_clear(f"reserved {slot}", problem),
         )
         self.applications = Applications(
-            duty.settings.state, store, self._accept, lambda plan, what, body: self.voice.record(RecordKind.PLAN, plan, what, body)
+            duty.settings.state,
+            store,
+            decide=lambda policies, recording: decided(policies, Seen(recording=recording), duty.profile, self.rules),
+            note=self._note,
+            accept=self._accept,
+            tell=lambda plan, what, body: self.voice.record(RecordKind.PLAN, plan, what, body),
         )
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -262,7 +269,7 @@ class Leading:
             self.take_back(policies)
         self.unfencing.look(duty.scene.fleet, duty.scene.notices, now)
         self.freeing.look(duty.scene.fleet)
-        self._apply(snapshot, now, policies)
+        await self._apply(snapshot, now, policies)
         if policies is None or not duty.looks_ahead:
             self.scheduler.pump()
             return
@@ -342,8 +349,22 @@ class Leading:
         self.origins.planned(plan)
         self.scheduler.accept(plan)
 
-    def _apply(self, snapshot: Snapshot, now: float, policies: PolicySet | None) -> None:
+    def _note(self, found: Preview) -> None:
+        """A decision that was made elsewhere is carried out here."""
+        assert found.recording is not None
+        assert found.known is not None
+        records = self.tracker.besides(found.evaluation, self.duty.clock(), self.epoch, found.snapshot.fleet)
+        self._write(records)
+        if self.keeping and self.watch.now is None:
+            made_on = found.known.snapshots, found.recording.state, found.recording.profile or self.duty.profile
+            self.keeping.keeper.offer(
+                records, found.evaluation, found.policies, *made_on, unknown=found.known.unknown, unpictured=found.known.unpictured
+            )
+
+    async def _apply(self, snapshot: Snapshot, now: float, policies: PolicySet | None) -> None:
         """Look at the plans that were handed over. On a disk that takes no writes they wait."""
+        if self.applications.wait():
+            await self.aside.call(lambda: self.applications.weigh(policies))
 
         def budgets(operations: Sequence[PlannedOperation]) -> Mapping[OperationId, str]:
             if policies is None:

@@ -14,7 +14,7 @@ from shunter.app.recording import Recording
 from shunter.app.settings import Settings
 from shunter.app.sources import source_of
 from shunter.app.turns import turns
-from shunter.app.unseen import veiled
+from shunter.app.unseen import Veiled, veiled
 from shunter.decide.evaluate import evaluate
 from shunter.decide.profile import Profile
 from shunter.lang.bulk import BulkCelRules
@@ -38,6 +38,8 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     """How fast workers compute context again, by GPU model."""
     recording: Recording | None = None
     """All that it was decided on; None only where a test made the preview."""
+    known: Veiled | None = None
+    """What was known of the recording's past; None as with `recording`."""
 
 
 async def preview(
@@ -64,17 +66,19 @@ def preview_again(recording: Recording, policies: PolicySet, notices: Sequence[A
 def decided(policies: PolicySet, seen: Seen, profile: Profile | None = None, rules: Rules | None = None) -> Preview:
     """Decide on what was seen: the only place where a preview of any kind does. `rules` can be shared between calls."""
     recording = seen.recording
-    snapshots, careful, unseen = veiled(recording, policies, rules or BulkCelRules())
+    rules = rules or BulkCelRules()
+    known = veiled(recording, policies, rules)
     rates = recording.profile or profile or Profile()
-    evaluation = evaluate(policies, snapshots, recording.state, recording.at, careful, rates)
+    evaluation = evaluate(policies, known.snapshots, recording.state, recording.at, known.rules(rules), rates)
     return Preview(
-        snapshot=snapshots[-1],
+        snapshot=known.snapshots[-1],
         evaluation=evaluation,
         policies=policies,
         unreachable=seen.unreachable,
-        remarks=(*seen.remarks, *unseen),
-        again=rates_of(policies, snapshots[-1].fleet),
-        recording=recording,
+        remarks=(*seen.remarks, *known.remarks),
+        again=rates_of(policies, known.snapshots[-1].fleet),
+        recording=msgspec.structs.replace(recording, profile=rates),
+        known=known,
     )
 
 

@@ -134,14 +134,16 @@ def load(path: Path) -> Recording:
     try:
         if (size := path.stat().st_size) > MAX_BYTES:
             raise _invalid(path, f"it has {size:,} bytes, more than a recording can have")
-        return _whole(decode(path.read_bytes(), Recording))
+        return decoded(path.read_bytes())
     except OSError as error:
         raise _invalid(path, f"it can't be read: {error.strerror}") from error
     except (msgspec.DecodeError, ValueError) as error:
         raise _invalid(path, f"it isn't a recorded snapshot: {error}") from error
 
 
-def _whole(recording: Recording) -> Recording:
+def decoded(data: bytes) -> Recording:
+    """Read its JSON. Raises ValueError and msgspec.DecodeError."""
+    recording = decode(data, Recording)
     known = len(recording.sightings)
     if any(past.seen is not None and not 0 <= past.seen < known for past in recording.history):
         raise ValueError(f"its history names a fleet that isn't among its {known} sightings")

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from shunter.app.unseen import careful
 from shunter.audit.filter import Filter, operations_of
 from shunter.audit.inputs import NOT_KEPT, Inputs, Kept, KeptFile, gone, inputs_path
 from shunter.audit.journal import Journal
@@ -103,7 +104,8 @@ def _again(inputs: Inputs, made: Sealed, kept: Kept) -> Replay:
     policies = _policies(inputs, kept)
     snapshots = [_snapshot(inputs, which, exact=not kept.left_out) for which in kept.snapshots]
     state, profile = inputs.state(kept), decode(inputs.profile(kept), Profile)
-    evaluation = evaluate(policies, snapshots, state, kept.plan.at, CelRules(), profile)
+    rules = careful(CelRules(), kept.unknown, kept.unpictured)
+    evaluation = evaluate(policies, snapshots, state, kept.plan.at, rules, profile)
     plan = evaluation.plan
     if kept.left_out:
         plan = msgspec.structs.replace(plan, snapshot=kept.plan.snapshot)

@@ -63,16 +63,36 @@ class Unseen:
         return Undecided(inputs=tuple((name, why) for name in names)) if names else None
 
 
-def veiled(recording: Recording, policies: PolicySet, rules: Rules) -> tuple[list[Snapshot], Rules, tuple[str, ...]]:
-    """The recording's snapshots, rules that don't answer what isn't known of them, and what a reader must know, in sentences."""
+class Veiled(msgspec.Struct, frozen=True, kw_only=True):
+    """A recording's snapshots, oldest first, the times (seconds since the epoch, ascending) at which the fleet isn't known, those at which
+    the fleet is and its images aren't, and what a reader must know of that, in sentences.
+    """
+
+    snapshots: tuple[Snapshot, ...]
+    unknown: tuple[float, ...] = ()
+    unpictured: tuple[float, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    def rules(self, rules: Rules) -> Rules:
+        """The rules, but that they don't answer what isn't known."""
+        return careful(rules, self.unknown, self.unpictured)
+
+
+def careful(rules: Rules, unknown: Sequence[float], unpictured: Sequence[float]) -> Rules:
+    """Rules that don't answer what nobody saw at these times: see `Veiled`."""
+    return Unseen(rules, frozenset(unknown), frozenset(unpictured)) if unknown or unpictured else rules
+
+
+def veiled(recording: Recording, policies: PolicySet, rules: Rules) -> Veiled:
+    """What is known of the recording's past, for a decision by these policies."""
     past = [one for one in recording.history if one.at < recording.at]
     images = any(_looks_back(p, rules, 0.0, _images) for p in policies.policies)
     snapshots = recording.snapshots(images=images)
     if not past:
-        return snapshots, rules, ()
+        return Veiled(snapshots=tuple(snapshots))
     unknown = frozenset(one.at for one in past if one.seen is None)
     unpictured = frozenset(one.at for one in past if one.images is None) - unknown
-    careful, remarks = Unseen(rules, unknown, unpictured), list[str]()
+    remarks: list[str] = []
     if unknown and (told := _told(policies, rules, recording.at - max(unknown), reads_fleet)):
         remarks.append(_remark(max(unknown), told))
     if unpictured and (told := _told(policies, rules, recording.at - max(unpictured), _images)):
@@ -80,7 +100,7 @@ def veiled(recording: Recording, policies: PolicySet, rules: Rules) -> tuple[lis
     if unknown and any(_follows(p) for p in policies.policies):
         # what the planner wants is compared with the workers that there were
         snapshots = [_without_pools(s) if s.at in unknown else s for s in snapshots]
-    return snapshots, careful, tuple(remarks)
+    return Veiled(snapshots=tuple(snapshots), unknown=tuple(sorted(unknown)), unpictured=tuple(sorted(unpictured)), remarks=tuple(remarks))
 
 
 def _remark(at: float, policies: Sequence[str]) -> str:

@@ -68,6 +68,21 @@ class Tracker(msgspec.Struct, frozen=True, kw_only=True):
         after = msgspec.structs.replace(self, seen=seen, tick=self.tick + 1)
         return after._plan(evaluation.plan, stamp, records)
 
+    def besides(self, evaluation: Evaluation, at: float, epoch: Epoch, fleet: Fleet) -> tuple[Record, ...]:
+        """The records of a decision that was made elsewhere and is carried out here, as `observe` makes them: every finding that acts,
+        those that this tracker doesn't have already, and the plan. It is no tick: the next one isn't compared with it.
+        """
+        stamp, records = _Stamp(evaluation.plan, at, epoch, _Pretending(fleet), self.tick), list[Record]()
+        for chapter in chapters(evaluation.findings):
+            known = self.seen.get(chapter.policy, {})
+            for place, (subject, brief) in enumerate(zip(chapter.subjects, chapter.briefs, strict=True)):
+                one = known.get(subject)
+                said = one is not None and (one[0], one[1], shape(one[2])) == (brief.verdict, brief.gate, shape(brief.reason))
+                if brief.verdict is Verdict.ACT or not (said or brief.verdict is Verdict.PASS):
+                    now = Seen(brief.verdict, brief.gate, brief.reason, at, self.tick, subject in stamp.pretending.subjects)
+                    records.append(stamp.finding(chapter.tell(place), None, now))
+        return (*records, stamp.planned(None))
+
     def _plan(self, plan: Plan, stamp: "_Stamp", records: list[Record]) -> "tuple[Tracker, tuple[Record, ...]]":
         planned = tuple(_outline(operation) for operation in plan.operations)
         if planned == self.planned:

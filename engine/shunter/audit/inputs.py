@@ -71,7 +71,8 @@ class KeptFile(msgspec.Struct, frozen=True, kw_only=True):
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
     """One decision: the plan, without its operations, and what it was made on. `snapshots` are ids, oldest first; `version` is Shunter's;
-    `left_out` names what was taken out of the snapshots, or of the state, before they were kept.
+    `left_out` names what was taken out of the snapshots, or of the state, before they were kept. `unknown` and `unpictured` are as in
+    `Decided`.
     """
 
     plan: Plan
@@ -81,10 +82,14 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     profile: Digest
     version: str
     left_out: tuple[str, ...] = ()
+    unknown: tuple[float, ...] = ()
+    unpictured: tuple[float, ...] = ()
 
 
 class Decided(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision to keep. `profile` is its canonical bytes, `files` those of policy files by path and blob, as far as they are known."""
+    """A decision to keep. `profile` is its canonical bytes, `files` those of policy files by path and blob, as far as they are known.
+    `unknown` and `unpictured` are the times at which nobody saw the fleet, or its images: one that was made elsewhere can have some.
+    """
 
     plan: Plan
     policies: PolicySet
@@ -93,6 +98,8 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
     state: EngineState
     profile: bytes
     version: str
+    unknown: tuple[float, ...] = ()
+    unpictured: tuple[float, ...] = ()
 
 
 class Inputs:
@@ -131,6 +138,8 @@ class Inputs:
                 profile=self._blob(plan.digest, decided.profile),
                 version=decided.version,
                 left_out=tuple(sorted({*self._left_out(decided.snapshots), *changed})),
+                unknown=decided.unknown,
+                unpictured=decided.unpictured,
             )
             self._db.execute("INSERT INTO decisions VALUES (?, ?, ?)", [plan.digest, plan.at, encode(kept)])
 

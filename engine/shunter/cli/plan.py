@@ -81,7 +81,9 @@ def plan(
     notices = [assumed(text) for text in notice or ()]
     now = time.time()
     seen = _recorded(config, snapshot, directory, notices) if snapshot else _looked(config, directory, notices, now, moment("--at", at))
-    exact = ExactPlan.of(seen.evaluation.plan, seen.snapshot.notices, now=now, lasts=lasts) if out is not None else None
+    exact = None
+    if out is not None and seen.recording is not None:
+        exact = ExactPlan.of(seen.evaluation.plan, seen.recording, now=now, lasts=lasts)
     _show(seen, output, link)
     if out is not None and exact is not None:
         save(exact, out)

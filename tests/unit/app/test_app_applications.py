@@ -2,27 +2,32 @@
 
 import os
 import stat
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from random import Random
 
 import msgspec
 import pytest
-from shunter.app import inbox
+from shunter.app import exact, inbox
 from shunter.app.applications import Applications
 from shunter.app.exact import ExactPlan
 from shunter.app.inbox import KEPT_S, Answer, Request, Ticket, tidy, waiting
+from shunter.app.preview import Preview
 from shunter.app.recheck import Now
+from shunter.app.recording import Recording
+from shunter.model.canon import encode
 from shunter.model.errors import Problem, Rejected, Retry, Stalled
 from shunter.model.ids import Commit, Digest, OperationId
 from shunter.model.operation import OperationRecord
-from shunter.model.plan import Plan
+from shunter.model.plan import Evaluation, Plan
 from shunter.model.policy import PolicySet
-from shunter.model.snapshot import Fleet
+from shunter.model.snapshot import Fleet, Snapshot
 
 NOW = 1_800_000_000.0
 PLAN = Plan(at=NOW, commit=Commit("c"), policy_set=Digest("sha256:p"), snapshot=Digest("sha256:s"))
-EXACT = ExactPlan.of(PLAN, (), now=NOW)
+RECORDING = Recording(at=NOW, fleet=Fleet())
+EXACT = ExactPlan.of(PLAN, RECORDING, now=NOW)
 WORLD = Now(at=NOW + 1, policies=PolicySet(commit=Commit("c"), digest=Digest("sha256:p")), fleet=Fleet())
 
 
@@ -37,8 +42,11 @@ class Engine:
         self.state = state
         self.plans: list[Digest] = []
         self.told: list[str] = []
+        self.noted: list[Digest] = []
         self.ends_at = ""
         self.stalls = False
+        self.says: Plan | None = None
+        """What the policies in force make of what a plan was decided on; None: that very plan."""
 
     def get(self, operation: OperationId) -> OperationRecord | None:
         return None
@@ -51,8 +59,18 @@ class Engine:
         if self.stalls:
             raise Stalled(Problem(code="SH501", what="disk full", remedy="free it"))
         assert plan.digest not in self.plans, "carried out twice"
+        assert plan.digest in self.noted, "what it was decided on isn't known"
         self.plans.append(plan.digest)
         self._perhaps("after accepting")
+
+    def decide(self, policies: PolicySet, recording: Recording) -> Preview:
+        plan = self.says or msgspec.structs.replace(PLAN, at=recording.at)
+        snapshot = Snapshot(at=recording.at, fleet=recording.fleet)
+        return Preview(snapshot=snapshot, evaluation=Evaluation(findings=(), plan=plan), policies=policies)
+
+    def note(self, found: Preview) -> None:
+        self._perhaps("before noting")
+        self.noted.append(found.evaluation.plan.digest)
 
     def tell(self, _digest: Digest, what: str, _body: dict[str, object]) -> None:
         self._perhaps("before telling")
@@ -64,11 +82,13 @@ class Engine:
             raise Crash
 
     def tick(self, now: Now = WORLD) -> None:
-        Applications(self.state, self, self.accept, self.tell).settle(now)
+        applications = Applications(self.state, self, self.decide, self.note, self.accept, self.tell)
+        applications.weigh(now.policies)
+        applications.settle(now)
 
 
-def submit(state: Path, exact: ExactPlan = EXACT) -> Ticket:
-    return Ticket.submit(state, Request(by="ada", at=NOW, exact=exact))
+def submit(state: Path, asked: ExactPlan = EXACT) -> Ticket:
+    return Ticket.submit(state, Request(by="ada", at=NOW, exact=asked))
 
 
 def test_a_plan_is_carried_out_and_answered(tmp_path: Path) -> None:
@@ -98,7 +118,7 @@ def test_the_same_plan_applied_twice_at_once_is_carried_out_once(tmp_path: Path)
     assert [p.code for p in answer.problems] == ["SH960"]
 
 
-@pytest.mark.parametrize("point", ["before accepting", "after accepting", "before telling"])
+@pytest.mark.parametrize("point", ["before noting", "before accepting", "after accepting", "before telling"])
 def test_an_engine_that_ends_in_between_neither_loses_nor_repeats(tmp_path: Path, point: str) -> None:
     engine, ticket = Engine(tmp_path), submit(tmp_path)
     engine.ends_at = point
@@ -123,6 +143,42 @@ def test_a_second_request_does_not_get_the_first_ones_yes(tmp_path: Path) -> Non
     answer = ticket.answer()
     assert answer is not None
     assert answer.problems
+
+
+def test_a_plan_that_the_policies_dont_make_of_what_it_was_decided_on_is_refused(tmp_path: Path) -> None:
+    engine, ticket = Engine(tmp_path), submit(tmp_path)
+    engine.says = msgspec.structs.replace(PLAN, snapshot=Digest("sha256:t"))
+    engine.tick()
+    answer = ticket.answer()
+    assert answer is not None
+    assert [p.code for p in answer.problems] == ["SH948"]
+    assert engine.says.digest[7:19] in answer.problems[0].what
+    assert (engine.plans, engine.noted) == ([], [])
+
+
+def test_what_comes_after_the_others_were_weighed_waits(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    applications = Applications(tmp_path, engine, engine.decide, engine.note, engine.accept, engine.tell)
+    assert not applications.wait()
+    applications.weigh(WORLD.policies)
+    ticket = submit(tmp_path)
+    assert applications.wait()
+    applications.settle(WORLD)
+    assert ticket.answer() is None
+    engine.tick()
+    assert ticket.answer() == Answer(at=NOW + 1)
+
+
+@pytest.mark.parametrize("broken", [b"", b"zlib?", zlib.compress(b"[]"), zlib.compress(encode(RECORDING))[:-1]])
+def test_what_came_with_a_plan_can_be_anything(tmp_path: Path, broken: bytes) -> None:
+    """Sealed anew, as whoever may write to the inbox can."""
+    seal = exact._seal(PLAN, EXACT.expires_at, broken)
+    engine, ticket = Engine(tmp_path), submit(tmp_path, msgspec.structs.replace(EXACT, recording=broken, seal=seal))
+    engine.tick()
+    answer = ticket.answer()
+    assert answer is not None
+    assert [p.code for p in answer.problems] == ["SH953"]
+    assert engine.plans == []
 
 
 def test_what_moved_is_answered_and_the_plan_stays_unused(tmp_path: Path) -> None:
@@ -260,7 +316,8 @@ def test_nothing_waits_where_nothing_was_ever_asked(tmp_path: Path) -> None:
 def test_whatever_ends_when_each_plan_gets_one_yes_and_each_request_an_answer(tmp_path: Path, seed: int) -> None:
     """Requests come and go, engines end at any point: as many plans are carried out as requests got a yes, and each at most once."""
     dice, engine = Random(seed), Engine(tmp_path)
-    plans = [ExactPlan.of(msgspec.structs.replace(PLAN, at=NOW + n / 8), (), now=NOW + 1) for n in range(3)]
+    times = [NOW + n / 8 for n in range(3)]
+    plans = [ExactPlan.of(msgspec.structs.replace(PLAN, at=at), Recording(at=at, fleet=Fleet()), now=NOW + 1) for at in times]
     tickets: list[tuple[Ticket, Digest]] = []
     withdrawn: set[str] = set()
     for _ in range(25):
@@ -273,7 +330,7 @@ def test_whatever_ends_when_each_plan_gets_one_yes_and_each_request_an_answer(tm
                 if ticket.withdraw():
                     withdrawn.add(ticket.name)
             case "crash":
-                engine.ends_at = dice.choice(["before accepting", "after accepting", "before telling"])
+                engine.ends_at = dice.choice(["before noting", "before accepting", "after accepting", "before telling"])
                 with suppress(Crash):
                     engine.tick()
                 engine.ends_at = ""

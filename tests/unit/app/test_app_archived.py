@@ -6,6 +6,7 @@ from shunter.act.expect import unmet
 from shunter.app.exact import ExactPlan
 from shunter.app.housed import _without
 from shunter.app.recheck import Now, moved
+from shunter.app.recording import Recording
 from shunter.backtest.world import carried_out
 from shunter.model.ids import Commit, Digest, ImageId, Incarnation, NodeId, OperationId, PolicyName, SlotId, WorkerId
 from shunter.model.plan import OperationKind, Plan, PlannedOperation, Preconditions
@@ -80,7 +81,7 @@ def test_a_restore_begins_with_an_image_that_the_archive_alone_has() -> None:
 def test_an_exact_plan_holds_while_its_image_can_be_had_where_it_goes(seen: Fleet, said: str) -> None:
     plan = Plan(at=NOW, commit=Commit("c"), policy_set=Digest("sha256:p"), snapshot=Digest("sha256:s"), operations=(RESTORE,))
     now = Now(at=NOW + 1, policies=PolicySet(commit=Commit("c"), digest=Digest("sha256:p")), fleet=seen)
-    problems = moved(ExactPlan.of(plan, (), now=NOW), now, lambda _operation: False)
+    problems = moved(ExactPlan.of(plan, Recording(at=NOW, fleet=seen), now=NOW), now, lambda _operation: False)
     assert [p.code for p in problems] == (["SH957"] if said else [])
     assert said in "".join(p.what for p in problems)
 

@@ -35,11 +35,15 @@ from shunter.model.operation import EngineState, OperationRecord, Outcome, Statu
 from shunter.model.plan import OperationKind, Plan, PlannedOperation, Preconditions
 from shunter.model.policy import PolicySet
 from shunter.model.sample import Known, Missing, Sample, Stale
-from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Samples, Snapshot
+from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Samples, Snapshot, Worker, WorkerState
 from shunter.model.source import Revision, SourceFile
 from shunter.observe.recorded import load as load_snapshot
 
 NOW = 1_800_000_000.0
+LOST = Worker(
+    id=WorkerId("w"), role="decode", graph="g", engine="e", state=WorkerState.LOST, node=None, slot=None, incarnation=Incarnation(0)
+)
+SEEN = Recording(at=NOW, fleet=Fleet(workers=(LOST,)))
 
 
 def operation(name: str = "move-1", *, preview: bool = False, lane: Lane = "voluntary") -> PlannedOperation:
@@ -55,11 +59,12 @@ def plan(*operations: PlannedOperation, at: float = NOW) -> Plan:
 
 
 def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
-    made = ExactPlan.of(plan(operation(), operation("move-2", preview=True)), (), now=NOW + 5)
+    made = ExactPlan.of(plan(operation(), operation("move-2", preview=True)), SEEN, now=NOW + 5)
     save(made, tmp_path / "plan.json")
     assert stat.S_IMODE((tmp_path / "plan.json").stat().st_mode) == 0o600
     assert load(tmp_path / "plan.json") == made
     assert made.expires_at == NOW + 600
+    assert made.basis() == SEEN
     assert [o.id for o in made.operations] == ["move-1"]
     assert list(tmp_path.iterdir()) == [tmp_path / "plan.json"]
 
@@ -84,7 +89,7 @@ def changed(document: dict, path: tuple[object, ...]) -> bytes:
 
 
 def test_any_changed_value_is_found() -> None:
-    document = json.loads(to_json(ExactPlan.of(plan(operation()), (), now=NOW)))
+    document = json.loads(to_json(ExactPlan.of(plan(operation()), SEEN, now=NOW)))
     paths = leaves(document)
     assert len(paths) > 20
     for path in paths:
@@ -93,7 +98,7 @@ def test_any_changed_value_is_found() -> None:
         assert caught.value.problem.code == "SH953", path
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b'{"format": "shunter.dev/exact-plan/v2"}', b"\xff"])
+@pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b'{"format": "shunter.dev/exact-plan/v1"}', b"\xff"])
 def test_what_is_no_plan_is_refused(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_bytes(data)
     with pytest.raises(Rejected) as caught:
@@ -106,21 +111,21 @@ def test_a_file_that_is_not_there_or_cannot_be_written(tmp_path: Path) -> None:
         load(tmp_path / "nothing.json")
     assert "can't be read" in caught.value.problem.what
     with pytest.raises(Retry) as away:
-        save(ExactPlan.of(plan(), (), now=NOW), tmp_path / "no folder" / "plan.json")
+        save(ExactPlan.of(plan(), SEEN, now=NOW), tmp_path / "no folder" / "plan.json")
     assert away.value.problem.code == "SH952"
 
 
 def test_what_is_assumed_or_past_cannot_be_carried_out() -> None:
     notices = with_assumed((), [Assumed(node=NodeId("a"), kind=NoticeKind.GONE, lead=None)], NOW, {NodeId("a")})
     with pytest.raises(Rejected) as caught:
-        ExactPlan.of(plan(operation()), notices, now=NOW)
+        ExactPlan.of(plan(operation()), msgspec.structs.replace(SEEN, notices=notices), now=NOW)
     assert caught.value.problem.code == "SH950"
     with pytest.raises(Rejected) as late:
-        ExactPlan.of(plan(operation()), (), now=NOW + 600)
+        ExactPlan.of(plan(operation()), SEEN, now=NOW + 600)
     assert late.value.problem.code == "SH951"
     assert "it isn't good at 2027-01-15 08:10:00 UTC" in late.value.problem.what.replace("the plan", "it")
     with pytest.raises(Rejected):
-        ExactPlan.of(plan(operation()), (), now=NOW - 6)
+        ExactPlan.of(plan(operation()), SEEN, now=NOW - 6)
 
 
 # -- recordings

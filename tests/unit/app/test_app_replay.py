@@ -14,9 +14,14 @@ from shunter.act.lease import Lease
 from shunter.act.store import Store
 from shunter.app.degraded import Watch
 from shunter.app.engine import Engine
+from shunter.app.exact import ExactPlan
+from shunter.app.inbox import Answer, Request, Ticket
 from shunter.app.keeping import Keeper, Keeping
 from shunter.app.leading import Leading
+from shunter.app.looking import Seen as Looked
 from shunter.app.policies import PolicyFeed
+from shunter.app.preview import decided
+from shunter.app.recording import Past, Recording
 from shunter.app.replay import Replay
 from shunter.app.replay import replay as again_from
 from shunter.app.room import Room, suiting
@@ -31,7 +36,7 @@ from shunter.model.errors import Problem, Rejected
 from shunter.model.ids import Incarnation, NodeId, NoticeId, SlotId, WorkerId
 from shunter.model.record import Record, RecordKind, Sealed
 from shunter.model.sample import Known
-from shunter.model.snapshot import Fleet, Node, Notice, NoticeKind, Samples, Slot, Worker, WorkerState
+from shunter.model.snapshot import Fleet, Node, Notice, NoticeKind, Samples, Slot, Snapshot, Worker, WorkerState
 from shunter.model.units import Bytes, Duration
 from shunter.observe.inventory import Inventory
 
@@ -153,6 +158,41 @@ async def test_every_plan_comes_out_the_same_byte_for_byte(stage: Stage, tmp_pat
         assert (again.again, again.plan, again.remarks) == (sealed.record.plan, sealed.record.plan, ())
     rebalanced = next(s for s in made if "leave-old" in str(s.record.body) and s.record.kind is RecordKind.PLAN)
     assert replay(tmp_path, str(rebalanced.seq)).snapshots > 3, "`for` needs the earlier ones"
+
+
+@pytest.mark.parametrize("knows", [True, False])
+async def test_what_a_plan_that_was_applied_was_decided_on_is_kept(stage: Stage, tmp_path: Path, knows: bool) -> None:
+    """`knows`: the engine has said the same already. Nobody saw the fleet of the plan's past, so that `for` hasn't passed."""
+    leading, story, keeper = stage()
+    leading.scheduler.accept = lambda _plan: None  # type: ignore[method-assign,assignment]
+    leading.duty.decides = knows
+    await leading.following.once()
+    story.going = True
+    await leading.tick(START)
+    policies = leading.duty.feed.current
+    assert policies is not None
+    seen, at = leading.duty.scene, START + 0.5
+    now = Snapshot(at=at, fleet=seen.fleet, samples=await story.measure(None, None, at), notices=seen.notices)
+    history = tuple(Past(at=now.at - ago, samples=now.samples) for ago in (4.0, 3.0, 2.0, 1.0))
+    found = decided(policies, Looked(recording=Recording.of(now, history, profile=leading.duty.profile)))
+    assert found.recording is not None
+    assert "leave-old" in "".join(found.remarks)
+    exact = ExactPlan.of(found.evaluation.plan, found.recording, now=now.at)
+    ticket = Ticket.submit(tmp_path, Request(by="ada", at=START, exact=exact))
+    before = len(decisions(tmp_path))
+    await leading.tick(START + 1)
+    assert ticket.answer() == Answer(at=START + 1)
+    keeper.close()
+    acts, plan, applied = (s for s in decisions(tmp_path)[before:] if s.record.plan == exact.digest or s.record.subject == exact.digest)
+    assert (acts.record.subject, acts.record.body["policy"], acts.record.commit) == ("w", "save", policies.commit)
+    assert applied.record.what == "applied: 1 operation"
+    with Journal(tmp_path / "audit.db", read_only=True) as journal:
+        held = [s for s in journal.stream() if s.record.plan == exact.digest and s.record.body.get("policy") == "leave-old"]
+    assert [s.record.body["gate"] for s in held] == ([] if knows else ["for"]), "what is held is told, if it isn't yet"
+    for sealed in (acts, plan, *held):
+        again = replay(tmp_path, str(sealed.seq))
+        assert again.same, again.differs
+        assert (again.again, again.snapshots) == (exact.digest, 5)
 
 
 async def test_what_did_not_change_costs_nothing(stage: Stage, tmp_path: Path) -> None:
