@@ -390,6 +390,11 @@ class Node:
         self.networks[worker] = network
         self.exits.watch(worker, process)
 
+    def _is_in_an_image(self, row: WorkerRow) -> bool:
+        """It stood still, and its image is whole: that is the worker now. What its container starts again is another, under its name."""
+        frozen = self.journal.entry(row.operation, "freeze") if row.spec.worker in self.frozen else None
+        return frozen is not None and frozen.state == "done"
+
     def worker_ended(self, worker: str, status: int) -> None:
         """Its process ended, and no order did it: it leaves this node. Where the runtime finds it, or can't tell, it stays."""
         row = self.journal.worker(worker)
@@ -402,7 +407,7 @@ class Node:
         try:
             with self.journal.batch():
                 self.journal.drop_worker(worker)
-                if row.spec.pod is not None:
+                if row.spec.pod is not None and not self._is_in_an_image(row):
                     self.journal.forget_started(f"pod/{row.spec.pod.uid}")  # its container may be started again (see `residents`)
                 if row.operation:
                     self.journal.undo(row.operation, ("fence", "freeze", "resume"), self.clock(), "the worker's process ended by itself")

@@ -298,6 +298,23 @@ async def test_one_that_serves_is_never_tidied_away_however_old_our_copy_is(benc
     assert not bench.get(pod.name)["metadata"].get("deletionTimestamp")
 
 
+async def test_what_was_made_under_another_name_of_the_lease_is_still_looked_after(bench: Bench) -> None:
+    left = await asyncio.to_thread(bench.make, "decode-0", "node-a", **HASH)
+    renamed = Pods(bench.api, bench.estate, "shunter.renamed", "shunter")
+    others = Pods(bench.api, bench.estate, "elsewhere.test", "shunter")
+    pod = await bench.pods.prepare(record(), AT_B, left, DECODE, go_on)
+    assert pod is not None
+    bench.until_seen(lambda e: pod.uid in e.pods)
+    assert await renamed.prepare(record(), AT_B, left, DECODE, go_on) == pod
+    with pytest.raises(Rejected, match="didn't make"):
+        await others.prepare(record(), AT_B, left, DECODE, go_on)
+    await others.withdraw(record())
+    assert await others.tidy(*OVER, {}, *ANSWER) == []
+    assert pod.name in bench.names()
+    await renamed.withdraw(record())
+    assert pod.name not in bench.names()
+
+
 async def test_what_nobody_came_to_goes_once_its_operation_is_over_and_others_are_left_alone(bench: Bench) -> None:
     left = await asyncio.to_thread(bench.make, "decode-0", "node-a")
     pod = await bench.pods.prepare(record(), AT_B, left, DECODE, go_on)

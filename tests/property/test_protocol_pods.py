@@ -303,6 +303,21 @@ async def test_a_move_that_an_agent_refuses_leaves_one_pod(worlds: Callable[[], 
         assert "u1" not in world.places.pods
 
 
+@pytest.mark.parametrize("kind", [MOVE, PARK])
+@pytest.mark.parametrize("framed", [True, False])
+async def test_nothing_starts_in_the_pod_of_a_worker_that_is_in_its_image(
+    worlds: Callable[[], PodWorld], kind: OperationKind, *, framed: bool
+) -> None:
+    """It died while it stood still. Its controller makes another pod, with another name; without an image it may start where it was."""
+    world = worlds()
+    world.named = {("a", "freeze"): ["refuse-after" if framed else "dies"], ("a", "thaw"): ["dies"]}
+    record = await carry(world, kind)
+    assert record is not None
+    assert record.outcome is not None
+    assert (record.outcome.status, record.outcome.image is not None) == (Status.FAILED, framed)
+    assert set(world.places.pods) - {"u2"} == (set() if framed else {"u1"})
+
+
 @pytest.mark.parametrize("failure", [Retry, Unknown, Rejected, Crash])
 @pytest.mark.parametrize("back", [False, True])
 async def test_a_move_that_is_tried_twice_while_the_server_fails_or_the_engine_dies(

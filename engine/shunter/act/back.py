@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from shunter.act.housing import arrived, arrived_soon, room_again, shown_soon
+from shunter.act.housing import arrived, arrived_soon, gone, room_again, shown_soon
 from shunter.act.port import CopyView
 from shunter.act.run import Run, Unresolved, problem, spec_of
 from shunter.model.errors import Problem, Rejected, Retry, ShunterError, Stalled, Unknown
@@ -30,7 +30,10 @@ async def thaw_back(run: Run, source: SlotId, destination: SlotId | None) -> Non
         await run.insist(lambda: run.at(source).thaw(run.order, run.bulk))
         view = await must_view(run, source)
     if view.copy == "none":
-        run.finish(Status.FAILED, joined(run.record.problem, _died(run)), image=await _image_left(run, view, destination))
+        image = await _image_left(run, view, destination)
+        if image is not None:
+            await gone(run)  # the worker is in its image: what its pod starts again isn't it
+        run.finish(Status.FAILED, joined(run.record.problem, _died(run)), image)
         return
     if run.had(Step.FENCED) and view.copy != "running":
         raise Unresolved(problem("SH514", f"the source's copy is {view.copy}, not running", "It is asked again", run.planned.worker))

@@ -24,7 +24,8 @@ from shunter.model.operation import OperationRecord
 from shunter.model.pod import OPERATION, SERVING, STATE, Pod, Resident
 
 FLEET: Final = "shunter.dev/fleet"
-"""Label: whose engines made the pod. Others' are left alone."""
+"""Label: whose engines made the pod: their namespace, a dot, and the name of their Lease. Other namespaces' are left alone; another name in
+the same one was theirs before it was changed, as were its operations."""
 TEMPLATE: Final = "shunter.dev/pod-template"
 """Annotation of a park's WorkerOperation: the pod that its worker left."""
 _REMEMBERED: Final = 10_000
@@ -133,9 +134,10 @@ class Pods:
 
     async def withdraw(self, record: OperationRecord) -> None:
         """See `Places`."""
-        query = {"labelSelector": f"{OPERATION}={record.id},{STATE}=placeholder,{FLEET}={self._fleet}"}
+        query = {"labelSelector": f"{OPERATION}={record.id},{STATE}=placeholder"}
         for one in (await self._api.get(self._path(self._estate().namespace), query)).get("items") or ():
-            await self._delete_as_it_is(one)
+            if self._made(one["metadata"]["labels"]):
+                await self._delete_as_it_is(one)
 
     # -- when operations are over
 
@@ -155,7 +157,7 @@ class Pods:
         """
         done: list[str] = []
         for pod in tuple(self._estate().pods.values()):
-            if pod.labels.get(FLEET) != self._fleet or not (pod.placeholder or pod.joins or pod.hidden) or under_way(pod):
+            if not self._made(pod.labels) or not (pod.placeholder or pod.joins or pod.hidden) or under_way(pod):
                 continue
             if pod.placeholder and lived_in.get(pod.pod.uid) and pod.being is Being.RUNNING:
                 done += await self._mark(pod, still_leads)
@@ -221,10 +223,11 @@ class Pods:
             found = await self._get(left.namespace, left.name)
             if found is not None and found["metadata"].get("uid") == left.uid:
                 return found
-        query = {"labelSelector": f"{OPERATION}={record.id},{FLEET}={self._fleet}"}
+        query = {"labelSelector": f"{OPERATION}={record.id}"}
         namespace = left.namespace if left is not None else self._estate().namespace
         for made in (await self._api.get(self._path(namespace), query)).get("items") or ():
-            return dict(made)
+            if self._made(made["metadata"]["labels"]):
+                return dict(made)
         kept = await self._kept(record.planned.worker)
         if kept is not None:
             return kept
@@ -272,9 +275,12 @@ class Pods:
         found = await self._get(pod.namespace, pod.name)
         return worker_pod(found) if found is not None and found["metadata"].get("uid") == pod.uid else None
 
+    def _made(self, labels: Mapping[str, str]) -> bool:
+        return labels.get(FLEET, "").partition(".")[0] == self._fleet.partition(".")[0]
+
     def _is_ours(self, found: Object, operation: OperationId) -> None:
         labels = found["metadata"].get("labels") or {}
-        if labels.get(OPERATION) != operation or labels.get(FLEET) != self._fleet:
+        if labels.get(OPERATION) != operation or not self._made(labels):
             name = found["metadata"]["name"]
             raise Rejected(
                 Problem(

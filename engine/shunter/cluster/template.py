@@ -100,13 +100,40 @@ def _spec(spec: Object, container: Object, wanted: Wanted) -> Object:
     made["containers"] = [
         _idling(_mounted(one, tokens), wanted) if one is container else _mounted(one, tokens) for one in spec.get("containers") or ()
     ]
-    if spec.get("initContainers"):
-        made["initContainers"] = [_mounted(one, tokens) for one in spec["initContainers"]]
+    made["initContainers"] = [_mounted(one, tokens) for one in _initial(spec, container)]
     made["affinity"] = _affinity(spec.get("affinity") or {}, wanted.node)
     gates = [gate for gate in spec.get("readinessGates") or () if gate.get("conditionType") != SERVING]
     made["readinessGates"] = [*gates, {"conditionType": SERVING}]
     made["restartPolicy"] = "Never"  # when the worker ends, so does the pod: what were started again would be an empty one
     return made
+
+
+def _initial(spec: Object, worker: Object) -> list[Object]:
+    """Init containers that have something to do in a new pod: those that go on beside the worker, that may set up the pod's own network (as
+    a mesh's do), or that fill an emptyDir for others than the worker, or for it to read alone. What the others have left comes along in the
+    worker's memory and files, or is in the volumes: to fetch weights again is what a move is too short for.
+    """
+    scratch = {one["name"] for one in spec.get("volumes") or () if "emptyDir" in one}
+    wanted = scratch & {one["name"] for one in worker.get("volumeMounts") or () if one.get("readOnly")}
+    for other in spec.get("containers") or ():
+        if other is not worker:
+            wanted |= scratch & _volumes(other)
+    found: list[Object] = []
+    for one in reversed(spec.get("initContainers") or []):
+        if _begins_again(one) or wanted & _volumes(one):
+            wanted |= scratch & _volumes(one)
+            found.insert(0, one)
+    return found
+
+
+def _volumes(container: Object) -> set[str]:
+    return {one["name"] for one in container.get("volumeMounts") or ()}
+
+
+def _begins_again(container: Object) -> bool:
+    security = container.get("securityContext") or {}
+    added = (security.get("capabilities") or {}).get("add") or ()
+    return container.get("restartPolicy") == "Always" or bool(security.get("privileged")) or not {"NET_ADMIN", "ALL"}.isdisjoint(added)
 
 
 def _mounted(container: Object, without: set[str]) -> Object:

@@ -85,6 +85,22 @@ async def test_one_that_ended_by_itself_comes_again(bench: Bench) -> None:
     assert row.process == again
 
 
+@pytest.mark.parametrize("held", [True, False])
+async def test_one_that_ended_while_it_stood_still_doesnt_come_again(bench: Bench, *, held: bool) -> None:
+    """It is in its image then, and on its way elsewhere: what the kubelet starts is another worker under its name."""
+    houses = Houses()
+    look = residents(bench, houses)
+    await look.look()
+    await bench.source.freeze(bench.freeze("op"))
+    if not held:
+        await bench.source.thaw(bench.step("op"))
+    bench.runtime.alive.clear()
+    bench.node.worker_ended("w", -9)
+    houses.there = [Found(spec=LIVES, process=Process(pid=PROCESS.pid + 5, started=99))]
+    await look.look()
+    assert (bench.journal.worker("w") is None) == held
+
+
 async def test_without_a_slot_it_isnt_taken_and_that_is_said_once(bench: Bench) -> None:
     houses = Houses()
     houses.there = [

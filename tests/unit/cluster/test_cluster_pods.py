@@ -175,6 +175,30 @@ def test_a_new_pod_is_like_the_one_that_is_left_and_is_nobodys_yet() -> None:
     assert spec["readinessGates"] == [{"conditionType": SERVING}]
 
 
+def test_of_its_init_containers_only_those_run_again_whose_work_doesnt_come_along() -> None:
+    def mount(*names: str, **more: Any) -> list[dict[str, Any]]:
+        return [{"name": name, "mountPath": f"/{name}", **more} for name in names]
+
+    source = raw()
+    spec = source["spec"]
+    spec["volumes"] = [*spec["volumes"], *({"name": name, "emptyDir": {}} for name in ("weights", "fixed", "shared", "before"))]
+    spec["containers"][0]["volumeMounts"] = mount("shared")
+    spec["containers"][1]["volumeMounts"] = [*mount("weights", "models"), *mount("fixed", readOnly=True)]
+    spec["initContainers"] = [
+        {"name": "fetch-weights", "volumeMounts": mount("weights")},
+        {"name": "migrate", "volumeMounts": mount("models")},
+        {"name": "keys", "volumeMounts": mount("before")},
+        {"name": "config", "volumeMounts": mount("shared", "before")},
+        {"name": "certificates", "volumeMounts": mount("fixed")},
+        {"name": "mesh", "securityContext": {"capabilities": {"add": ["NET_ADMIN"]}}},
+        {"name": "driver", "securityContext": {"privileged": True}},
+        {"name": "proxy", "restartPolicy": "Always"},
+        {"name": "warm-up", "securityContext": {"capabilities": {"drop": ["ALL"]}}},
+    ]
+    again = [one["name"] for one in placeholder(source, WANTED)["spec"]["initContainers"]]
+    assert again == ["keys", "config", "certificates", "mesh", "driver", "proxy"]
+
+
 def test_it_goes_to_the_one_node_and_whatever_was_asked_of_nodes_still_is() -> None:
     source = raw()
     term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
