@@ -5,6 +5,7 @@ import itertools
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 from fleet_in_memory import Crash, CrashingStore, World
 from gated_executor import Gated, op, outcomes, plan, settle, status_of, told_outcome
@@ -92,6 +93,17 @@ async def test_at_any_order(tmp_path: Path, kind: OperationKind, capsys: pytest.
     done = [status == "succeeded" for status in found.values()]
     assert done == sorted(done), "once it is committed, it stays so"
     assert list(found)[done.index(True)][1] == LAST[kind], "given up right before this one, it can't be helped any more"
+
+
+async def test_what_was_given_up_while_nothing_was_touched_yet_is_not_hidden_from_the_router_first(tmp_path: Path) -> None:
+    """A notice that was withdrawn during the preflights: reserving and fencing come at once after them, as one step."""
+    world = fresh(tmp_path, OperationKind.MOVE, "w")
+    given = GivenUp(world, OperationKind.MOVE, 2)
+    given.planned = msgspec.structs.replace(given.planned, lane="involuntary")
+    await given.run()
+    assert [step for _, step in world.orders[:2]] == ["preflight", "preflight"]
+    assert not {"fence", "prepare"} & {step for _, step in world.orders}
+    assert is_safe(given, OperationKind.MOVE) is Status.ROLLED_BACK
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.value)

@@ -79,6 +79,11 @@ class Aside:
         if self._switch is not None:
             sys.setswitchinterval(min(self._switch, SWITCH_S))
 
+    @property
+    def goes_on(self) -> bool:
+        """Nobody holds it."""
+        return self._free.is_set()
+
     def breathe(self) -> None:
         """A point at which the thread can stand still. Nothing anywhere else."""
         if threading.current_thread() is self._thread:

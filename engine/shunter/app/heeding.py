@@ -11,9 +11,10 @@ notice that comes before that is done is decided on the look before.
 """
 
 import asyncio
-import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeAlias
 
 import msgspec
@@ -48,24 +49,43 @@ _FAR_S: Final = 600.0
 _NOWHERE: Final = NodeId("")
 HASTE_S: Final = 0.4
 """For so many seconds after a notice, what can wait stands still; or until its first worker is out of the router's sight."""
+HELD_S: Final = 2.0
+"""For so many seconds it stands still in a row. It is owed as much again: however many notices come, ticks have half of the time."""
+SAME_S: Final = 1.0
+"""A deadline that comes nearer by no more is the same one: some sources work it out anew each time."""
 
 
 class Haste:
-    """The first orders after a notice have the processor for themselves."""
+    """The first orders after a notice have the processor for themselves, as long as ticks aren't owed too much of it."""
 
-    def __init__(self, aside: Aside) -> None:
-        self._aside = aside
-        self._end: asyncio.TimerHandle | None = None
+    def __init__(self, aside: Aside, clock: Callable[[], float] = time.monotonic) -> None:
+        self._aside, self._clock = aside, clock
+        self._timer: asyncio.TimerHandle | None = None
+        self._since: float | None = None
+        self._ended, self._owed, self._rests_until = clock(), 0.0, clock()
 
     def begin(self) -> None:
         """A notice has come."""
-        self._aside.hold()
-        if self._end is not None:
-            self._end.cancel()
-        self._end = asyncio.get_running_loop().call_later(HASTE_S, self.end)
+        now = self._clock()
+        if self._since is None:
+            if now < self._rests_until:
+                return
+            self._owed, self._since = max(0.0, self._owed - (now - self._ended)), now
+            self._aside.hold()
+        if self._timer is not None:
+            self._timer.cancel()
+        left = self._since + HELD_S - self._owed - now
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, min(HASTE_S, left)), self.end)
 
     def end(self) -> None:
         """Let everything go on. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._since is not None:
+            self._ended = self._clock()
+            self._owed, self._since = self._owed + self._ended - self._since, None
+            if self._owed >= HELD_S:
+                self._rests_until, self._owed = self._ended + self._owed, 0.0
         self._aside.release()
 
 
@@ -172,11 +192,14 @@ class Heeding:
         self._overtaken = 0
 
     def news(self, notice: Notice) -> bool:
-        """Take the notice into what is seen; False if it is there already."""
+        """Take the notice into what is seen; False if what it asks for is known already: ticks see to what has changed of it besides, and a
+        source whose word never stays the same keeps none of them from its end.
+        """
         scene = self._duty.scene
-        if notice in scene.notices:
+        known = next((n for n in scene.notices if (n.node, n.id) == (notice.node, notice.id)), None)
+        if known is not None and _asks_for_no_more(notice, known):
             return False
-        kept = [n for n in scene.notices if (n.node, n.id) != (notice.node, notice.id)]
+        kept = [n for n in scene.notices if n is not known]
         scene.notices = tuple(sorted((*kept, notice), key=lambda n: (n.node, n.id)))
         self.number += 1
         return True
@@ -206,16 +229,12 @@ class Heeding:
         """The snapshot's digest is made beside it: what takes long of that leaves the interpreter to others."""
         ready = self.ready
         digests, memory = (ready.digests, ready.memory) if ready is not None else (Digests(), Memory())
-        vars(snapshot)["id"] = unknown = Digest("")
-        digesting = threading.Thread(target=digests.take, args=(snapshot,), name="digest")
-        digesting.start()
-        try:
+        vars(snapshot)["id"] = Digest("")
+        with ThreadPoolExecutor(1, "digest") as beside:
+            digesting = beside.submit(digests.take, snapshot)
             with paused():
                 found = evaluate(policies, [snapshot], state, now, BulkCelRules(), self._duty.profile, memory)
-        finally:
-            digesting.join()
-        if snapshot.id == unknown:
-            digests.take(snapshot)  # raises what the thread has met
+            digesting.result()
         return Evaluation(findings=found.findings, plan=msgspec.structs.replace(found.plan, snapshot=snapshot.id))
 
     def _urgent(self, whole: PolicySet) -> PolicySet:
@@ -223,6 +242,13 @@ class Heeding:
         if known is None or known[0] is not whole:
             self._policies = known = whole, involuntary(whole)
         return known[1]
+
+
+def _asks_for_no_more(notice: Notice, known: Notice) -> bool:
+    """Of the same thing, no sooner."""
+    same = (notice.kind, notice.slot, notice.dumpable) == (known.kind, known.slot, known.dumpable)
+    sooner = notice.deadline is not None and (known.deadline is None or notice.deadline < known.deadline - SAME_S)
+    return same and not sooner
 
 
 def _rehearsal(fleet: Fleet, policies: PolicySet, now: float) -> tuple[Notice, ...]:

@@ -55,7 +55,7 @@ from shunter.decide.evaluate import evaluate
 from shunter.decide.hold import horizon
 from shunter.decide.memory import Memory
 from shunter.model.canon import plain
-from shunter.model.errors import ShunterError, Stalled
+from shunter.model.errors import Rejected, ShunterError, Stalled
 from shunter.model.finding import Verdict, tally
 from shunter.model.ids import Epoch, NodeId, OperationId
 from shunter.model.operation import OperationRecord, Step
@@ -329,7 +329,7 @@ class Leading:
             plan = urgent(plan)
             duty.wake.set()
         self.origins.planned(plan)
-        self.scheduler.offer(plan)
+        self._offer(plan)
         self.standing.look(policies, snapshot, state, now)
         self.turns.note(self.scheduler.waiting)
 
@@ -474,10 +474,12 @@ class Leading:
             await asyncio.sleep(float(self.duty.settings.tick))
 
     def heed(self, notice: Notice) -> None:
-        """Order what the notice asks for, now, by what was last seen. The next tick sees to the rest."""
+        """Order what the notice asks for, now, by what was last seen. The next tick sees to the rest, and to all of one that asks for no
+        more haste than it did before.
+        """
+        self.sight.heard(notice)
         if not self.heeding.news(notice):
             return
-        self.sight.heard(notice)
         now = self.duty.clock()
         self.haste.begin()
         said = self.voice.made(RecordKind.NOTICE, notice.node, f"{notice.kind.value} of {notice.node}", {"notice": plain(notice)})
@@ -503,12 +505,22 @@ class Leading:
             return False
         self.origins.planned(heard.evaluation.plan)
         with self.watch.gathering((*said, *heard.records)):
-            self.scheduler.offer(heard.evaluation.plan, whole=False)
+            self._offer(heard.evaluation.plan, whole=False)
         self.aside.later(lambda: self._tell_why(heard))
         if self.keeping and self.watch.now is None:
             kept = heard.evaluation, heard.policies, [heard.snapshot], heard.state, self.duty.profile
             self.keeping.keeper.offer(heard.records, *kept)
         return True
+
+    def _offer(self, plan: Plan, *, whole: bool = True) -> None:
+        """One that was carried out before to the letter (SH504), at a moment that a clock has shown twice, keeps nothing else from being
+        done: the next tick makes another one.
+        """
+        try:
+            self.scheduler.offer(plan, whole=whole)
+        except Rejected as error:
+            self.voice.tell(error.problem)
+            self.scheduler.pump()
 
     def _tell_why(self, heard: Heard) -> None:
         self.aside.breathe()

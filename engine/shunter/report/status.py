@@ -47,7 +47,9 @@ def status_text(
     for source, age in ages.items():
         page.line(f"{source}: {'never' if age is None else f'{span(age)} ago'}", indent=2)
     page.blank()
-    page.title(f"{count(len(fleet.nodes), 'node')}, {count(len(fleet.workers), 'worker')}, {count(len(fleet.images), 'image')}")
+    page.title(
+        f"{count(len(fleet.nodes), 'node')}, {count(len(fleet.workers), 'worker')}, {count(len(fleet.images), 'image')}{_kept(ages)}"
+    )
     workers = {w.id: w for w in fleet.workers}
     for node in fleet.nodes:
         _node(page, marks, node, [n for n in notices if n.node == node.id], workers, fleet.images, now)
@@ -57,12 +59,18 @@ def status_text(
     _waiting(page, marks, waiting, waiting_more)
 
 
+def _kept(ages: Mapping[str, float | None]) -> str:
+    """The engine looks each tick, and writes down what it saw far more seldom: that is no silence of the nodes."""
+    age = ages.get("fleet")
+    return "" if age is None else f", as written down {span(age)} ago (at changes, and now and then)"
+
+
 def _node(
     page: Page, marks: Marks, node: Node, notices: list[Notice], workers: Mapping[WorkerId, Worker], images: Sequence[Image], now: float
 ) -> None:
     tag = "[pretend] " if node.id in marks.nodes else ""
-    answers = "" if node.reachable else ", doesn't answer"
-    page.line(f"{tag}{node.id}: heard of {span(now - node.seen_at)} ago{answers}{_held(images, node.id)}", indent=2, hang=4)
+    answered = "answered" if node.reachable else f"doesn't answer, heard of {span(now - node.seen_at)} ago"
+    page.line(f"{tag}{node.id}: {answered}{_held(images, node.id)}", indent=2, hang=4)
     for notice in notices:
         left = "no deadline" if notice.deadline is None else f"{span(notice.deadline - now)} left"
         page.line(f"{tag}{notice.kind.value} notice, {left}", indent=4, style="yellow")

@@ -90,6 +90,17 @@ class TestHolds:
         await bench.holds.expire()
         assert (bench.state(), PROCESS in bench.runtime.running) == ("running", True)
 
+    async def test_a_held_copy_keeps_its_slot_for_as_long_as_its_hold_lasts(self, empty: Bench) -> None:
+        """Settings may let a reservation lapse sooner than that."""
+        await held(empty)
+        empty.node.settings = replace(empty.node.settings, reservation=10.0)
+        empty.clock.now += 59
+        await empty.holds.expire()
+        assert ("w" in empty.node.held, set(empty.journal.reservations())) == (True, {"n/0"})
+        empty.clock.now += 1
+        await empty.holds.expire()
+        assert "w" not in empty.node.held
+
     async def test_a_hold_does_not_end_under_a_release(self, bench: Bench) -> None:
         import asyncio
 

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from shunter.app import leading as leadings
 from shunter.app.aside import Aside
-from shunter.app.heeding import IN_A_ROW
+from shunter.app.digests import Digests
+from shunter.app.heeding import HELD_S, IN_A_ROW, Haste
 from shunter.model.canon import digest
 from shunter.model.errors import Stalled
 from shunter.model.ids import Digest, Epoch, Incarnation, NodeId, NoticeId, OperationId, PolicyName, SlotId
@@ -127,6 +128,99 @@ async def test_said_again_it_asks_for_nothing_more(looking: Looking) -> None:
     for _ in range(2):
         s.leading.heed(NOTICE)
     assert len(offered) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "asks"),
+    [
+        ({"seen_at": 101.0, "detail": "again"}, False),
+        ({"deadline": 699.5}, False),
+        ({"deadline": 900.0}, False),
+        ({"deadline": 690.0}, True),
+        ({"kind": NoticeKind.MAINTENANCE}, True),
+        ({"dumpable": False}, True),
+        ({"slot": SlotId("node-a/0")}, True),
+        ({"id": NoticeId("another")}, True),
+    ],
+)
+async def test_a_word_that_changes_all_the_time_is_decided_on_anew_only_where_it_asks_for_more(
+    looking: Looking, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], asks: bool
+) -> None:
+    """Each time it took the loop 16 ms, and overtook the tick."""
+    s, _, _ = looking
+    await s.leading.sight.look(100.0)
+    s.leading.heed(NOTICE)
+    began = s.leading.heeding.number
+    s.leading.heed(msgspec.structs.replace(NOTICE, **changes))
+    assert (s.leading.heeding.number > began) is asks
+
+
+async def test_ticks_have_half_of_the_time_however_many_notices_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each one put the end off, and no tick came to its own."""
+    now, due, row, rows = 0.0, dict[object, tuple[float, Callable[[], None]]](), 0, [0]
+
+    class Timer:
+        def cancel(self) -> None:
+            due.pop(self, None)
+
+    def call_later(seconds: float, call: Callable[[], None]) -> Timer:
+        timer = Timer()
+        due[timer] = now + seconds, call
+        return timer
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", call_later)
+    aside = Aside()
+    haste, held = Haste(aside, lambda: now), 0
+    for step in range(4000):
+        now = step / 100
+        for timer, (at, call) in tuple(due.items()):
+            if at <= now and due.pop(timer, None):
+                call()
+        haste.begin()
+        row = 0 if aside.goes_on else row + 1
+        rows.append(row)
+        held += not aside.goes_on
+    assert 0.45 <= held / 4000 <= 0.55
+    assert 190 <= max(rows) <= 210, "two seconds in a row"
+    haste.end()
+    now += 2 * HELD_S
+    haste.begin()
+    assert not aside.goes_on, "after some quiet it is as it was"
+
+
+async def test_a_plan_that_was_carried_out_before_to_the_letter_ends_no_tick(
+    stage: Callable[[int], Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had planned was given up since, and a clock showed the same moment twice."""
+    s, world = stage(0), Measured()
+    (tmp_path / "policies" / "images.yaml").unlink()
+    (tmp_path / "policies" / "save.yaml").write_text(SAVING)
+    monkeypatch.setattr(s.leading.scheduler, "_dumping", lambda: frozenset({NodeId("node-a")}))
+    await s.leading.following.once()
+    s.leading.sight.world, world.notices = world, (NOTICE,)  # type: ignore[assignment]
+    tick = asyncio.create_task(s.leading.tick(100.0))
+    await world.asked.wait()
+    s.leading.scheduler._waiting.clear()
+    world.answer.set()
+    await tick
+    assert "SH504" in {problem.code for problem in s.told}
+    await s.leading.tick(101.0)
+    assert [o.kind for o in s.leading.scheduler.waiting] == [OperationKind.MOVE]
+    s.leading.sightings.close()
+
+
+async def test_a_fleet_that_cant_be_digested_is_decided_on_by_nobody(looking: Looking, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is digested beside the decision: what goes wrong there mustn't leave a plan whose snapshot has no name."""
+    s, _, offered = looking
+    await s.leading.sight.look(100.0)
+
+    def take(_digests: Digests, _snapshot: Snapshot) -> None:
+        raise ValueError("it isn't finite")
+
+    monkeypatch.setattr(Digests, "take", take)
+    with pytest.raises(ValueError, match="finite"):
+        s.leading.heed(NOTICE)
+    assert offered == []
 
 
 async def test_a_store_that_fails_meanwhile_is_told_and_stops_nothing(looking: Looking, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,8 @@ def test_how_things_stand(state: Path, capsys: pytest.CaptureFixture[str]):
     assert "fleet: 3.00 s ago" in out
     assert "audit: 2.00 s ago" in out
     assert "operations: 7.00 s ago" in out
-    assert "[pretend] node-a: heard of 4.00 s ago" in out
+    assert "1 node, 1 worker, 0 images, as written down 3.00 s ago" in out
+    assert "[pretend] node-a: answered" in out, "how seldom that is written says nothing of the node"
     assert "[pretend] node-a/0: decode-0, decode, running, no image" in out
     assert "drain notice, no deadline" in out
     under_way, _, ended = out.partition("Ended lately")
