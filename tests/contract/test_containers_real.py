@@ -197,7 +197,6 @@ def worker(kubelet: Kubelet, runtime: ContainerRuntime) -> Iterator[Home]:
         yield made
 
 
-@pytest.mark.skipif(os.environ.get("SHUNTER_UNSTEADY") != "1", reason="unsteady, see docs/decisions/0027: SHUNTER_UNSTEADY=1")
 def test_a_worker_moves_into_the_container_of_a_placeholder(
     worker: Home, client: socket.socket, kubelet: Kubelet, runtime: ContainerRuntime, tmp_path: Path
 ) -> None:

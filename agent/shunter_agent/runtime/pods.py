@@ -192,7 +192,7 @@ def first_of(cgroup: Path) -> Process | None:
     for pid in pids_in(cgroup):
         inside = inner_pids(pid)
         seen = processes.stat(pid)
-        if seen is not None and inside and inside[-1] == 1 and seen.state not in "ZX":
+        if seen is not None and inside and inside[-1] == 1 and not seen.dead:
             found.append((len(inside), Process(pid=pid, started=seen.started)))
     return min(found, key=lambda one: (one[0], one[1].started))[1] if found else None
 

@@ -22,13 +22,21 @@ DEATH_S: Final = 30.0
 
 
 class Stat(msgspec.Struct, frozen=True):
-    """What /proc/PID/stat says: state letter (`Z` zombie, `T` stopped, `t` traced), parent, session, start in clock ticks since boot."""
+    """What /proc/PID/stat says: state letter (`Z` zombie, `T` stopped, `t` traced) and parent, session, start in clock ticks since boot,
+    and number of threads."""
 
     pid: int
     state: str
     parent: int
     session: int
     started: int
+    threads: int = 1
+
+    @property
+    def dead(self) -> bool:
+        """All of its threads have ended. The letter is its first thread's alone, which may have ended before the others; until the last
+        has, the process can't be reaped either."""
+        return self.state in "ZX" and self.threads <= 1
 
 
 def stat(pid: int) -> Stat | None:
@@ -38,7 +46,7 @@ def stat(pid: int) -> Stat | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text.rpartition(")")[2].split()  # the name before it may hold blanks and brackets
-    return Stat(pid, fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+    return Stat(pid, fields[0], int(fields[1]), int(fields[3]), int(fields[19]), int(fields[17]))
 
 
 def note(pid: int) -> Process:
@@ -70,7 +78,7 @@ def find(process: Process) -> bool:
     seen = stat(process.pid)
     if seen is None or seen.started != process.started:
         return False
-    if seen.state in "ZX":
+    if seen.dead:
         reap(process.pid)
         return False
     return True

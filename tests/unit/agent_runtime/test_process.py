@@ -58,6 +58,19 @@ def test_end_waits_until_it_is_dead_and_reaped(sleeper: Process) -> None:
     processes.end(sleeper)
 
 
+def test_it_lives_until_its_last_thread_has_ended() -> None:
+    """Its first one may end before the others: then it looks like a zombie, runs on, and can't be reaped."""
+    leave = 60 if os.uname().machine == "x86_64" else 93  # the system call that ends one thread; Python has none for it
+    program = f"import ctypes, threading\nthreading.Thread(target=exec, args=({SLEEP!r},)).start()\nctypes.CDLL(None).syscall({leave}, 0)"
+    process = processes.start((sys.executable, "-Sc", program), {}, None, own_pids=False)
+    until = time.monotonic() + 10
+    while (seen := processes.stat(process.pid)) is not None and seen.state != "Z":
+        assert time.monotonic() < until
+    assert processes.find(process)
+    processes.end(process)
+    assert processes.stat(process.pid) is None, "dead, but not reaped"
+
+
 def test_a_dead_child_is_reaped_when_it_is_looked_for(sleeper: Process) -> None:
     os.kill(sleeper.pid, signal.SIGKILL)
     until = time.monotonic() + 5
