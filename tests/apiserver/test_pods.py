@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from conftest import admin, running
@@ -20,6 +21,7 @@ from shunter.cluster.estate import Estate, Following, Where
 from shunter.cluster.operation import Batch, collection, resource
 from shunter.cluster.places import Pods
 from shunter.cluster.pods import Being
+from shunter.cluster.spares import Stake
 from shunter.cluster.template import pod_name
 from shunter.model.errors import Rejected
 from shunter.model.ids import Digest, Epoch, Incarnation, NodeId, OperationId, PolicyName, SlotId, WorkerId
@@ -158,7 +160,7 @@ async def test_a_worker_that_came_is_given_to_its_controller_which_ends_nobody_f
     where the controller has made another one meanwhile, which then goes.
     """
     nodes.gpus = {"node-a": 3, "node-b": 1}
-    nodes.replicas["decode"] = (dict(HASH), 3, lambda name: worker(name, bench.namespace, **HASH))
+    nodes.replicas["decode"] = (dict(HASH), 3, lambda name: worker(name, bench.namespace, pod_template_hash="5f9c"))
     until(lambda: len(bench.names()) == 3, 10, "three")
     names = bench.names()
     pods = [await asyncio.to_thread(bench.runs, name) for name in names]
@@ -181,6 +183,75 @@ async def test_a_worker_that_came_is_given_to_its_controller_which_ends_nobody_f
     assert await bench.pods.tidy(*OVER, {pod.uid: True}, *ANSWER) == []
     time.sleep(0.2)
     assert bench.names() == settled
+
+
+async def test_sessions_that_came_to_the_pod_in_its_place_dont_end_when_it_is_given_to_its_controller(
+    bench: Bench, nodes: Nodes, server: ControlPlane
+) -> None:
+    """The one without any goes, whatever its age; while there is none it is waited for one, and not for ever."""
+    nodes.gpus = {"node-a": 4, "node-b": 1}
+    nodes.replicas["decode"] = (dict(HASH), 3, lambda name: worker(name, bench.namespace, pod_template_hash="5f9c"))
+    until(lambda: len(bench.names()) == 3, 10, "three")
+    first = [await asyncio.to_thread(bench.runs, name) for name in bench.names()]
+    now = 1000.0
+    pods = Pods(bench.api, bench.estate, "shunter.test", "shunter", clock=lambda: now)
+    move = record(worker_id=first[0].name)
+    pod = await bench.pods.prepare(move, AT_B, first[0], msgspec.structs.replace(DECODE, id=WorkerId(first[0].name)), go_on)
+    assert pod is not None
+    nodes.end(first[0].uid)
+    await pods.retire(first[0])
+    until(lambda: len([name for name in bench.names() if name != pod.name]) == 3, 10, "another one")
+    (cold,) = set(bench.names()) - {pod.name, *(one.name for one in first)}
+    await asyncio.to_thread(bench.runs, cold)
+    await pods.keep(move, pod)
+    bench.until_seen(lambda e: e.pods[pod.uid].ready and all(one.ready for one in e.pods.values() if one.controller))
+    there = {first[1].name: 3.0, first[2].name: 2.0, cold: 1.0}
+
+    async def tidied() -> list[str]:
+        return await pods.tidy(*OVER, {pod.uid: True}, *ANSWER, lambda one: Stake(sessions=there.get(one)))
+
+    (told,) = await tidied()
+    assert f"that would end {bench.namespace}/{cold}, and sessions with it" in told
+    now += 500
+    assert await tidied() == [], "it is said once"
+    assert not bench.get(pod.name)["metadata"].get("ownerReferences")
+    there[first[2].name] = 0.0
+    assert await tidied() == [f"gave the pod {pod} to its controller"]
+    until(lambda: first[2].name not in bench.names(), 10, "the idle one goes")
+    until(lambda: bench.get(pod.name)["metadata"].get("ownerReferences"), 10, "adopted")
+    time.sleep(0.2)
+    assert bench.names() == sorted([pod.name, first[1].name, cold])
+
+
+async def test_it_is_given_to_its_controller_in_the_end_and_nobody_stays_named_who_isnt_ended(bench: Bench, nodes: Nodes) -> None:
+    nodes.gpus = {"node-a": 4, "node-b": 1}
+    nodes.replicas["decode"] = (dict(HASH), 2, lambda name: worker(name, bench.namespace, pod_template_hash="5f9c"))
+    until(lambda: len(bench.names()) == 2, 10, "two")
+    first = [await asyncio.to_thread(bench.runs, name) for name in bench.names()]
+    bench.until_seen(lambda e: all(one.ready for one in e.pods.values()))
+    now = 1000.0
+    pods = Pods(bench.api, bench.estate, "shunter.test", "shunter", clock=lambda: now)
+    pod = await bench.pods.prepare(record(), AT_B, first[0], DECODE, go_on)
+    assert pod is not None
+    await pods.keep(record(), pod)
+    bench.until_seen(lambda e: e.pods[pod.uid].ready)
+    nodes.replicas.clear()  # its controller has other things to do
+
+    async def tidied() -> list[str]:
+        return await pods.tidy(*OVER, {pod.uid: True}, *ANSWER, lambda one: Stake(sessions=1.0 if one == first[0].name else 2.0))
+
+    assert len(await tidied()) == 1
+    now += 601
+    (told,) = await tidied()
+    assert f"which ends {bench.namespace}/{first[0].name}" in told
+    named = bench.get(first[0].name)["metadata"]["annotations"]
+    assert named["controller.kubernetes.io/pod-deletion-cost"] == str(1 - 2**31)
+    bench.until_seen(lambda e: not e.pods[pod.uid].joins and e.pods[first[0].uid].spare is not None)
+    await tidied()
+    now += 61
+    await tidied()
+    left_of_it = bench.get(first[0].name)["metadata"].get("annotations") or {}
+    assert not {"controller.kubernetes.io/pod-deletion-cost", "shunter.dev/spare"} & left_of_it.keys()
 
 
 async def test_it_isnt_given_to_its_controller_before_it_is_ready(bench: Bench, nodes: Nodes) -> None:

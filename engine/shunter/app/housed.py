@@ -18,9 +18,11 @@ from shunter.cluster.joined import forgotten, joined, reported
 from shunter.cluster.operation import label
 from shunter.cluster.places import Pods
 from shunter.cluster.pods import WorkerPod
+from shunter.cluster.spares import Stake
 from shunter.model.errors import Problem
-from shunter.model.ids import NodeId
-from shunter.model.snapshot import Fleet, WorkerState
+from shunter.model.ids import NodeId, WorkerId
+from shunter.model.sample import Known
+from shunter.model.snapshot import Fleet, Samples, WorkerState
 
 LIST_S: Final = 60.0
 """How long an engine that begins waits for the first lists."""
@@ -89,8 +91,18 @@ class Housed:
         """The fleet as agents report it and the cluster has it."""
         return joined(fleet, self.estate(), self.places.deleted)
 
-    def tidy(self, orders: Beside, store: Store, fleet: Fleet, still_leads: Callable[[], None], record: Callable[[str], None]) -> None:
-        """See to what operations have left, beside all else, if it is time. `fleet` is as agents have just reported it."""
+    def tidy(
+        self,
+        orders: Beside,
+        store: Store,
+        fleet: Fleet,
+        still_leads: Callable[[], None],
+        record: Callable[[str], None],
+        samples: Samples = Samples(),  # noqa: B008  (frozen)
+    ) -> None:
+        """See to what operations have left, beside all else, if it is time. `fleet` is as agents have just reported it, `samples` what was
+        measured last.
+        """
         if self._clock() - self._tidied < TIDY_S:
             return
         self._tidied = self._clock()
@@ -103,7 +115,7 @@ class Housed:
             return pod.pod.uid in touched or any(record.id == pod.operation for record in active)
 
         async def work() -> None:
-            for done in await self.places.tidy(under_way, lived_in, answering, still_leads):
+            for done in await self.places.tidy(under_way, lived_in, answering, still_leads, lambda one: stake(samples, one)):
                 record(done)
             self._well = True
 
@@ -111,6 +123,13 @@ class Housed:
             orders.keep(())
         self._well = False
         orders.begin(_TIDYING, work)
+
+
+def stake(samples: Samples, worker: WorkerId) -> Stake:
+    """What a worker holds, as far as it was measured. What is stale isn't known."""
+    own = samples.workers.get(worker, {})
+    tokens, sessions = (found.value if isinstance(found := own.get(name), Known) else None for name in ("kvTokens", "sessions"))
+    return Stake(tokens=tokens, sessions=sessions)
 
 
 def _without(fleet: Fleet, gone: frozenset[NodeId]) -> Fleet:

@@ -62,7 +62,7 @@ from shunter.model.operation import OperationRecord, Step
 from shunter.model.plan import Evaluation, Plan, PlannedOperation
 from shunter.model.policy import PolicySet
 from shunter.model.record import Record, RecordKind
-from shunter.model.snapshot import Fleet, Notice, Snapshot
+from shunter.model.snapshot import Fleet, Notice, Samples, Snapshot
 from shunter.observe.prometheus import Prometheus
 from shunter.wire import agent_pb2 as pb
 from shunter.wire import convert
@@ -446,7 +446,8 @@ class Leading:
             self.voice.tell_or_clear("cluster's pods", self.housed.follow(self.agents, self.duty.scene.fleet))
             self.tidying.check()
             if self.sight.looked_at is not None:
-                self.housed.tidy(self.tidying, self.store, self.duty.scene.fleet, self.executor.parts.still_leads, self._tidied)
+                fleet, samples = self.duty.scene.fleet, self.snapshots[-1].samples if self.snapshots else Samples()
+                self.housed.tidy(self.tidying, self.store, fleet, self.executor.parts.still_leads, self._tidied, samples)
         if self.showing is not None:
             self.showing.look(self.duty.scene.fleet)
         if self.graphs is not None:

@@ -14,9 +14,11 @@ import msgspec
 
 from shunter.cluster.api import Absent, Api, Conflict, Object
 from shunter.cluster.awaiting import LOOK_S, Awaiting, Patience, not_running
+from shunter.cluster.dynamo.words import LOWEST
 from shunter.cluster.estate import Estate
 from shunter.cluster.operation import collection, label, stamp
-from shunter.cluster.pods import GRACE_S, JOINS, Being, WorkerPod, worker_pod
+from shunter.cluster.pods import GRACE_S, JOINS, SPARE, Being, WorkerPod, worker_pod
+from shunter.cluster.spares import Goes, Stake, goes
 from shunter.cluster.template import COST, IDLE, Wanted, placeholder, pod_name
 from shunter.model.errors import Problem, Rejected, Retry, Unknown
 from shunter.model.ids import NodeId, OperationId, SlotId, WorkerId, node_of
@@ -30,6 +32,10 @@ TEMPLATE: Final = "shunter.dev/pod-template"
 """Annotation of a park's WorkerOperation: the pod that its worker left."""
 _REMEMBERED: Final = 10_000
 """Of pods that were deleted, the latest."""
+JOIN_S: Final = 600.0
+"""For so long a pod whose worker serves isn't given to its controller while that would end sessions of another one."""
+SPARE_S: Final = 60.0
+"""After so long a controller has ended the pod that was to go, or it had none too many."""
 _TEMPLATE_MOST: Final = 200_000
 """Bytes. An object's annotations may take 256 KiB in all."""
 
@@ -57,6 +63,8 @@ class Pods:
         self._patience, self._clock, self._sleep, self._now = patience or Patience(), clock, sleep, now
         self.deleted: dict[str, None] = {}
         """Uids of pods that this engine deleted, or was about to."""
+        self._since: dict[tuple[str, str], float] = {}
+        """By what is waited for with a pod, and its uid: since when (`clock`)."""
         self._awaiting = Awaiting(self._ask, lambda uid: self._estate().pods.get(uid), self._patience, clock, sleep)
 
     async def prepare(
@@ -147,16 +155,22 @@ class Pods:
         lived_in: Mapping[str, bool],
         answering: Collection[NodeId],
         still_leads: Callable[[], None],
+        stake: Callable[[WorkerId], Stake] = lambda _worker: Stake(),
     ) -> list[str]:
         """Remove what operations that are over have left, and bring what serves to its controller. What was done, in words.
 
         `under_way` says whether an operation that isn't over made the pod, or moves a worker out of it. `lived_in` are the uids of pods in
         which agents report a worker, and whether the router is to see it; `answering` are the nodes whose agents said so lately: of what
-        others have nothing is known. `still_leads` raises once we don't: then there may be operations that we know nothing of. Raises what
+        others have nothing is known. `stake` is what a worker holds: where another pod goes when one joins, it is the one with the least.
+        `still_leads` raises once we don't: then there may be operations that we know nothing of. Raises what
         it does, Retry and Unknown.
         """
         done: list[str] = []
-        for pod in tuple(self._estate().pods.values()):
+        pods = self._estate().pods
+        self._since = {key: at for key, at in self._since.items() if key[1] in pods}
+        for pod in tuple(pods.values()):
+            if pod.spare is not None:
+                await self._spared(pod, still_leads)
             if not self._made(pod.labels) or not (pod.placeholder or pod.joins or pod.hidden) or under_way(pod):
                 continue
             if pod.placeholder and lived_in.get(pod.pod.uid) and pod.being is Being.RUNNING:
@@ -165,7 +179,8 @@ class Pods:
                 empty = pod.being in (Being.COMING, Being.ENDED) or (pod.being is Being.RUNNING and pod.node in answering)
                 done += await self._remove(pod, still_leads) if empty and pod.pod.uid not in lived_in else ()
             elif pod.being is Being.RUNNING:
-                done += await self._settle(pod, still_leads, shown=lived_in.get(pod.pod.uid, False))
+                found = goes(pod, pods.values(), under_way, stake) if pod.joins and pod.ready else None
+                done += await self._settle(pod, found, still_leads, shown=lived_in.get(pod.pod.uid, False))
         return done
 
     async def _remove(self, pod: WorkerPod, still_leads: Callable[[], None]) -> list[str]:
@@ -197,13 +212,25 @@ class Pods:
             return []
         return [f"marked the pod {pod.pod} as one that serves: a worker runs in it, and no operation is under way"]
 
-    async def _settle(self, pod: WorkerPod, still_leads: Callable[[], None], *, shown: bool) -> list[str]:
-        """Its controller counts it from now on, once it is ready: before that, it would be the first of them to go."""
+    async def _settle(self, pod: WorkerPod, other: Goes | None, still_leads: Callable[[], None], *, shown: bool) -> list[str]:
+        """Its controller counts it from now on, once it is ready: before that, it would be the first of them to go. Nor before that costs
+        no sessions of the `other` that goes for it, which may have got some in the place of the worker that moved; in the end it does.
+        """
         if shown and pod.hidden:
             still_leads()
             with contextlib.suppress(Absent, Conflict):
                 await self._say_ready(pod.pod, shown=True)
         if not pod.ready or not pod.joins:
+            return []
+        told = f"gave the pod {pod.pod} to its controller"
+        if other is not None and other.costs:
+            if ("joins", pod.pod.uid) not in self._since:
+                self._since["joins", pod.pod.uid] = self._clock()
+                return [f"the pod {pod.pod} isn't given to its controller yet: that would end {other.pod.pod}, and sessions with it"]
+            if self._clock() - self._since["joins", pod.pod.uid] < JOIN_S:
+                return []
+            told += f", which ends {other.pod.pod}: for {JOIN_S:.0f} s nobody in its pool was without sessions"
+        if other is not None and not await self._named(other.pod, still_leads):
             return []
         still_leads()
         meta = {"uid": pod.pod.uid, "labels": dict(pod.joins), "annotations": {JOINS: None, COST: "1"}}
@@ -211,7 +238,26 @@ class Pods:
             await self._patch(pod.pod, {"metadata": meta})
         except (Absent, Conflict):
             return []
-        return [f"gave the pod {pod.pod} to its controller"]
+        return [told]
+
+    async def _named(self, pod: WorkerPod, still_leads: Callable[[], None]) -> bool:
+        """It goes before all that are as ready as it is. False: it has gone already."""
+        still_leads()
+        before = pod.spare if pod.spare is not None else str(pod.cost or "")
+        try:
+            await self._patch(pod.pod, {"metadata": {"annotations": {COST: str(LOWEST + 1), SPARE: before}}})
+        except (Absent, Conflict):
+            return False
+        return True
+
+    async def _spared(self, pod: WorkerPod, still_leads: Callable[[], None]) -> None:
+        """Its controller has ended nobody: from now on it is as good as any other again."""
+        since = self._since.setdefault(("goes", pod.pod.uid), self._clock())
+        if self._clock() - since < SPARE_S or pod.being is Being.ENDING:
+            return
+        still_leads()
+        with contextlib.suppress(Absent, Conflict):
+            await self._patch(pod.pod, {"metadata": {"annotations": {COST: pod.spare or None, SPARE: None}}})
 
     # -- one pod
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from shunter.cluster.api import Object
-from shunter.cluster.dynamo.words import COST_BEFORE
+from shunter.cluster.dynamo.words import COST, COST_BEFORE
 from shunter.model.ids import NodeId
 from shunter.model.pod import CONTAINER, MAIN, OPERATION, SERVING, STATE, Pod, Resident, resident
 from shunter.model.snapshot import Toleration
@@ -24,6 +24,8 @@ _OVER: Final = ("Succeeded", "Failed")
 _HANDED_OVER: Final = ("", "ReplicaSet")
 """Controllers that can be given another pod in the place of one: they know theirs by labels alone. Empty: there is none."""
 HASH: Final = "pod-template-hash"
+SPARE: Final = "shunter.dev/spare"
+"""Annotation of a pod that is to go when another one joins: the deletion cost that it had before; empty: none."""
 JOINS: Final = "shunter.dev/joins"
 """Annotation: labels, as JSON, that a pod gets once its worker serves: by them its controller knows it."""
 
@@ -66,6 +68,10 @@ class WorkerPod(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Labels that it is to get when its worker serves, by which its controller knows it."""
     address: str = ""
     """Its IP; empty before it has one."""
+    cost: int = 0
+    """Of its deletion, for whoever removes pods: the lowest first."""
+    spare: str | None = None
+    """The engine has named it as the one that goes when another one joins; its deletion cost before that, empty: it had none."""
     retired: bool = False
     """The engine has deleted it, by its grace, or has named it as the one that goes: whoever lived in it was to leave it."""
 
@@ -116,6 +122,8 @@ def worker_pod(found: Object) -> WorkerPod | None:
         hidden=gated and truth(status, SERVING) != "True",
         joins=json_of(annotations.get(JOINS, "")),
         address=str(status.get("podIP") or ""),
+        cost=_cost(annotations),
+        spare=annotations.get(SPARE),
         retired=COST_BEFORE in annotations or (bool(meta.get("deletionTimestamp")) and meta.get("deletionGracePeriodSeconds") == GRACE_S),
     )
 
@@ -190,6 +198,13 @@ def _toleration(one: Object) -> Toleration:
         effect=one.get("effect") or "",
         seconds=None if seconds is None else float(seconds),
     )
+
+
+def _cost(annotations: Mapping[str, str]) -> int:
+    try:
+        return int(annotations.get(COST, "0"))
+    except ValueError:  # which its controller takes for none
+        return 0
 
 
 def _gpus(container: Object) -> int:

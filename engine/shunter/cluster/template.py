@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from shunter.cluster.api import Object
-from shunter.cluster.pods import HASH, JOINS, chosen, json_of
+from shunter.cluster.pods import HASH, JOINS, SPARE, chosen, json_of
 from shunter.model.ids import NodeId, OperationId, WorkerId
 from shunter.model.pod import CONTAINER, ENGINE, OPERATION, PLACEHOLDER, SERVING, STATE, WORKER
 
@@ -33,6 +33,7 @@ _NOT_COPIED: Final = (
     OPERATION,
     STATE,
     JOINS,
+    SPARE,
 )
 """What others wrote about the one pod, or that would have them act on the new one."""
 _ASSIGNED: Final = ("nodeName", "ephemeralContainers", "priority", "overhead", "schedulingGates")
