@@ -286,7 +286,7 @@ def test_nobody_stands_still_for_longer_than_its_hold_because_numbers_change_slo
     parts = msgspec.structs.replace(found.parts(), places=Pods(), replicas=slow, times=Times(hold=0.2))  # type: ignore[arg-type]
     record = asyncio.run(asyncio.wait_for(Executor(parts, found.epoch()).start(planned, PLAN), 20))
     assert record.outcome is not None
-    assert (record.status, record.outcome.code) == (status, "SH280")
+    assert (record.status, record.outcome.code) == (status, "SH529")
     assert not slow.counts(record.id)
     if kind is OperationKind.PARK:
         assert slow.thawed == ["running"], "it runs on before it is waited for that again"
@@ -304,7 +304,7 @@ def test_numbers_are_written_early_in_a_hold_or_not_at_all(tmp_path: Path) -> No
     found.store.adopt(epoch)
     found.now += 0.6 * Times().hold
     record = asyncio.run(executor(found, dynamo, epoch).resume(found.store.active()[0]))
-    assert (record.status, record.outcome and record.outcome.code) == (Status.ROLLED_BACK, "SH280")
+    assert (record.status, record.outcome and record.outcome.code) == (Status.ROLLED_BACK, "SH529")
     assert dynamo.calls.count("change") == 1
     assert found.home() == "a"
 

@@ -49,7 +49,7 @@ async def unseen(run: Run) -> None:
 
 
 async def change(run: Run) -> None:
-    """At the commit, while a copy stands still. Raises as `Replicas.change` does, and Retry SH280 when that takes too much of its hold."""
+    """At the commit, while a copy stands still. Raises as `Replicas.change` does, and Retry SH529 when that takes too much of its hold."""
     replicas = run.parts.replicas
     if replicas is None or not reassigns(run.planned):
         return
@@ -85,7 +85,7 @@ async def changed(run: Run) -> Problem | None:
 def _slow(run: Run, hold: float) -> Problem:
     what = f"how many workers its pool is kept at couldn't be changed early enough in the {hold:g} s for which the worker stands still"
     remedy = "Look at the API server and at Dynamo's operator; it is planned again, and a longer `hold` gives them more time"
-    return problem("SH280", what, remedy, run.planned.worker)
+    return problem("SH529", what, remedy, run.planned.worker)
 
 
 async def taken_back(run: Run) -> None:
