@@ -138,8 +138,10 @@ class StoredDepot:
     ) -> "GrowingImage":
         """See `depot.Depot`. Raises Rejected SH805 for an address that is none, and what `send_growing` does before the first byte."""
         bases = cache(lambda: bases_of(self.store, worker) if worker else {})
-        turn = self._pacing.sending(Urgency.by(deadline, copy=False))
-        return GrowingImage(folder, image, Peer.at(node, address), self._tls, progress, self._remember, expected, bases, self.store, turn)
+        stands = threading.Event()
+        turn = self._pacing.sending(Urgency.by(deadline, copy=False), stands.is_set)
+        peer = Peer.at(node, address)
+        return GrowingImage(folder, image, peer, self._tls, progress, self._remember, expected, bases, self.store, turn, stands)
 
     def send(self, image: str, node: str, address: str, progress: Callable[[int], None], deadline: float | None = None) -> int:
         """See `depot.Depot`. Raises Rejected SH825 without an archive; Stalled SH667."""
@@ -227,7 +229,10 @@ class GrowingImage:
         bases: Callable[[], Bases],
         store: ImageStore,
         turn: AbstractContextManager[Pace],
+        stands: threading.Event,
     ) -> None:
+        """`stands` is set once the worker stands still for what is left to send."""
+        self._stands = stands
         self._growth = Growth()
         self._facts: ImageFacts | None = None
         self._result: Sent | BaseException | None = None
@@ -284,6 +289,7 @@ class GrowingImage:
     def finish(self, image: ImageFacts) -> int:
         """See `depot.Sending`. Raises what `send_growing` does."""
         self._facts = image
+        self._stands.set()
         self._growth.finish()
         self._thread.join()
         result = self._result

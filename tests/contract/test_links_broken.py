@@ -416,6 +416,40 @@ def test_deadlines_come_first_and_copies_last(first: Urgency, second: Urgency) -
         sooner(10, lambda: None)
 
 
+@pytest.mark.parametrize(("urgency", "stands", "ends"), [
+    (Urgency(copy=False), True, True), (Urgency(copy=False), False, False), (Urgency(deadline=9.0, copy=False), True, False),
+])  # fmt: skip
+def test_whoever_stands_still_and_may_as_well_go_later_stands_still_for_others_only_shortly(
+    urgency: Urgency, stands: bool, ends: bool
+) -> None:
+    """It stood still for as long as its hold, while all that was sent was others'."""
+    clock = [100.0]
+    pacing, over = Pacing(clock=lambda: clock[0]), []
+    with pacing.sending(urgency, lambda: stands) as later, pacing.sending(Urgency(deadline=5.0, copy=False)) as sooner:
+
+        def send() -> None:
+            try:
+                later(10, lambda: None)
+            except Retry as error:
+                over.append(error.problem.code)
+            else:
+                over.append("sent")
+
+        sooner(10, lambda: None)
+        thread = threading.Thread(target=send, daemon=True)
+        thread.start()
+        for _ in range(100):
+            thread.join(0.005)
+            clock[0] += 0.2
+            sooner(10, lambda: None)
+        if ends:
+            thread.join(5)
+        assert over == (["SH683"] if ends else [])
+        clock[0] += 10
+    thread.join(5)
+    assert over == (["SH683"] if ends else ["sent"])
+
+
 def test_a_link_beside_the_first_that_hears_nothing_holds_up_no_cancelled_sending(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     stuck, over = threading.Event(), threading.Event()
 

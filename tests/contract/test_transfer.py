@@ -24,6 +24,7 @@ from shunter_agent.images import frames, offering, room, store
 from shunter_agent.images.cutting import CHUNK
 from shunter_agent.images.growth import Growth
 from shunter_agent.images.manifest import ImageFile, ImageInfo, ImageManifest, manifest_of
+from shunter_agent.images.pacing import Pacing
 from shunter_agent.images.room import KEEP
 from shunter_agent.images.server import CROWD, Allowance, ImageServer
 from shunter_agent.images.store import ImageStore
@@ -380,6 +381,18 @@ def test_images_on_their_way_share_the_disk(pair: Pair, monkeypatch: pytest.Monk
             send_whole(pair.here, "i1", pair.peer, pair.tls, limits=QUICK)
     pair.nothing_there()
     assert send_whole(pair.here, "i1", pair.peer, pair.tls, limits=QUICK).bytes == 3_000_004
+
+
+def test_a_worker_stands_still_for_a_growing_image_once_it_is_whole(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Callable[[], bool]] = []
+    sending = Pacing.sending
+    monkeypatch.setattr(Pacing, "sending", lambda pacing, urgency, stands: said.append(stands) or sending(pacing, urgency, stands))
+    depot = StoredDepot(pair.here, pair.tls)
+    growing = depot.sending(depot.begin("i1"), "i1", "n2", f"{pair.peer.host}:{pair.peer.port}", lambda _bytes: None)
+    (stands,) = said
+    assert not stands()
+    growing.finish(ImageFacts(id="i1", spec=SPEC, incarnation=1, taken_at=100.0))
+    assert stands()
 
 
 def test_a_growing_image_has_room_kept_for_what_its_worker_has(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

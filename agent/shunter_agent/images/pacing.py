@@ -7,10 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from shunter_agent.refusals import retry
+
 _IDLE_S: Final = 0.25
 """Seconds without a byte after which a sending holds up nobody any more: it waits for a dump, say."""
 _REASSURE_S: Final = 1.0
 """Seconds after which one that waits says that it is still there."""
+_STANDS_S: Final = 5.0
+"""Seconds for which a worker without a deadline stands still while others have the link: then it runs on, and is moved another time."""
 
 
 @dataclass(frozen=True, order=True)
@@ -31,7 +35,10 @@ class Urgency:
 class _Turn:
     urgency: Urgency
     last: float
+    stands: Callable[[], bool]
     waiting: int = 0
+    held: float | None = None
+    """Since when others have gone first, without a break; None: none does."""
 
 
 @dataclass
@@ -47,9 +54,13 @@ class Pacing:
     """When what was taken last will have gone at the allowed rate."""
 
     @contextlib.contextmanager
-    def sending(self, urgency: Urgency) -> Iterator[Callable[[int, Callable[[], None]], None]]:
-        """For as long as one image is sent: what is given waits until so many bytes may go, and calls `meanwhile` now and then."""
-        turn = _Turn(urgency, self.clock())
+    def sending(self, urgency: Urgency, stands: Callable[[], bool] = lambda: False) -> Iterator[Callable[[int, Callable[[], None]], None]]:
+        """For as long as one image is sent: what is given waits until so many bytes may go, and calls `meanwhile` now and then.
+
+        `stands` says whether its worker stands still by now: one without a deadline is held up for `_STANDS_S` seconds at most, after
+        which what is given raises Retry SH683.
+        """
+        turn = _Turn(urgency, self.clock(), stands)
         with self._changed:
             self._turns.append(turn)
         try:
@@ -70,7 +81,9 @@ class Pacing:
         """Wait a little; whether they may go now."""
         with self._changed:
             now = self.clock()
-            wait_s = max(self._held_up(turn, now), self._due - now if self.rate else 0.0)
+            held_s = self._held_up(turn, now)
+            self._stand_no_longer(turn, now, held_s)
+            wait_s = max(held_s, self._due - now if self.rate else 0.0)
             if wait_s <= 0:
                 turn.last = now
                 if self.rate:
@@ -82,6 +95,17 @@ class Pacing:
             finally:
                 turn.waiting -= 1
             return False
+
+    @staticmethod
+    def _stand_no_longer(turn: _Turn, now: float, held_s: float) -> None:
+        """What isn't urgent gives way, and whoever waits for it isn't kept waiting for nothing."""
+        if held_s <= 0 or turn.urgency.deadline < float("inf") or not turn.stands():
+            turn.held = None
+            return
+        turn.held = now if turn.held is None else turn.held
+        if now - turn.held >= _STANDS_S:
+            what = f"images of workers that have to leave sooner have had the link for {_STANDS_S:g} s, and its worker stood still"
+            raise retry("SH683", what, "Nothing to do: the worker runs on, and is moved another time")
 
     def _held_up(self, turn: _Turn, now: float) -> float:
         """Seconds for which others, which are more urgent, are to go first; 0: none is."""

@@ -145,7 +145,7 @@ async def test_a_copy_goes_by_its_orders_deadline(tmp_path: Path, ordered: float
 def test_moves_are_sent_before_copies_and_by_their_deadlines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Urgency] = []
     sending = Pacing.sending
-    monkeypatch.setattr(Pacing, "sending", lambda pacing, urgency: seen.append(urgency) or sending(pacing, urgency))
+    monkeypatch.setattr(Pacing, "sending", lambda pacing, urgency, *stands: seen.append(urgency) or sending(pacing, urgency, *stands))
     kept = opened(tmp_path, unsigned="accept")
     depot = StoredDepot(kept, TlsFiles(ca=tmp_path / "ca", cert=tmp_path / "cert", key=tmp_path / "key"))
     unsigned(kept.root)
