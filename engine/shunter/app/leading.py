@@ -279,9 +279,10 @@ class Leading:
         """For the next notice, with what was just seen."""
         if policies is None or not self.duty.looks_ahead:
             return
-        fleet, state = self.duty.scene.fleet, self.store.state(now)
+        fleet, state = self.duty.scene.fleet, self.sight.state(now)
         self.heeding.begin()
         self.heeding.take(await self.aside.call(lambda: self.heeding.get_ready(fleet, policies, state, now)))
+        self.sight.seen()
 
     async def _decide(self, snapshot: Snapshot, policies: PolicySet, now: float, began: int) -> None:
         duty = self.duty
@@ -291,7 +292,7 @@ class Leading:
         if self.watch.now is None:  # a full disk is for what must be remembered
             unkept = await self.aside.call(lambda: self.sightings.note(snapshot, horizon(policies)))
             self.voice.tell_or_clear("sightings", unkept)
-        state, snapshots, crowded = self.store.state(now), list(self.snapshots), self.trail.crowded
+        state, snapshots, crowded = self.sight.state(now), list(self.snapshots), self.trail.crowded
         ready = self.heeding.ready
         digests, indexed = (ready.digests.copy(), ready.memory) if ready is not None else (Digests(), Memory())
 
@@ -500,7 +501,7 @@ class Leading:
             return False
 
     def _hurry(self, now: float, said: tuple[Record, ...], seen: Fleet | None) -> bool:
-        heard = self.heeding.decide(self.store.state(now), now, seen)
+        heard = self.heeding.decide(self.sight.state(now), now, seen)
         if heard is None:
             self.trail.add(said)
             return False

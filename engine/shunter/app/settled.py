@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from shunter.model.ids import Incarnation, node_of
-from shunter.model.operation import OperationRecord, Status
+from shunter.model.operation import EngineState, OperationRecord, Status
 from shunter.model.plan import OperationKind
 from shunter.model.snapshot import Fleet, WorkerState
 
@@ -35,3 +35,18 @@ def settled(fleet: Fleet, records: Iterable[OperationRecord]) -> Fleet:
                 pod=record.pod,
             )
     return msgspec.structs.replace(fleet, workers=tuple(workers[name] for name in sorted(workers)))
+
+
+def unseen(state: EngineState, ended: Iterable[OperationRecord]) -> EngineState:
+    """The state for a decision on a fleet that was looked at before these operations ended. Those that succeeded and whose effect `settled`
+    can't show (a worker that was parked or drained, a new image) count as under way until the next look.
+
+    Otherwise a worker that was just parked would be seen where it was, with nothing under way, and be parked once more.
+    """
+    hidden = {
+        r.id: msgspec.structs.replace(r, outcome=None) for r in ended if r.status is Status.SUCCEEDED and r.planned.kind not in _ARRIVED
+    }
+    if not hidden:
+        return state
+    under_way = (*(r for r in state.active if r.id not in hidden), *hidden.values())
+    return EngineState(active=under_way, recent=tuple(r for r in state.recent if r.id not in hidden))

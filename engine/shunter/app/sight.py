@@ -9,7 +9,7 @@ from shunter.app import gone
 from shunter.app.aside import Aside
 from shunter.app.degraded import Watch, places
 from shunter.app.duty import Duty
-from shunter.app.settled import settled
+from shunter.app.settled import settled, unseen
 from shunter.app.silence import Silence
 from shunter.app.standing import relayed
 from shunter.app.voice import Voice
@@ -17,7 +17,7 @@ from shunter.app.world import Memory, World, gone_after
 from shunter.model.canon import plain
 from shunter.model.errors import Problem
 from shunter.model.ids import NodeId, OperationId, WorkerId
-from shunter.model.operation import OperationRecord
+from shunter.model.operation import EngineState, OperationRecord
 from shunter.model.policy import PolicySet
 from shunter.model.record import RecordKind
 from shunter.model.sample import Known, say
@@ -53,6 +53,8 @@ class Sight:
         self.measured_at: float | None = None
         self._meanwhile: list[OperationRecord] = []
         """Operations that ended since the last look began."""
+        self._before: tuple[OperationRecord, ...] = ()
+        """Those that ended in the time of the look before, as long as anybody decides on that."""
         self._heard: list[Notice] = []
         """Notices that came since then."""
         self._saved_at = float("-inf")
@@ -70,6 +72,14 @@ class Sight:
         """What an operation did is seen at once, and not undone by a look that began before."""
         self._meanwhile.append(record)
         self._duty.scene.fleet = settled(self._duty.scene.fleet, [record])
+
+    def state(self, now: float) -> EngineState:
+        """What the engine has done and is doing, for a decision on the fleet as it was last seen."""
+        return unseen(self._store.state(now), (*self._before, *self._meanwhile))
+
+    def seen(self) -> None:
+        """From now on everybody decides on the last look."""
+        self._before = ()
 
     def heard(self, notice: Notice) -> None:
         """A notice that is in the scene already isn't lost by a look that began before it came."""
@@ -109,6 +119,7 @@ class Sight:
             gone_after=gone_after(float(self._duty.settings.hold), float(self._duty.settings.tick)),
             silent=self.silence.lasts(),
         )
+        self._before = tuple(self._meanwhile)
         self._meanwhile.clear()
         self._heard.clear()
         inventory = await self.world.look(memory, now)

@@ -27,7 +27,7 @@ from shunter.model.errors import Problem, Stalled
 from shunter.model.expression import Expression, Scope, Undecided
 from shunter.model.finding import Finding, Verdict
 from shunter.model.ids import Commit, Digest, Incarnation, NodeId, NoticeId, OperationId, PolicyName, SlotId, WorkerId
-from shunter.model.operation import OperationRecord
+from shunter.model.operation import OperationRecord, Outcome, Status
 from shunter.model.plan import Estimate, Evaluation, OperationKind, Plan, PlannedOperation, Preconditions
 from shunter.model.record import Record, RecordKind
 from shunter.model.snapshot import Fleet, Node, Notice, NoticeKind, Samples, Slot, Worker, WorkerState
@@ -272,6 +272,46 @@ async def test_while_the_disk_is_full_no_plan_that_could_wait_is_offered_and_the
     await s.leading.tick(132.0)
     assert saved == [100.0, 102.0, 132.0]
     assert [o.kind for o in offered[-1].operations] == [OperationKind.CHECKPOINT]
+
+
+class Leaving(Serving):
+    """Its node is going, and no other has a slot. Before its metrics come the second time, its worker was parked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parked: Callable[[], None] = lambda: None
+
+    async def look(self, memory: object, now: float) -> Inventory:
+        seen = await super().look(memory, now)
+        nodes = (*seen.fleet.nodes, Node(id=NodeId("node-b"), slots=(), seen_at=now))
+        notice = Notice(id=NoticeId("n1"), kind=NoticeKind.PREEMPTION, node=NodeId("node-a"), seen_at=99.0, deadline=400.0)
+        return Inventory(fleet=msgspec.structs.replace(seen.fleet, nodes=nodes), notices=(notice,), problems=())
+
+    async def measure(self, *_: object, **__: object) -> Samples:
+        if self.looks == 2:
+            self.parked()
+        return Samples()
+
+
+async def test_what_was_parked_after_the_look_isnt_parked_again(stage: Callable[[int], Stage], monkeypatch: pytest.MonkeyPatch) -> None:
+    s = stage(0)
+    save = POLICY.replace("CheckpointPolicy", "PreemptionPolicy").replace("every: 5m", "notices: [preemption]")
+    (s.engine.settings.state / "policies" / "images.yaml").write_text(save)
+    s.leading.sight.world = world = Leaving()  # type: ignore[assignment]
+    await s.leading.following.once()
+    offered: list[Plan] = []
+    monkeypatch.setattr(s.leading.scheduler, "offer", lambda plan, **_: offered.append(plan))
+    await s.leading.tick(100.0)
+    (park,) = offered[-1].operations
+    assert park.kind is OperationKind.PARK
+    s.leading.store.insert([OperationRecord(planned=park, plan=offered[-1].digest, epoch=s.leading.epoch, created_at=100.0)])
+    world.parked = lambda: s.leading._progress(s.leading.store.finish(park.id, Outcome(status=Status.SUCCEEDED, at=101.0)))
+    await s.leading.tick(101.0)
+    assert world.looks == 2
+    assert offered[-1].operations == ()
+    await s.leading.tick(102.0)
+    (again,) = offered[-1].operations
+    assert (again.kind, again.id == park.id) == (OperationKind.PARK, False), "a look that began later says that it is there"
 
 
 async def test_a_newer_commit_gives_up_what_it_doesnt_want_once(stage: Callable[[int], Stage], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,9 @@
 """A worker is where its newest move has brought it, also while nobody has seen it there."""
 
 import msgspec
-from shunter.app.settled import settled
+from shunter.app.settled import settled, unseen
 from shunter.model.ids import Digest, Epoch, Incarnation, NodeId, OperationId, PolicyName, SlotId, WorkerId
-from shunter.model.operation import OperationRecord, Outcome, Status
+from shunter.model.operation import EngineState, OperationRecord, Outcome, Status
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
 from shunter.model.pod import Pod
 from shunter.model.snapshot import Fleet, Node, Worker, WorkerState
@@ -40,6 +40,16 @@ def test_it_lives_in_the_pod_that_was_made_for_it() -> None:
 def test_what_failed_or_isnt_an_arrival_changes_nothing() -> None:
     for one in (record(Status.ROLLED_BACK), record(Status.SUCCEEDED, OperationKind.CHECKPOINT)):
         assert settled(FLEET, [one]) == FLEET
+
+
+def test_what_succeeded_and_cant_be_seen_yet_counts_as_under_way() -> None:
+    parked, moved = record(Status.SUCCEEDED, OperationKind.PARK), record(Status.SUCCEEDED)
+    failed = record(Status.ROLLED_BACK, OperationKind.PARK)
+    for one, seen in ((parked, False), (moved, True), (failed, True)):
+        found = unseen(EngineState(recent=(one,)), [one])
+        assert (len(found.active), len(found.recent)) == ((0, 1) if seen else (1, 0))
+        assert all(r.outcome is None for r in found.active)
+    assert unseen(EngineState(recent=(parked,)), []) == EngineState(recent=(parked,))
 
 
 def test_a_destination_that_falls_silent_right_after_the_move_doesnt_make_its_worker_lost() -> None:
