@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import itertools
+import re
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 import yaml
@@ -271,14 +273,27 @@ def _old(name: str) -> tuple[str, dict[str, str]]:
     return (name, {}) if name == "frontend" else ("worker", {"subComponentType": name})
 
 
-def engine_access(plane: ControlPlane, namespace: str) -> Access:
-    """As the engine, with the rights of deploy/kubernetes/components/dynamo and no others."""
+COMPONENT: Final = [ROOT / "deploy" / "kubernetes" / "components" / "dynamo" / "rights.yaml"]
+CHART: Final = [
+    ROOT / "deploy" / "helm" / "shunter" / "templates" / f"{kind}-shunter-engine-dynamo.yaml" for kind in ("role", "role-binding")
+]
+
+
+def rights(files: list[Path], namespace: str) -> list[Any]:
+    """Roles and their bindings, for that namespace; of the chart's files what Helm makes of them where they are chosen."""
+    text = "\n---\n".join(file.read_text() for file in files).replace("{{ .Release.Namespace }}", "shunter")
+    found = list(yaml.safe_load_all(re.sub(r"\{\{.*?\}\}", "", text)))
+    for one in found:
+        one["metadata"]["namespace"] = namespace
+    return found
+
+
+def engine_access(plane: ControlPlane, namespace: str, files: list[Path] = COMPONENT) -> Access:
+    """As the engine, with the rights for Dynamo's graphs and no others."""
     for name in ("shunter",):
         plane.ask("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     plane.ask("POST", "/api/v1/namespaces/shunter/serviceaccounts", {"metadata": {"name": "shunter-engine"}})
-    text = (ROOT / "deploy" / "kubernetes" / "components" / "dynamo" / "rights.yaml").read_text()
-    for one in yaml.safe_load_all(text):
-        one["metadata"]["namespace"] = namespace
+    for one in rights(files, namespace):
         plural = {"Role": "roles", "RoleBinding": "rolebindings"}[one["kind"]]
         plane.ask("POST", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/{plural}", one)
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": [plane.url]}}

@@ -12,7 +12,21 @@ import msgspec
 import pytest
 from conftest import admin
 from control_plane import ControlPlane
-from dynamo_operator import ADAPTERS, COST, DEPLOYMENTS, GRAPHS, Site, dynamo_plane, engine, engine_access, names, site, waiting
+from dynamo_operator import (
+    ADAPTERS,
+    CHART,
+    COMPONENT,
+    COST,
+    DEPLOYMENTS,
+    GRAPHS,
+    Site,
+    dynamo_plane,
+    engine,
+    engine_access,
+    names,
+    site,
+    waiting,
+)
 from shunter.act.beyond import Deposed
 from shunter.app.drifting import shown
 from shunter.app.graphs import Counted, Graphs
@@ -629,10 +643,11 @@ async def test_graphs_are_followed_as_the_settings_say_and_only_samples_of_now_g
         await graphs.close()
 
 
-def test_the_rights_are_for_what_it_does_and_no_more(dynamo_plane: ControlPlane) -> None:
-    namespace = "dynamo-rights"
+@pytest.mark.parametrize("files", [COMPONENT, CHART], ids=["component", "chart"])
+def test_the_rights_are_for_what_it_does_and_no_more(dynamo_plane: ControlPlane, files: list[Path]) -> None:
+    namespace = f"dynamo-rights-{len(files)}"
     dynamo_plane.must("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
-    engine_access(dynamo_plane, namespace)
+    engine_access(dynamo_plane, namespace, files)
     verbs = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
     dynamo = (GRAPHS, ADAPTERS, DEPLOYMENTS, "dynamoworkermetadatas", "podsnapshots")
     resources = [("nvidia.com", one) for one in (*dynamo, f"{GRAPHS}/status", f"{ADAPTERS}/scale", f"{DEPLOYMENTS}/status")]
