@@ -22,6 +22,7 @@ from shunter.model.ids import ImageId, NodeId, OperationId, SlotId, WorkerId, no
 from shunter.model.operation import Measured, OperationRecord, Outcome, Status, Step
 from shunter.model.plan import PlannedOperation
 from shunter.model.pod import Pod
+from shunter.model.pretending import Pretending
 from shunter.model.record import Record, RecordKind
 from shunter.model.snapshot import Fleet
 from shunter.wire import agent_pb2 as pb
@@ -99,13 +100,6 @@ def problem(code: str, what: str, remedy: str, subject: str = "") -> Problem:
     return Problem(code=code, what=what, remedy=remedy, subject=subject)
 
 
-def is_pretend(fleet: Fleet, record: OperationRecord) -> bool:
-    """Whether a node that the operation is about doesn't really move anything."""
-    slots = (record.planned.from_slot, record.planned.to_slot, record.planned.expect.at)
-    about = {node_of(s) for s in slots if s} | set(record.planned.copies)
-    return any(n.runtime == "pretend" for n in fleet.nodes if n.id in about)
-
-
 def told(parts: Parts, record: OperationRecord, kind: RecordKind, what: str) -> Record:
     """The audit record of an operation as it now is: the same keys whatever became of it, `problem` and `outcome` when there is one."""
     planned = record.planned
@@ -135,7 +129,7 @@ def told(parts: Parts, record: OperationRecord, kind: RecordKind, what: str) -> 
         epoch=record.epoch,
         plan=record.plan,
         operation=record.id,
-        pretend=is_pretend(parts.fleet(), record),
+        pretend=Pretending(parts.fleet()).operation(planned),
         body=body,
     )
 

@@ -23,8 +23,8 @@ from shunter.app.roster import named
 from shunter.audit.inputs import inputs_path
 from shunter.audit.trail import Trail
 from shunter.model.errors import Problem, Stalled
-from shunter.model.ids import node_of
 from shunter.model.plan import PlannedOperation
+from shunter.model.pretending import Pretending
 from shunter.observe.prometheus import Prometheus
 
 Backing: TypeAlias = Callable[[Path, int], AbstractContextManager[tuple[Store, Leadership]]]
@@ -80,9 +80,7 @@ class Engine(Duty):
 
     def pretends(self, operation: PlannedOperation) -> bool:
         """A node that the operation is about doesn't really move anything."""
-        slots = (operation.from_slot, operation.to_slot, operation.expect.at)
-        about = {node_of(slot) for slot in slots if slot} | set(operation.copies)
-        return any(node.runtime == "pretend" for node in self.scene.fleet.nodes if node.id in about)
+        return Pretending(self.scene.fleet).operation(operation)
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:

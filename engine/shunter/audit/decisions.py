@@ -14,8 +14,9 @@ import msgspec
 
 from shunter.model.canon import plain
 from shunter.model.finding import Chapter, Finding, Verdict, chapters
-from shunter.model.ids import Epoch, NodeId, OperationId, PolicyName, node_of
+from shunter.model.ids import Epoch, OperationId, PolicyName
 from shunter.model.plan import Evaluation, Plan, PlannedOperation
+from shunter.model.pretending import Pretending
 from shunter.model.record import Record, RecordKind
 from shunter.model.snapshot import Fleet
 
@@ -58,7 +59,7 @@ class Tracker(msgspec.Struct, frozen=True, kw_only=True):
         one, else it has `verdict`, `gate`, `reason`, `since` and `ticks`. One that is no longer made, because its policy or subject is
         gone, has the verdict "none". A plan's body: `operations`, `counts`, `previous` (`since`, `ticks`, `operations`, or None).
         """
-        stamp = _Stamp(evaluation.plan, at, epoch, _Pretending(fleet), self.tick + 1)
+        stamp = _Stamp(evaluation.plan, at, epoch, Pretending(fleet), self.tick + 1)
         said = chapters(evaluation.findings)
         records: list[Record] = []
         seen = {chapter.policy: _observed(chapter, self.seen.get(chapter.policy, {}), stamp, records) for chapter in said}
@@ -72,7 +73,7 @@ class Tracker(msgspec.Struct, frozen=True, kw_only=True):
         """The records of a decision that was made elsewhere and is carried out here, as `observe` makes them: every finding that acts,
         those that this tracker doesn't have already, and the plan. It is no tick: the next one isn't compared with it.
         """
-        stamp, records = _Stamp(evaluation.plan, at, epoch, _Pretending(fleet), self.tick), list[Record]()
+        stamp, records = _Stamp(evaluation.plan, at, epoch, Pretending(fleet), self.tick), list[Record]()
         for chapter in chapters(evaluation.findings):
             known = self.seen.get(chapter.policy, {})
             for place, (subject, brief) in enumerate(zip(chapter.subjects, chapter.briefs, strict=True)):
@@ -124,23 +125,10 @@ def shape(reason: str) -> str:
     return _PLURAL.sub(r"\1", _NUMBER.sub("#", reason))
 
 
-class _Pretending:
-    """Which subjects are on nodes where nothing really moves: workers, and graphs of which any worker is."""
-
-    def __init__(self, fleet: Fleet | None) -> None:
-        self.nodes: frozenset[NodeId] = frozenset(n.id for n in fleet.nodes if n.runtime == "pretend") if fleet else frozenset()
-        on = [w for w in fleet.workers if w.node in self.nodes] if fleet and self.nodes else []
-        self.subjects = frozenset({str(w.id) for w in on} | {w.graph for w in on})
-
-    def operation(self, operation: PlannedOperation) -> bool:
-        nodes = {*operation.copies, *(node_of(s) for s in (operation.from_slot, operation.to_slot) if s is not None)}
-        return not self.nodes.isdisjoint(nodes) or operation.worker in self.subjects
-
-
 class _Stamp:
     """What all records of one tick share."""
 
-    def __init__(self, plan: Plan, at: float, epoch: Epoch, pretending: _Pretending, tick: int) -> None:
+    def __init__(self, plan: Plan, at: float, epoch: Epoch, pretending: Pretending, tick: int) -> None:
         self.plan, self.at, self.epoch, self.pretending, self.tick = plan, at, epoch, pretending, tick
 
     def finding(self, finding: Finding, before: Seen | None, now: Seen) -> Record:

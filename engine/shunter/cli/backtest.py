@@ -85,6 +85,8 @@ def run_backtest(
     for problem in dict.fromkeys(problem for policies in sets for problem in policies.problems):
         typer.echo(f"warning: {problem}", err=True)
     found, contrast = stepped(settings, sets, span, snapshot, now)
+    if picture is not None and drawn is not None:  # first: whoever reads the rest may stop at its beginning
+        _draw(drawn(timeline(found[-1])), picture)
     match output:
         case Format.JSON:
             typer.echo(backtest_json(found, contrast), nl=False)
@@ -92,8 +94,6 @@ def run_backtest(
             typer.echo(backtest_markdown(found, contrast, link=link), nl=False)
         case Format.TEXT:
             backtest_text(found, Console(highlight=False, width=None if sys.stdout.isatty() else 160), contrast)
-    if picture is not None and drawn is not None:
-        _draw(drawn(timeline(found[-1])), picture)
 
 
 def stepped(
