@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, Self
 
 import msgspec
@@ -21,6 +21,7 @@ from shunter.cluster.pods import WorkerPod
 from shunter.cluster.spares import Stake
 from shunter.model.errors import Problem
 from shunter.model.ids import NodeId, WorkerId
+from shunter.model.operation import OperationRecord, Status, Step
 from shunter.model.sample import Known
 from shunter.model.snapshot import Fleet, Samples, WorkerState
 
@@ -49,6 +50,8 @@ class Housed:
         self._fleet, self._own, self._idle = label(f"{own}.{lease.name}"), own, pods.idle
         self._clock, self._tidied = clock, float("-inf")
         self._well = False
+        self._before: dict[str, NodeId] = {}
+        """By uid: pods that workers lived in when an engine last noted it, of which nothing was judged since, and their nodes."""
         self._following: Following
         self._api: Api
         self.places: Pods
@@ -89,7 +92,20 @@ class Housed:
 
     def joined(self, fleet: Fleet) -> Fleet:
         """The fleet as agents report it and the cluster has it."""
-        return joined(fleet, self.estate(), self.places.deleted)
+        estate = self.estate()
+        found = joined(fleet, estate, self.places.deleted, self._before)
+        if estate.doubt is None:  # once it was judged why one went, its node may recover
+            for worker in found.workers:
+                if worker.pod is not None and worker.state is WorkerState.LOST:
+                    self._before.pop(worker.pod.uid, None)
+        return found
+
+    def recall(self, fleet: Fleet, ended: Iterable[OperationRecord]) -> None:
+        """Begin with what the engine before knew: where workers lived, and which pods its operations have deleted."""
+        self._before = {w.pod.uid: w.node for w in fleet.workers if w.pod is not None and w.node is not None and w.slot is not None}
+        for record in ended:
+            if record.left is not None and _has_left(record):
+                self.places.note_deleted(record.left.uid)
 
     def tidy(
         self,
@@ -123,6 +139,13 @@ class Housed:
             orders.keep(())
         self._well = False
         orders.begin(_TIDYING, work)
+
+
+def _has_left(record: OperationRecord) -> bool:
+    """Its worker left its pod for good: elsewhere, or into its image."""
+    outcome = record.outcome
+    into = outcome is not None and outcome.status is Status.FAILED and outcome.image is not None
+    return into or any(step is Step.RELEASED for step, _ in record.history)
 
 
 def stake(samples: Samples, worker: WorkerId) -> Stake:

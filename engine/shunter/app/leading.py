@@ -189,6 +189,8 @@ class Leading:
         duty = self.duty
         duty.metrics.epoch.set(self.epoch)
         self.sight.recall()
+        if self.housed is not None:
+            self.housed.recall(self.duty.scene.fleet, self.store.recent(0.0))
         self.check_disk()
         self.voice.record(RecordKind.ENGINE, "engine", f"leads at epoch {self.epoch}")
         await self.following.once()

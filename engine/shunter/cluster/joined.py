@@ -5,7 +5,7 @@ policies see all of a pool; nothing can be done with it, and why is said.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -34,6 +34,11 @@ _STARTS: Final = "its process has ended, and its pod starts it again where it wa
 _DELETED: Final = (
     "its pod was deleted, by nothing that its node or an operation did: whether another takes its place is its controller's to say"
 )
+_UNSEEN: Final = (
+    "its pod went while no engine looked, its node is well, and no operation has deleted it: whether another takes its place is its "
+    "controller's to say"
+)
+_NOBODY: Final[Mapping[str, NodeId]] = {}
 
 
 def reported(fleet: Fleet) -> Fleet:
@@ -41,11 +46,13 @@ def reported(fleet: Fleet) -> Fleet:
     return msgspec.structs.replace(fleet, workers=tuple(w for w in fleet.workers if not _by_pod_alone(w)))
 
 
-def joined(fleet: Fleet, estate: Estate, ours: Collection[str] = ()) -> Fleet:
+def joined(fleet: Fleet, estate: Estate, ours: Collection[str] = (), before: Mapping[str, NodeId] = _NOBODY) -> Fleet:
     """The fleet as agents report it (`reported`), with pods, taints and labels, and the workers that no agent reports.
 
     `ours` are the uids of pods that the engine has deleted. A worker that is lost with a pod that starts it again, or that Kubernetes was
-    told to delete, is pinned: an image of it, brought back beside that, would be one too many, and its controller would end another.
+    told to delete, is pinned: an image of it, brought back beside that, would be one too many, and its controller would end another. So is
+    one whose pod has gone unseen from a node that is well: `before` are the pods that workers lived in when an engine last noted it, and
+    their nodes.
     """
     pods, nodes = estate.pods, {node.id: node for node in fleet.nodes}
     known: dict[WorkerId, Worker] = {}
@@ -54,7 +61,7 @@ def joined(fleet: Fleet, estate: Estate, ours: Collection[str] = ()) -> Fleet:
         own = pods.get(worker.pod.uid) if worker.pod is not None and worker.state not in _AWAY else None
         if own is not None:
             lived_in.add(own.pod.uid)
-        known[worker.id] = _with_pod(worker, own, estate) if worker.state is not WorkerState.LOST else _lost(worker, estate, ours)
+        known[worker.id] = _with_pod(worker, own, estate) if worker.state is not WorkerState.LOST else _lost(worker, estate, ours, before)
     others: dict[NodeId, list[WorkerPod]] = defaultdict(list)
     left = [pod for uid, pod in pods.items() if uid not in lived_in and pod.node is not None and not pod.placeholder]
     for pod in sorted(left, key=lambda p: (p.pod.name, p.pod.uid)):
@@ -102,30 +109,36 @@ def _with_pod(worker: Worker, own: WorkerPod | None, estate: Estate) -> Worker:
     )
 
 
-def _lost(worker: Worker, estate: Estate, ours: Collection[str]) -> Worker:
+def _lost(worker: Worker, estate: Estate, ours: Collection[str], before: Mapping[str, NodeId]) -> Worker:
     """Its pod is kept in mind, by which it is judged in the next round, too."""
-    pinned = worker.pinned if worker.pod is not None and worker.pinned in (_STARTS, _DELETED) else ""
+    pinned = worker.pinned if worker.pod is not None and worker.pinned in (_STARTS, _DELETED, _UNSEEN) else ""
     if worker.pod is not None and estate.doubt is None:
         uid = worker.pod.uid
         last = estate.pods.get(uid) or estate.removed.get(uid)
-        if last is None:
-            pinned = "" if pinned == _STARTS else pinned
-        elif uid in ours:
+        if uid in ours:
             pinned = ""
-        else:
+        elif last is not None:
             pinned = _kept_away(last, there=uid in estate.pods, estate=estate)
+        elif uid in before:
+            pinned = "" if _fails(before[uid], estate) else _UNSEEN
+        elif pinned == _STARTS:
+            pinned = ""
     return worker if pinned == worker.pinned else msgspec.structs.replace(worker, pinned=pinned)
 
 
 def _kept_away(pod: WorkerPod, *, there: bool, estate: Estate) -> str:
     """Why the worker isn't to come back from an image, by the pod that it had; empty: its pod or its node failed it."""
-    node = estate.nodes.get(pod.node) if pod.node is not None else None
-    leaves = node is None or not node.ready or any(t.effect == "NoExecute" or t.key.startswith(_GOING) for t in node.taints)
-    if leaves or pod.retired or pod.being is Being.ENDED:
+    if _fails(pod.node, estate) or pod.retired or pod.being is Being.ENDED:
         return ""
     if not there or pod.being is Being.ENDING:
         return _DELETED
     return "" if pod.operation else _STARTS  # one that an operation has made never starts anything again
+
+
+def _fails(name: NodeId | None, estate: Estate) -> bool:
+    """A node is gone, doesn't work, or is being emptied."""
+    node = estate.nodes.get(name) if name is not None else None
+    return node is None or not node.ready or any(t.effect == "NoExecute" or t.key.startswith(_GOING) for t in node.taints)
 
 
 def _missing(worker: Worker, estate: Estate) -> str:

@@ -345,7 +345,7 @@ class Pods:
 
     async def _delete(self, namespace: str, name: str, uid: str) -> None:
         """Nothing, where it is gone, going, or another has its name."""
-        self._note_deleted(uid)
+        self.note_deleted(uid)
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": GRACE_S, "preconditions": {"uid": uid}}
         with contextlib.suppress(Absent, Conflict):
             await self._api.delete(f"{self._path(namespace)}/{name}", options)
@@ -353,13 +353,14 @@ class Pods:
     async def _delete_as_it_is(self, found: Object) -> None:
         """Nothing, where it has changed since: a worker may have come."""
         meta = found["metadata"]
-        self._note_deleted(meta["uid"])
+        self.note_deleted(meta["uid"])
         preconditions = {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": GRACE_S, "preconditions": preconditions}
         with contextlib.suppress(Absent, Conflict):
             await self._api.delete(f"{self._path(meta['namespace'])}/{meta['name']}", options)
 
-    def _note_deleted(self, uid: str) -> None:
+    def note_deleted(self, uid: str) -> None:
+        """Keep in mind that the engine has deleted it, whoever of its processes did."""
         self.deleted[uid] = None
         if len(self.deleted) > _REMEMBERED:
             del self.deleted[next(iter(self.deleted))]

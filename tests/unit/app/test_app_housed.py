@@ -10,8 +10,10 @@ from shunter.act.beside import Beside
 from shunter.act.store import Store
 from shunter.app.housed import TIDY_S, Housed
 from shunter.app.settings import LeaseSettings, PodsSettings
+from shunter.cluster.estate import Estate
+from shunter.cluster.nodes import ClusterNode
 from shunter.cluster.pods import Being, WorkerPod
-from shunter.model.ids import Digest, Epoch, Incarnation, NodeId, OperationId, PolicyName, SlotId, WorkerId
+from shunter.model.ids import Digest, Epoch, ImageId, Incarnation, NodeId, OperationId, PolicyName, SlotId, WorkerId
 from shunter.model.operation import OperationRecord, Outcome, Status, Step
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
 from shunter.model.pod import OPERATION, Pod, Resident
@@ -28,8 +30,12 @@ users: [{name: u, user: {token: t}}]
 class Places:
     def __init__(self) -> None:
         self.asked: list[tuple[Callable[[WorkerPod], bool], Mapping[str, bool], Collection[NodeId]]] = []
+        self.deleted: dict[str, None] = {}
 
-    async def tidy(self, under_way: Any, lived_in: Any, answering: Any, still_leads: Any) -> list[str]:
+    def note_deleted(self, uid: str) -> None:
+        self.deleted[uid] = None
+
+    async def tidy(self, under_way: Any, lived_in: Any, answering: Any, still_leads: Any, stake: Any) -> list[str]:
         still_leads()
         self.asked.append((under_way, lived_in, answering))
         return ["did it"]
@@ -85,3 +91,43 @@ async def test_what_an_operation_has_in_hand_is_left_alone_until_it_is_over(tmp_
     now += TIDY_S
     await tick()
     assert len(places.asked) == 2
+
+
+def test_the_next_engine_knows_why_a_pod_is_gone_that_it_never_saw(tmp_path: Path, store: Store) -> None:
+    (tmp_path / "kubeconfig").write_text(KUBECONFIG)
+    housed = Housed(LeaseSettings(kubeconfig=tmp_path / "kubeconfig"), PodsSettings(namespace="dynamo"))
+    housed.places = places = Places()  # type: ignore[assignment]
+    nodes = {NodeId("a"): ClusterNode(name=NodeId("a"), labels={}, taints=(), ready=True)}
+    estate = Estate(namespace="dynamo", nodes=nodes, agents={}, pods={})
+    housed.estate = lambda: estate  # type: ignore[method-assign]
+    lived = [
+        Worker(
+            id=WorkerId(name), role="decode", graph="g", engine="", state=WorkerState.RUNNING, node=NodeId("a"), slot=SlotId("a/0"),
+            incarnation=Incarnation(0), pod=pod(name).pod,
+        )
+        for name in ("moved", "rolled-back", "in-its-image", "nobodys")
+    ]  # fmt: skip
+    for name, step, outcome in (
+        ("moved", Step.RELEASED, Outcome(status=Status.SUCCEEDED, at=3.0)),
+        ("rolled-back", Step.ROLLING_BACK, Outcome(status=Status.ROLLED_BACK, at=3.0)),
+        ("in-its-image", Step.ROLLING_BACK, Outcome(status=Status.FAILED, at=3.0, image=ImageId("i"))),
+    ):
+        planned = PlannedOperation(
+            id=OperationId(name), kind=OperationKind.MOVE, worker=WorkerId(name), lane="voluntary", policy=PolicyName("p"), reason="r",
+            expect=Preconditions(incarnation=Incarnation(0)), to_slot=SlotId("b/0"),
+        )  # fmt: skip
+        store.insert([OperationRecord(planned=planned, plan=Digest("d"), epoch=Epoch(1), created_at=1.0)])
+        store.advance(planned.id, Step.PREPARED, 2.0, left=pod(name).pod)
+        store.advance(planned.id, step, 2.5)
+        store.finish(planned.id, outcome)
+    housed.recall(Fleet(workers=tuple(lived)), store.recent(0.0))
+    assert set(places.deleted) == {"moved", "in-its-image"}
+    gone = [msgspec.structs.replace(one, state=WorkerState.LOST, node=None, slot=None) for one in lived]
+
+    def pinned(fleet: Fleet) -> set[str]:
+        return {worker.id for worker in fleet.workers if worker.pinned}
+
+    found = housed.joined(Fleet(workers=tuple(gone)))
+    assert pinned(found) == {"rolled-back", "nobodys"}
+    estate = msgspec.structs.replace(estate, nodes={})
+    assert pinned(housed.joined(found)) == {"rolled-back", "nobodys"}, "what was judged stays so"

@@ -443,6 +443,19 @@ def test_one_that_its_node_or_an_operation_has_cost_its_pod_is_brought_back(seen
     assert only(joined(lost(before="its pod is being deleted"), seen, ours)).pinned == ""
 
 
+def test_one_whose_pod_went_while_no_engine_looked_is_judged_by_its_node_and_by_what_operations_did() -> None:
+    before = {"uid-decode-0": NodeId("node-a")}
+    found = joined(lost(), estate(), (), before)
+    assert "went while no engine looked" in only(found).pinned
+    assert "went while no engine looked" in only(joined(reported(found), estate(nodes=("node-b",)))).pinned, "it stays so"
+    assert only(joined(lost(), estate(), {"uid-decode-0"}, before)).pinned == ""
+    for failed in (estate(nodes=("node-b",)), estate(ready=False), past(taint={"key": "spot", "effect": "NoExecute"})):
+        assert only(joined(lost(), failed, (), before)).pinned == ""
+    assert only(joined(lost(), estate(), (), {"another": NodeId("node-a")})).pinned == "", "it was judged before"
+    doubt = Problem(code="SH261", what="old", remedy="none")
+    assert only(joined(lost(), estate(doubt=doubt), (), before)).pinned == ""
+
+
 def test_of_a_parked_one_no_pod_is_kept() -> None:
     parked = msgspec.structs.replace(worker(), state=WorkerState.PARKED, node=None, slot=None)
     found = only(joined(fleet(parked), past(raw())))
