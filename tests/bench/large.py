@@ -164,7 +164,8 @@ def _samples(worker: Worker, at: float) -> dict[str, Sample]:
         "sessions": float(n % 90),
         "kvTokens": 1e5 + n % 997,
     }
-    return {name: Known(value=value, unit=UNITS[name], at=at - 5, query=name) for name, value in values.items()}
+    # in the order in which `observe` takes them
+    return {name: Known(value=value, unit=UNITS[name], at=at - 5, query=name) for name, value in sorted(values.items())}
 
 
 def _images(workers: tuple[Worker, ...], at: float, count: int) -> Iterator[Image]:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from operator import attrgetter
 from typing import Final, TypeAlias
 
 import msgspec
@@ -29,7 +28,7 @@ from shunter.model.units import Duration
 MOST_BACKOFF = 10.0
 """A checkpoint that keeps failing is tried at least every so many periods."""
 
-_ID: Final = attrgetter("id")
+_RUNNING: Final = WorkerState.RUNNING
 
 Refusal: TypeAlias = tuple[Verdict, str, str]
 """A verdict other than `act`, its reason and its gate."""
@@ -39,12 +38,16 @@ _UNWANTED: Final = Said(Verdict.PASS, "`when` is false", "when")
 
 
 class Due(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that wants a checkpoint, or may come to want one. `taken` is when its newest image was, None when it has none."""
+    """A worker that wants a checkpoint, or may come to want one. `taken` is when its newest image was, None when it has none; `age` says
+    how old that is, and may be.
+    """
 
     worker: Worker
+    spec: CheckpointSpec
     taken: float | None
     pause: Pause
     interval: float
+    age: str
     gates: list[Part]
 
 
@@ -52,7 +55,10 @@ class Round:
     """The checkpoints of one policy: whose turn it is beside all others under way or planned, and what each node is given to hold."""
 
     def __init__(self, d: Deciding, policy: Policy) -> None:
-        self._d, self._share = d, spec_of(policy).pause.share
+        spec = spec_of(policy)
+        self._d, self._share = d, spec.pause.share
+        self.period: Final = None if spec.every is None else f"every:{spec.every}:{int(d.now // max(spec.every, 0.001))}"
+        """What names its checkpoints while they are due; None where they aren't due in periods that can be counted."""
         self._allowed: dict[PoolId, int] = {}
         self.holding = d.holding()
 
@@ -61,9 +67,9 @@ class Round:
         turns, pool = self._d.turns, worker.pool
         if pool not in self._allowed:
             self._allowed[pool] = max(1, effective(self._share, len(self._d.world.running(pool)))[0])
-        if worker.node is not None and turns.nodes[worker.node]:
+        if worker.node is not None and turns.nodes.get(worker.node):
             return f"it waits for its turn: one checkpoint at a time on {worker.node}"
-        if turns.pools[pool] >= self._allowed[pool]:
+        if turns.pools.get(pool, 0) >= self._allowed[pool]:
             return f"it waits for its turn: {self._allowed[pool]} at a time in {pool}"
         return None
 
@@ -96,7 +102,7 @@ def spec_of(policy: Policy) -> CheckpointSpec:
 def _wanting(d: Deciding, policy: Policy) -> list[Worker]:
     """The workers that want a checkpoint, by what doesn't change while a plan is made. What is said of the others is left for later."""
     spec, subjects = spec_of(policy), d.subjects(policy)
-    wanting = [w for w in _old(d, spec, subjects) if w.state is WorkerState.RUNNING and w.slot is not None]
+    wanting = [w for w in _old(d, spec, subjects) if w.state is _RUNNING and w.slot is not None]
     if wanting:
         covered = d.covered(policy)
         wanting = [w for w in wanting if covered[w.id]]
@@ -110,11 +116,10 @@ def _wanting(d: Deciding, policy: Policy) -> list[Worker]:
 
 def _old(d: Deciding, spec: CheckpointSpec, workers: Sequence[Worker]) -> list[Worker]:
     """Those whose newest image is old enough, or who have none."""
-    taken, now = d.taken, d.now
+    taken, now = d.taken.get, d.now
     if spec.every is not None and spec.overhead is None:
         every = float(spec.every)
-        both = zip(workers, map(taken.get, map(_ID, workers)), strict=True)
-        return [w for w, at in both if at is None or now - at >= every]
+        return [w for w in workers if (at := taken(w.id)) is None or now - at >= every]
     return [w for w in workers if _is_old(d, spec, w)]
 
 
@@ -146,7 +151,7 @@ def _against(d: Deciding, policy: Policy, worker: Worker) -> Said | None:
     refused, gates = _subject(covered, worker), list[Part](evidence)
     if refused is None:
         one = _begin(d, policy, worker, gates)
-        refused = _young(d, policy, one) or _when(d, policy, one)
+        refused = _young(d, one) or _when(d, policy, one)
     assert refused is not None, "alone and among all it is answered alike"
     return Said(verdict=refused[0], reason=refused[1], gate=refused[2], evidence=gates)
 
@@ -156,14 +161,17 @@ def _begin(d: Deciding, policy: Policy, worker: Worker, gates: list[Part]) -> Du
     pause = pause_of(d, spec, worker)
     chosen = interval_for(d, spec, worker, pause)
     gates.extend(chosen.evidence)
-    return Due(worker=worker, taken=d.taken.get(worker.id), pause=pause, interval=chosen.seconds, gates=gates)
+    taken = d.taken.get(worker.id)
+    return Due(
+        worker=worker, spec=spec, taken=taken, pause=pause, interval=chosen.seconds, age=_age(d.now, taken, chosen.seconds), gates=gates
+    )
 
 
 def _due(d: Deciding, policy: Policy, worker: Worker) -> Due | None:
     """The worker, which wants a checkpoint, if nothing is against it now; otherwise None, with the finding that says why."""
     spec = spec_of(policy)
     one = _begin(d, policy, worker, [*d.asked(policy, worker, "workers.where", spec.workers.where)])
-    one.gates.append(partial(_aged, spec, d.now, one.taken, one.interval, old=True))
+    one.gates.append(Evidence(gate=_gate(spec), result=True, detail=one.age))
     one.gates.extend(d.asked(policy, worker, "when", spec.when))
     refused = _held(d, policy, one)
     if refused is None:
@@ -182,15 +190,10 @@ def _subject(covered: bool | Undecided, worker: Worker) -> Refusal | None:
     return None
 
 
-def _young(d: Deciding, policy: Policy, one: Due) -> Refusal | None:
+def _young(d: Deciding, one: Due) -> Refusal | None:
     old = one.taken is None or d.now - one.taken >= one.interval
-    spec = spec_of(policy)
-    one.gates.append(_aged(spec, d.now, one.taken, one.interval, old=old))
-    return None if old else _RECENT[_gate(spec)][:3]
-
-
-def _aged(spec: CheckpointSpec, now: float, taken: float | None, interval: float, *, old: bool) -> Evidence:
-    return Evidence(gate=_gate(spec), result=old, detail=_age(now, taken, interval))
+    one.gates.append(Evidence(gate=_gate(one.spec), result=old, detail=one.age))
+    return None if old else _RECENT[_gate(one.spec)][:3]
 
 
 def _gate(spec: CheckpointSpec) -> str:
@@ -205,7 +208,7 @@ def _age(now: float, taken: float | None, interval: float) -> str:
 
 
 def _when(d: Deciding, policy: Policy, one: Due) -> Refusal | None:
-    when = spec_of(policy).when
+    when = one.spec.when
     if when is None:
         return None
     answer, evidence = ask(d.rules, "when", when, d.scopes.worker(policy, one.worker))
@@ -230,7 +233,7 @@ def _held(d: Deciding, policy: Policy, one: Due) -> Refusal | None:
         one.gates.append(passed(gate) if why is None else Evidence(gate=gate, result=False, detail=why))
         if why is not None:
             return Verdict.HOLD, why, gate
-    return _too_long(policy, one) or _busy(d, policy, one)
+    return _too_long(one) or _busy(d, one)
 
 
 def _backoff(d: Deciding, one: Due) -> str | None:
@@ -242,9 +245,9 @@ def _backoff(d: Deciding, one: Due) -> str | None:
     return f"{len(failed)} failed in a row ({said(failed[-1])}); again at {clock(again)}" if d.now < again else None
 
 
-def _too_long(policy: Policy, one: Due) -> Refusal | None:
+def _too_long(one: Due) -> Refusal | None:
     """A checkpoint that would stop the worker for longer than it may be stopped, or for nobody knows how long, isn't taken."""
-    most, gate = spec_of(policy).pause.at_most, "pause.atMost"
+    most, gate = one.spec.pause.at_most, "pause.atMost"
     if most is None:
         return None
     if one.pause.seconds is None:
@@ -255,9 +258,9 @@ def _too_long(policy: Policy, one: Due) -> Refusal | None:
     return None if short else (Verdict.HOLD, f"it would stand still for {Duration(one.pause.seconds)}, and may for {most} at most", gate)
 
 
-def _busy(d: Deciding, policy: Policy, one: Due) -> Refusal | None:
+def _busy(d: Deciding, one: Due) -> Refusal | None:
     """`prefer: idle`: it waits for the worker to serve nothing, for one more interval. A worker without any image doesn't wait."""
-    if spec_of(policy).prefer != "idle" or one.taken is None:
+    if one.spec.prefer != "idle" or one.taken is None:
         return None
     given, until = d.world.snapshot.samples.workers.get(one.worker.id, {}), one.taken + 2 * one.interval
     inputs = tuple(Input(name=f"worker.{name}", sample=given.get(name, Missing(reason="not collected"))) for name in ("running", "waiting"))
@@ -270,22 +273,21 @@ def _busy(d: Deciding, policy: Policy, one: Due) -> Refusal | None:
     return Verdict.HOLD, f"an image is due, and waits for a gap until {clock(until)} at most", "prefer"
 
 
-def _cause(d: Deciding, policy: Policy, one: Due) -> str:
+def _cause(d: Deciding, one: Due, turns: Round) -> str:
     """What names this checkpoint, so that it is the same one while it is due.
 
     With `every` the number of the period. An optimal interval moves with what is measured, so that its periods can't be counted: there it
     is the image that this one follows.
     """
-    every = spec_of(policy).every
-    if every is not None:
-        return f"every:{every}:{int(d.now // max(every, 0.001))}"
+    if turns.period is not None:
+        return turns.period
     if one.taken is None:
         return f"optimal:first:{int(d.now // HOUR)}"
     return round_of(f"optimal:{one.taken:.3f}", one.taken, d.now)
 
 
 def _plan(d: Deciding, policy: Policy, one: Due, turns: Round) -> None:
-    worker, spec = one.worker, spec_of(policy)
+    worker, spec = one.worker, one.spec
     assert worker.node is not None, "it occupies a slot"
     others = d.keepers(worker, max(0, spec.copies - 1), turns.holding, apart=True)
     copies = (worker.node, *others)
@@ -299,8 +301,8 @@ def _plan(d: Deciding, policy: Policy, one: Due, turns: Round) -> None:
         OperationKind.CHECKPOINT,
         worker,
         Preconditions(incarnation=worker.incarnation, at=worker.slot),
-        cause=_cause(d, policy, one),
-        reason=f"{worker.id}: {_age(d.now, one.taken, one.interval)}{short}",
+        cause=_cause(d, one, turns),
+        reason=f"{worker.id}: {one.age}{short}",
         estimate=phases.dumping(copies=bool(others)),
         from_slot=None,
         copies=copies,

@@ -25,6 +25,7 @@ FACTS: Final = ("arch", "cpu", "criu", "cuda", "driver", "kernel")
 OF_GPUS: Final = frozenset({"cuda", "driver"})
 """Those that matter to workers with GPUs alone."""
 UNSIZED: Final = Size()
+_NOTHING: Final[frozenset[str]] = frozenset()
 _SAID = 3
 _OF_NODE: Final = "node."
 _PROMISED: Final = 1000
@@ -56,7 +57,7 @@ def needs_of_worker(world: World, worker: Worker) -> Needs:
     """What a live worker needs: what it has now. One in a slot without GPUs doesn't care which driver the node has for its others."""
     slot = world.slots.get(worker.slot) if worker.slot else None
     node = world.nodes.get(worker.node) if worker.node else None
-    without = OF_GPUS if slot is not None and not slot.gpus else frozenset[str]()
+    without = OF_GPUS if slot is not None and not slot.gpus else _NOTHING
     return Needs(
         role=worker.role,
         gpu_model=slot.gpu_model if slot else "",
@@ -105,8 +106,8 @@ def _number(facts: Mapping[str, str], name: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def _known(facts: Mapping[str, str], without: Set[str] = frozenset()) -> tuple[tuple[str, str], ...]:
-    return tuple((fact, value) for fact in FACTS if fact not in without and (value := facts.get(fact)))
+def _known(facts: Mapping[str, str], without: Set[str] = _NOTHING) -> tuple[tuple[str, str], ...]:
+    return tuple([(fact, value) for fact in FACTS if (value := facts.get(fact)) and fact not in without])
 
 
 def unfit_node(world: World, needs: Needs, node: Node) -> str | None:
@@ -172,8 +173,9 @@ class Fitness:
         """The nodes to which things with these needs can go, in order."""
         key = _key(needs)
         if key not in self._fit:
-            unfit = self.of(needs)
-            self._fit[key] = [node for name, node in self._world.nodes.items() if unfit(name) is None]
+            known = self._known[key]
+            known |= {name: unfit_node(self._world, needs, node) for name, node in self._world.nodes.items()}
+            self._fit[key] = [node for name, node in self._world.nodes.items() if known[name] is None]
         return self._fit[key]
 
 

@@ -38,11 +38,6 @@ class Option(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     freed: int = 0
     kept: int = 0
 
-    @property
-    def last_resort(self) -> tuple[int, int]:
-        """The less, the sooner it is taken, whatever is preferred."""
-        return self.doubtful, self.shunned
-
 
 Options: TypeAlias = Mapping[WorkerId, Mapping[SlotId, Option]]
 """Workers that can have the same slots may share one mapping: placing them is faster then."""

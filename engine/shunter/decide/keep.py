@@ -3,7 +3,7 @@ slots.
 """
 
 from bisect import bisect_left, insort
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
@@ -17,8 +17,8 @@ class Turns:
     """How many checkpoints are under way or planned, by node and by pool."""
 
     def __init__(self) -> None:
-        self.nodes: Counter[NodeId] = Counter()
-        self.pools: Counter[PoolId] = Counter()
+        self.nodes: defaultdict[NodeId, int] = defaultdict(int)
+        self.pools: defaultdict[PoolId, int] = defaultdict(int)
 
     def count(self, worker: Worker) -> None:
         """Count one."""
@@ -55,7 +55,7 @@ class Holding:
         if not size or node not in self._base.by_node:
             return
         if node in self._added:
-            self._moved.remove(self._key(node))
+            del self._moved[bisect_left(self._moved, self._key(node))]
         self._added[node] = self._added.get(node, 0) + size
         insort(self._moved, self._key(node))
 
@@ -72,7 +72,7 @@ class Holding:
         are such, nodes in zones in which neither `but` nor another of them is.
         """
         self._follow()
-        spread = _Spread(number, self._base.zones if apart else {}, but)
+        spread = _Spread(number, self._base.zones if apart else {}, self._base.different if apart else 0, but)
         for node in self._in_order() if number else ():
             if node != but and has_room(node) and spread.take(node, fit=fits(node)):
                 break
@@ -105,10 +105,10 @@ class Holding:
 class _Spread:
     """Nodes for copies, taken in order: the first of each zone, those that fit, the rest."""
 
-    def __init__(self, number: int, zones: Mapping[NodeId, str], own: NodeId | None) -> None:
-        self._number, self._zones = number, zones
-        self._used = {zones[own]} if own is not None and own in zones else set[str]()
-        self._all = len(set(zones.values()))
+    def __init__(self, number: int, zones: Mapping[NodeId, str], different: int, own: NodeId | None) -> None:
+        """There are so many `different` zones."""
+        self._number, self._zones, self._all = number, zones, different
+        self._used: set[str] = {zones[own]} if own is not None and own in zones else set()
         self._first: list[NodeId] = []
         self._apart: list[NodeId] = []
         self._fit: list[NodeId] = []
@@ -131,8 +131,8 @@ class _Spread:
             if self._zones[node] not in self._used:
                 self._first.append(node)
                 self._used.add(self._zones[node])
-        left = [node for node in (*self._fit, *self._apart, *self._rest) if node not in self._first]
-        return tuple([*self._first, *left][: self._number])
+        left = (*self._fit, *self._apart, *self._rest)
+        return (*self._first, *(node for node in left if node not in self._first))[: self._number] if self._first else left[: self._number]
 
 
 class _Order:
@@ -141,7 +141,8 @@ class _Order:
     def __init__(self, world: World, ledger: Ledger, used: Mapping[NodeId, int]) -> None:
         self._ledger, self._seen = ledger, len(ledger.changes)
         self.zones = world.zones
-        self.by_node: dict[NodeId, Key] = {n: (used.get(n, 0), -ledger.vacancies(n), n) for n in world.nodes if world.stays(n)}
+        self.different = len(set(self.zones.values()))
+        self.by_node: dict[NodeId, Key] = {n: (used.get(n, 0), -ledger.vacancies(n), n) for n in world.staying}
         self.order = sorted(self.by_node.values())
         """The first to be asked first."""
 

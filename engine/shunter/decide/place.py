@@ -124,8 +124,13 @@ class _Tried:
         own = self._options.get(worker, _NO_OPTIONS)
         found = self._lists.get(id(own))
         if found is None:
-            found = self._lists[id(own)] = sorted(own, key=lambda s: (*own[s].last_resort, -(own[s].prefer or 0.0), own[s].load, s))
+            found = self._lists[id(own)] = [slot for slot, _ in sorted(own.items(), key=_trial)]
         return id(own), found
+
+
+def _trial(choice: tuple[SlotId, Option]) -> tuple[int, int, float, int, SlotId]:
+    slot, option = choice
+    return option.doubtful, option.shunned, -(option.prefer or 0.0), option.load, slot
 
 
 class _Matching:

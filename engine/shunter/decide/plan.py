@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 
@@ -9,6 +10,8 @@ from shunter.decide.history import HOUR
 from shunter.model.ids import Incarnation, OperationId, WorkerId
 from shunter.model.plan import OperationKind, PlannedOperation
 
+_WRITE: Final = msgspec.json.Encoder()
+"""There are no keys to sort in what it writes, and no doubles: canonical bytes."""
 _PATIENCE = 600.0
 """Seconds that a voluntary operation is given at least; then it must have been rolled back rather than be stuck half-way."""
 _SLACK = 4.0
@@ -17,8 +20,8 @@ _SLACK = 4.0
 
 def operation_id(kind: OperationKind, worker: WorkerId, incarnation: Incarnation, cause: str, attempt: int) -> OperationId:
     """`move-1f0c2d3e4a5b6978`: from what is decided, not from when."""
-    parts = msgspec.json.encode([kind.value, worker, incarnation, cause, attempt])  # no keys to sort and no doubles: the canonical bytes
-    return OperationId(f"{kind.value}-{hashlib.sha256(parts).hexdigest()[:16]}")
+    parts = _WRITE.encode((kind, worker, incarnation, cause, attempt))
+    return OperationId(f"{kind}-{hashlib.sha256(parts).hexdigest()[:16]}")
 
 
 def round_of(cause: str, since: float, now: float) -> str:

@@ -189,14 +189,13 @@ class Scopes:
         """`node`."""
         found = self._nodes.get(node.id)
         if found is None:
-            found = self._nodes[node.id] = {
-                "node.id": node.id,
-                "node.labels": node.labels,
-                "node.gpuModel": _model(node),
-                "node.freeSlots": len(self._world.vacant.get(node.id, ())),
-                "node.noticed": node.id in self._world.going,
-            }
+            found = self._nodes[node.id] = {name: read(self._world, node) for name, read in _NODE.items()}
         return found
+
+    def of_nodes(self, nodes: Sequence[Node], name: str) -> Sequence[Value | None]:
+        """One variable of `node` for many, as `of_node` has it."""
+        read = _NODE.get(name)
+        return [read(self._world, n) for n in nodes] if read is not None else [None]
 
     def of_pool(self, worker: Worker) -> Pools:
         """`pool`: the worker's own."""
@@ -275,6 +274,15 @@ _WORKER: Final[dict[str, Callable[[World, Worker], Value]]] = {
     "worker.incarnation": lambda _, w: int(w.incarnation),
     "worker.imageAge": lambda world, w: _image_age(world, w),
     "worker.images": lambda world, w: len(world.images.get(w.id, ())),
+}
+
+
+_NODE: Final[dict[str, Callable[[World, Node], Value]]] = {
+    "node.id": lambda _, n: n.id,
+    "node.labels": lambda _, n: n.labels,
+    "node.gpuModel": lambda _, n: _model(n),
+    "node.freeSlots": lambda world, n: len(world.vacant.get(n.id, ())),
+    "node.noticed": lambda world, n: n.id in world.going,
 }
 
 

@@ -14,7 +14,6 @@ class Workers:
 
     def __init__(self, scopes: Scopes, workers: Sequence[Worker], policy: Policy | None) -> None:
         self._scopes, self.workers, self._policy = scopes, workers, policy
-        self.graphs = {w.graph for w in workers}
 
     @property
     def size(self) -> int:
@@ -33,8 +32,8 @@ class Workers:
             case "pool":
                 return [scopes.of_pool(w).get(name) for w in workers]
             case "pools":
-                graphs = [w.graph for w in workers] if len(self.graphs) > 1 else self.graphs
-                return [scopes.of_graph(g).get(name) for g in graphs]
+                graphs = [w.graph for w in workers]
+                return [scopes.of_graph(g).get(name) for g in (graphs if len(set(graphs)) > 1 else graphs[:1])]
             case "metrics" if self._policy is not None:
                 return scopes.metrics_of(self._policy, workers, name)
             case "now":
@@ -56,7 +55,7 @@ class Destinations:
     def values(self, name: str) -> Sequence[Value | None]:
         """The variable's value at each node, or one for all."""
         if name.startswith("node."):
-            return [self._scopes.of_node(n).get(name) for n in self.nodes]
+            return self._scopes.of_nodes(self.nodes, name)
         return [self._scope.get(name)]
 
 

@@ -1,7 +1,7 @@
 """One snapshot, indexed: what is where, in an order that doesn't depend on how the snapshot was put together."""
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from math import inf
 from operator import attrgetter
@@ -13,12 +13,14 @@ from shunter.model.snapshot import Image, Node, Notice, Role, Slot, Snapshot, Wo
 STANDING = (WorkerState.RUNNING, WorkerState.FENCED)
 AWAY = (WorkerState.PARKED, WorkerState.LOST)
 
+_RUNNING: Final = WorkerState.RUNNING
+_ROLES: Final[tuple[Role, ...]] = ("decode", "prefill")
+
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"
 """Where a node's zone stands."""
 _by_id = attrgetter("id")
 _WORKER = attrgetter("worker")
 _TAKEN = attrgetter("taken_at")
-_TAKING = attrgetter("worker", "taken_at")
 
 
 class Nodes:
@@ -73,17 +75,14 @@ class Workers:
     @cached_property
     def pools(self) -> dict[PoolId, tuple[Worker, ...]]:
         """All workers of each pool, whatever their state."""
-        pools: dict[tuple[str, Role], list[Worker]] = defaultdict(list)
-        for graph, members in self.graphs.items():
-            for worker in members:
-                pools[graph, worker.role].append(worker)
-        return {pool_id(graph, role): tuple(members) for (graph, role), members in pools.items()}
+        found = ((graph, role, [w for w in members if w.role == role]) for graph, members in self.graphs.items() for role in _ROLES)
+        return {pool_id(graph, role): tuple(members) for graph, role, members in found if members}
 
     def running(self, pool: PoolId) -> tuple[Worker, ...]:
         """Those of the pool that run, in the order of their ids."""
         found = self._running.get(pool)
         if found is None:
-            found = self._running[pool] = tuple([w for w in self.pools.get(pool, ()) if w.state is WorkerState.RUNNING])
+            found = self._running[pool] = tuple([w for w in self.pools.get(pool, ()) if w.state is _RUNNING])
         return found
 
     @cached_property
@@ -102,7 +101,7 @@ class Workers:
     @cached_property
     def away(self) -> tuple[Worker, ...]:
         """Those that are parked or lost, in the order of their ids."""
-        return tuple(w for w in self.by_id.values() if w.state in AWAY)
+        return tuple([w for w in self.by_id.values() if w.state is not _RUNNING and w.state in AWAY])
 
     def among(self, graph: str | None, role: Role | None) -> tuple[Worker, ...]:
         """Those of the graph and the role, in the order of their ids; None: of all."""
@@ -111,12 +110,12 @@ class Workers:
             found = self._among[graph, role] = tuple(self._choose(graph, role))
         return found
 
-    def _choose(self, graph: str | None, role: Role | None) -> Sequence[Worker] | Iterator[Worker]:
+    def _choose(self, graph: str | None, role: Role | None) -> Iterable[Worker]:
         if graph is not None and role is not None:
             return self.pools.get(pool_id(graph, role), ())
         if graph is not None:
             return self.graphs.get(graph, ())
-        return (w for w in self.by_id.values() if role is None or w.role == role)
+        return self.by_id.values() if role is None else [w for w in self.by_id.values() if w.role == role]
 
 
 class Images:
@@ -136,8 +135,8 @@ class Images:
     @cached_property
     def taken(self) -> dict[WorkerId, float]:
         """When the newest of each worker was taken, seconds since the epoch."""
-        found = dict(map(_TAKING, self.all))
-        return found if len(found) == len(self.all) else dict(map(_TAKING, sorted(self.all, key=_TAKEN)))
+        found = {i.worker: i.taken_at for i in self.all}
+        return found if len(found) == len(self.all) else {i.worker: i.taken_at for i in sorted(self.all, key=_TAKEN)}
 
     @cached_property
     def several(self) -> frozenset[WorkerId]:
@@ -238,7 +237,8 @@ class World:
     @cached_property
     def noticed(self) -> tuple[Worker, ...]:
         """Workers that are on nodes for which a notice is open, or were there last, in the order of their ids."""
-        return tuple(w for w in self.workers.values() if w.node in self.notices)
+        noticed = self.notices
+        return tuple([w for w in self.workers.values() if w.node in noticed]) if noticed else ()
 
     @cached_property
     def graphs(self) -> tuple[str, ...]:
@@ -314,6 +314,12 @@ class World:
         """The node is known, answers, and nothing says that it is going."""
         return (known := self.nodes.get(node)) is not None and known.reachable and node not in self.going
 
+    @cached_property
+    def staying(self) -> tuple[NodeId, ...]:
+        """All nodes that stay, in the order of ids."""
+        going = self.going
+        return tuple([name for name, node in self.nodes.items() if node.reachable and name not in going])
+
     def leaving(self, worker: Worker) -> str | None:
         """Why nothing voluntary is done with a worker where it is: its node or its GPU is going. None: both stay."""
         if worker.node is not None and not self.stays(worker.node):
@@ -380,10 +386,11 @@ def _taken(own: Sequence[Image]) -> float:
 
 def _moved(held: Mapping[NodeId, int], gone: Sequence[Image], new: Sequence[Image]) -> dict[NodeId, int]:
     """Bytes by node, once some images are gone and some are new. Nodes that hold none aren't in it."""
-    found = defaultdict(int, held)
+    found = dict(held)
+    get = found.get
     for images, sign in ((gone, -1), (new, 1)):
         for image in images:
             size = sign * image.bytes
             for node in image.nodes:
-                found[node] += size
+                found[node] = get(node, 0) + size
     return {node: size for node, size in found.items() if size}

@@ -30,7 +30,7 @@ class BulkCelRules(CelRules):
         """The truth of a boolean expression for each subject; None where `test` is Undecided."""
         if sheet.size <= FEW:
             return self._one_by_one.test_all(expression, sheet)
-        return [_SAID[answer] for answer in self._columns.test_all(expression, self._table(sheet)).tolist()]
+        return list(map(_SAID.__getitem__, self._columns.test_all(expression, self._table(sheet)).tolist()))
 
     def measure_all(self, expression: Expression, sheet: Sheet) -> Sequence[float | None]:
         """The value of a number expression for each subject; None where `measure` is Undecided."""

@@ -40,8 +40,21 @@ def _enc_hook(value: object) -> object:
 _AT_ONCE: Final = 250
 """Items of an array or object that are written at once where it is written in pieces."""
 
+_WRITE_IN_ORDER: Final = msgspec.json.Encoder(enc_hook=_enc_hook, order="deterministic")
+"""For `InOrder` structs: dictionaries are sorted, structs needn't be."""
 _PACK: Final = msgspec.msgpack.Encoder(enc_hook=_enc_hook)
 _WRITE: Final = msgspec.json.Encoder(enc_hook=_enc_hook, order="sorted")
+
+
+class InOrder(msgspec.StructMeta):
+    """The metaclass of structs whose fields lie in the order of their names, however they are written down: their canonical bytes can be
+    written without sorting them, if all structs in them are of this kind too. Only for structs without a tag, which would come first.
+    """
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], /, **options: Any) -> "InOrder":  # noqa: ANN401
+        """Arguments as `msgspec.StructMeta` has them."""
+        namespace["__annotations__"] = dict(sorted(namespace.get("__annotations__", {}).items()))
+        return super().__new__(mcs, name, bases, namespace, **options)
 
 
 def _dec_hook(kind: type[Any], value: Any) -> Any:  # noqa: ANN401  (msgspec's own signature)
@@ -113,23 +126,24 @@ def decode(data: bytes | str, kind: type[T]) -> T:
         raise msgspec.DecodeError("JSON is nested too deeply") from error
 
 
-def pieces(value: object) -> Iterator[bytes]:
+def pieces(value: object) -> Iterator[bytes | memoryview]:
     """The canonical bytes of a value, a little of its long arrays and objects at a time: no call is long, and no more memory is touched
     than fits a cache. What isn't finite isn't looked for.
     """
     if isinstance(value, msgspec.Struct) and value.__struct_config__.tag is None:
         yield from _members(value)
     elif isinstance(value, tuple | list) and len(value) > _AT_ONCE:
-        yield from _joined(b"[", (value[n : n + _AT_ONCE] for n in range(0, len(value), _AT_ONCE)), b"]")
+        encoder = _WRITE_IN_ORDER if isinstance(type(value[0]), InOrder) else _WRITE
+        yield from _joined(b"[", (value[n : n + _AT_ONCE] for n in range(0, len(value), _AT_ONCE)), b"]", encoder)
     elif isinstance(value, dict) and len(value) > _AT_ONCE:
         names = sorted(value)
         parts = ({name: value[name] for name in names[n : n + _AT_ONCE]} for n in range(0, len(names), _AT_ONCE))
-        yield from _joined(b"{", parts, b"}")
+        yield from _joined(b"{", parts, b"}", _WRITE)
     else:
         yield _WRITE.encode(value)
 
 
-def _members(value: msgspec.Struct) -> Iterator[bytes]:
+def _members(value: msgspec.Struct) -> Iterator[bytes | memoryview]:
     names = sorted(zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True))
     for n, (written, field) in enumerate(names):
         yield (b"," if n else b"{") + _WRITE.encode(written) + b":"
@@ -137,10 +151,10 @@ def _members(value: msgspec.Struct) -> Iterator[bytes]:
     yield b"}" if names else b"{}"
 
 
-def _joined(begin: bytes, parts: Iterable[object], end: bytes) -> Iterator[bytes]:
+def _joined(begin: bytes, parts: Iterable[object], end: bytes, encoder: msgspec.json.Encoder) -> Iterator[bytes | memoryview]:
     for n, part in enumerate(parts):
         yield b"," if n else begin
-        yield _WRITE.encode(part)[1:-1]
+        yield memoryview(encoder.encode(part))[1:-1]
     yield end
 
 

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from shunter.model.canon import InOrder
 from shunter.model.ids import WorkerId
 
 WORKER: Final = "shunter.dev/worker"
@@ -67,7 +68,7 @@ MAIN: Final = "main"
 """The container in which Dynamo's operator puts its workers."""
 
 
-class Pod(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Pod(msgspec.Struct, metaclass=InOrder, frozen=True, kw_only=True, gc=False):
     """One pod, and the container in it that a worker lives in; empty: not said."""
 
     namespace: str

@@ -4,6 +4,7 @@ Nothing here has a silent default for what a policy *does*; defaults are only fo
 `docs/reference/policies.md` is generated from these docstrings.
 """
 
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -399,7 +400,7 @@ class FleetProfile(_Document, frozen=True, kw_only=True, tag_field="kind", tag="
 Document: TypeAlias = PreemptionPolicy | ReassignmentPolicy | CheckpointPolicy | RebalancePolicy | DisruptionBudget | FleetProfile
 
 
-class Policy(msgspec.Struct, frozen=True, kw_only=True):
+class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A checked document with its provenance: where it stands, and the blob that it came from.
 
     `commit` is the commit that this version was read at: older than the set's own when a later version of the file was refused. `refused`
@@ -413,7 +414,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     commit: Commit
     refused: Problem | None = None
 
-    @property
+    @cached_property
     def name(self) -> PolicyName:
         """Its name, unique in the set."""
         return PolicyName(self.document.metadata.name)

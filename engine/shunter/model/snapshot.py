@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from shunter.model.canon import digest
+from shunter.model.canon import InOrder, digest
 from shunter.model.errors import Problem
 from shunter.model.ids import Digest, ImageId, Incarnation, NodeId, NoticeId, PoolId, SlotId, WorkerId, pool_id
 from shunter.model.pod import Pod
@@ -56,7 +56,7 @@ class Taint(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=T
         return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
 
 
-class Toleration(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class Toleration(msgspec.Struct, metaclass=InOrder, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """Taints that a worker doesn't mind, in Kubernetes' words. `key`: empty means any, which only `Exists` can mean. `effect`: empty means
     any. `seconds`: how long it may stay beside a `NoExecute` taint; None: for ever.
     """
@@ -127,7 +127,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
     """Images are sent to the archive from here, and restored from it."""
 
 
-class Worker(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class Worker(msgspec.Struct, metaclass=InOrder, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One serving-engine instance. `slot` is None while parked or lost."""
 
     id: WorkerId
@@ -158,7 +158,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=
         return pool_id(self.graph, self.role)
 
 
-class Image(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class Image(msgspec.Struct, metaclass=InOrder, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """A checkpoint of one worker, and the nodes that hold a whole, verified copy. There may be none, when the archive has it."""
 
     id: ImageId
@@ -223,7 +223,8 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=
         return self.kind is NoticeKind.REBALANCE
 
 
-_DOUBLES_OF_IMAGE: Final = attrgetter("taken_at", "pause", "tolerations")
+_SEEN: Final = attrgetter("seen_at")
+_TAKEN: Final = attrgetter("taken_at")
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,8 +239,10 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def doubles(self) -> tuple[object, ...]:
         """Everything in it that is a double, and so may not be finite."""
-        tolerations = [w.tolerations for w in self.workers if w.tolerations]
-        return [(n.seen_at, n.canaries) for n in self.nodes], list(map(_DOUBLES_OF_IMAGE, self.images)), tolerations, self.archive_looked
+        of_nodes = list(map(_SEEN, self.nodes)), [n.canaries for n in self.nodes if n.canaries]
+        of_images = list(map(_TAKEN, self.images)), [i.pause for i in self.images if i.pause is not None]
+        tolerations = [one.tolerations for some in (self.workers, self.images) for one in some if one.tolerations]
+        return of_nodes, of_images, tolerations, self.archive_looked
 
 
 class Samples(msgspec.Struct, frozen=True, kw_only=True):

@@ -54,7 +54,7 @@ async def sample(
         ask = Ask(query=metric.query, unit=metric.unit, at=at, max_age=float(metric.max_age))
         policies[policy][name] = _of_policy(answers[key], metric, ask, live, catalog.label)
     workers: dict[str, dict[str, Sample]] = {w.id: {} for w in live}
-    for field, query in fields:
+    for field, query in sorted(fields, key=lambda f: f[0].name):  # as canonical bytes have them: writing those takes a sixth less
         ask = Ask(query=query, unit=field.unit, at=at, max_age=catalog.max_age)
         for worker, value in _of_field(answers[query, None], field, ask, live, catalog.label):
             workers[worker.id][field.name] = value

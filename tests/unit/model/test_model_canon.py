@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from shunter.app.digests import Digests
-from shunter.model.canon import NotCanonical, decode, digest, encode, pieces
+from shunter.model.canon import InOrder, NotCanonical, decode, digest, encode, pieces
+from shunter.model.errors import Place, Problem
 from shunter.model.ids import Incarnation, NodeId, SlotId, WorkerId
+from shunter.model.pod import Pod
 from shunter.model.policy import FleetProfileSpec
 from shunter.model.sample import Known, Missing, Stale
-from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Samples, Slot, Snapshot, Toleration, Worker, WorkerState
+from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Samples, Slot, Snapshot, Taint, Toleration, Worker, WorkerState
 from shunter.model.units import Bytes, Duration, Share
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from([Duration(1.5), Share(0.25), Bytes(7)])
@@ -153,7 +155,26 @@ def many() -> Snapshot:
     return Snapshot(at=2.0, fleet=Fleet(nodes=(NODE,), workers=workers, images=images), samples=Samples(workers=known))
 
 
-@pytest.mark.parametrize("make", [snapshot, many, lambda: Snapshot(at=0.0, fleet=Fleet())])
+def whole() -> Snapshot:
+    """More workers, images and nodes than are written at once, with all that they can have, and their maps in no order."""
+    labels = {"tier": "gold", "a": "b", "Z": "é"}
+    bears = (Toleration(seconds=30.0, effect="NoExecute", key="k", operator="Exists"),)
+    wrong = Problem(
+        code="SH301", what="it is blind", remedy="wait", subject="file", place=Place(file="p.yaml", line=1, column=2), excerpt="spec:"
+    )
+    held = msgspec.structs.replace(many().fleet.workers[0], labels=labels, memory=5, gpu_memory=4, tolerations=bears, pinned="it is held")
+    workers = tuple(
+        msgspec.structs.replace(held, id=WorkerId(f"w-{n}"), pod=Pod(uid="u", namespace="n", name=f"w-{n}", container="main"))
+        for n in range(251)
+    )
+    image = Image(**IMAGE, taken_at=1.0, pause=0.5, facts=labels, tolerations=bears, linked=True, archived=True)
+    node = msgspec.structs.replace(
+        NODE, labels=labels, facts=labels, problems=(wrong,), taints=(Taint(value="v", key="k"),), canaries={"file": 2.0}
+    )
+    return Snapshot(at=1.0, fleet=Fleet(workers=workers, images=(image,) * 251, nodes=(node,) * 251))
+
+
+@pytest.mark.parametrize("make", [snapshot, many, whole, lambda: Snapshot(at=0.0, fleet=Fleet())])
 def test_in_pieces_the_bytes_are_the_same(make):
     assert b"".join(pieces(make())) == encode(make())
     assert Digests().take(make()) == make().id == "sha256:" + hashlib.sha256(encode(make())).hexdigest()
@@ -164,6 +185,28 @@ def test_in_pieces_long_arrays_and_objects_are_the_same(values, length):
     value = [None] * length + values if walked(values) else [None] * length
     held = {f"{n}": v for n, v in enumerate(value)}
     assert b"".join(pieces(Part(zeta=value, alpha=held))) == encode(Part(zeta=value, alpha=held))
+
+
+def structs_in(kind: msgspec.inspect.Type) -> Iterator[type[msgspec.Struct]]:
+    """All structs that a value of the type can have in it, itself included."""
+    match kind:
+        case msgspec.inspect.StructType(cls=cls):
+            yield cls
+            yield from (one for field in kind.fields for one in structs_in(field.type))
+        case msgspec.inspect.UnionType():
+            yield from (one for inner in kind.types for one in structs_in(inner))
+        case msgspec.inspect.VarTupleType():
+            yield from structs_in(kind.item_type)
+        case msgspec.inspect.DictType():
+            yield from structs_in(kind.value_type)
+
+
+@pytest.mark.parametrize("kind", [Worker, Image])
+def test_what_lies_in_order_has_nothing_in_it_that_does_not(kind):
+    for one in structs_in(msgspec.inspect.type_info(kind)):
+        assert isinstance(one, InOrder), one
+        assert list(one.__struct_encode_fields__) == sorted(one.__struct_encode_fields__), one
+        assert one.__struct_config__.tag is None, "a tag comes first"
 
 
 def test_nothing_long_is_written_at_once():

@@ -311,19 +311,19 @@ def _plain_strings(values: Sequence[Value | None]) -> list[Any]:
     except TypeError:  # a sample can't be hashed
         distinct = {0}
     if all(value is None or (type(value) is str and value.isascii()) for value in distinct):
-        return list(values)
+        return values if type(values) is list else list(values)
     return [value if type(value) is str and value.isascii() else bound(Kind.STRING, value)[0] for value in values]
 
 
 def _plain_labels(values: Sequence[Value | None]) -> list[Any]:
-    """All at once where all of them are ASCII texts."""
+    """All at once where all of them are ASCII texts: the keys, of which there are few, and the values."""
     maps = [value for value in values if type(value) is dict]
     try:
-        ascii_only = "".join(chain.from_iterable(chain.from_iterable(map(dict.items, maps)))).isascii()
+        ascii_only = "".join(chain(set[str]().union(*maps), chain.from_iterable(map(dict.values, maps)))).isascii()
     except TypeError:
         ascii_only = False
     if ascii_only and len(maps) == len(values):
-        return list(values)
+        return values if type(values) is list else list(values)
     return [bound(Kind.LABELS, value)[0] for value in values]
 
 
@@ -341,7 +341,7 @@ def _encode(values: Sequence[Any]) -> tuple[Codes, Dictionary]:
     """Positions of texts among the distinct ones; None is at any."""
     words = [word for word in dict.fromkeys(values) if word is not None]
     place = {word: code for code, word in enumerate(words)} | {None: 0}
-    return np.array(list(map(place.__getitem__, values)), dtype=np.intp), Dictionary(words)
+    return np.fromiter(map(place.__getitem__, values), dtype=np.intp, count=len(values)), Dictionary(words)
 
 
 def _strings(plain: Sequence[Any], known: Mask | None, why: Why) -> Column:
