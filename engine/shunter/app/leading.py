@@ -323,6 +323,7 @@ class Leading:
             self.voice.tell_or_clear("audit's collector", self.keeping.unsent)
         for verdict in Verdict:
             duty.metrics.findings.labels(verdict.value).set(verdicts[verdict])
+        self.executor.parts.still_leads()  # what is told goes into statuses, and the next engine writes those by now
         duty.on_tick(Told(snapshot=snapshot, evaluation=evaluation, policies=policies, plan_changed=_has_plan(told)))
         if self.heeding.overtook(began):
             duty.wake.set()

@@ -223,6 +223,12 @@ def _reported_away(newest: Mapping[NodeId, NodeView]) -> dict[WorkerId, Worker]:
 
 def _twice(worker: WorkerId, copies: Sequence[Worker], *, certain: bool) -> Problem:
     said = ", ".join(f"{w.node} ({w.state}, incarnation {w.incarnation})" for w in copies)
+    pods = [w.pod for w in copies if w.pod is not None]
+    if len(pods) == len(copies) and len({pod.namespace for pod in pods}) > 1:
+        homes = ", ".join(f"{pod} on {w.node}" for w, pod in zip(copies, pods, strict=True))
+        remedy = "Name in each agent's `[containers] namespaces` the namespace of this engine's workers alone, or give the pods other names"
+        what = f"these are pods of different namespaces, whose workers have one name: {homes}; nothing is decided on it"
+        return Problem(code="SH310", what=what, remedy=remedy, subject=worker)
     return Problem(
         code="SH310",
         what=f"more than one node reports the worker alive: {said}; nothing is decided on it until one does",

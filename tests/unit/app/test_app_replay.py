@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from shunter.act.beyond import Deposed
 from shunter.act.lease import Lease
 from shunter.act.store import Store
 from shunter.app.degraded import Watch
@@ -131,6 +132,20 @@ async def played(leading: Leading, story: Story) -> None:
         story.usage = 0.2 + 0.001 * tick if tick < 6 else 0.9
         story.going = tick >= 9
         await leading.tick(START + tick)
+
+
+async def test_an_engine_that_has_lost_the_lead_in_a_tick_tells_nobody_what_it_found(stage: Stage) -> None:
+    """It would be written into the policies' statuses, over what the next engine says."""
+    leading, _story, _keeper = stage()
+    told: list[object] = []
+    leading.duty.on_tick = told.append
+    await leading.following.once()
+    await leading.tick(START)
+    assert len(told) == 1
+    leading.lease.close()  # type: ignore[attr-defined]
+    with pytest.raises(Deposed):
+        await leading.tick(START + 1)
+    assert len(told) == 1
 
 
 def replay(state: Path, what: str) -> Replay:

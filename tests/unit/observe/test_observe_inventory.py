@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from shunter.model.canon import encode
 from shunter.model.errors import Severity
 from shunter.model.ids import Epoch, ImageId, Incarnation, NodeId, NoticeId, WorkerId, slot_id
+from shunter.model.pod import Pod
 from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Slot, Worker, WorkerState
 from shunter.model.view import NodeView
 from shunter.observe.inventory import Inventory, merge
@@ -264,6 +265,19 @@ def test_two_live_copies_take_the_worker_out_of_action() -> None:
     assert "b (running, incarnation 1)" in problem.what
     assert by_node(merged)[A].slots[0].worker == W, "neither slot is free"
     assert by_node(merged)[B].slots[0].worker == W
+
+
+def test_two_workers_of_one_name_in_two_namespaces_arent_called_copies_that_somebody_is_to_end() -> None:
+    def lives(node: NodeId, namespace: str) -> Worker:
+        return msgspec.structs.replace(worker(W, node), pod=Pod(namespace=namespace, name="w", uid=namespace))
+
+    merged = merge([view(A, lives(A, "dynamo")), view(B, lives(B, "other"))], FIRST.fleet, (), BOTH, NOW)
+    (problem,) = merged.problems
+    assert problem.code == "SH310"
+    assert "dynamo/w on a, other/w on b" in problem.what
+    assert "end all copies" not in problem.remedy
+    same = merge([view(A, lives(A, "dynamo")), view(B, lives(B, "dynamo"))], FIRST.fleet, (), BOTH, NOW)
+    assert "more than one node" in same.problems[0].what
 
 
 def test_the_two_ends_of_a_move_are_no_fault() -> None:
