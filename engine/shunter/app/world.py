@@ -13,7 +13,7 @@ from shunter.app.aside import Aside
 from shunter.model.errors import Problem, ShunterError
 from shunter.model.ids import NodeId, WorkerId
 from shunter.model.policy import MetricInput, PolicySet
-from shunter.model.snapshot import Fleet, Notice, Samples, Snapshot
+from shunter.model.snapshot import Fleet, Notice, Samples
 from shunter.model.view import NodeView
 from shunter.observe.catalog import Catalog
 from shunter.observe.inventory import Inventory, merge
@@ -120,13 +120,6 @@ class World:
         asked = inputs_of(policies)
         taken = await self._aside.do(lambda: sample(self._metrics, fleet, asked, at, catalog=self._catalog, within_s=within_s))
         return self._more(taken, at)
-
-    async def history(self, fleet: Fleet, policies: PolicySet, times: Sequence[float]) -> list[Snapshot]:
-        """Snapshots at past times, with the fleet as it is now: what a condition's `for` is judged by when nobody looked before."""
-        taken = []
-        for at in times:
-            taken.append(Snapshot(at=at, fleet=fleet, samples=await self.measure(fleet, policies, at, within_s=VIEW_TIMEOUT_S)))
-        return taken
 
 
 def inputs_of(policies: PolicySet) -> dict[str, dict[str, MetricInput]]:

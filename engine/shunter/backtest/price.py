@@ -5,7 +5,8 @@ started. That has a price by four other ways. Whatever else is voluntary, a flap
 it costs what it costs and saves nothing.
 
 For an act that carries a worker with G GPUs and n tokens of context elsewhere, for which GPUs do nothing for t seconds (those of a parked
-one until their slot serves another, or to the end of the time looked at):
+one until their slot serves another, or to the end of the time looked at). With a FleetProfile's `prefillDoubling` n is what the tokens cost
+in such at the beginning of a context (see `model.context`), else their number:
 
 - spent: G * t
 - cold: G * (S + n / P), with S the time of a native start and P the tokens of context that a worker computes again in a second
@@ -29,6 +30,7 @@ import msgspec
 from shunter.decide.figures import AllFigures
 from shunter.decide.profile import Profile
 from shunter.model.backtest import Act, Price
+from shunter.model.context import in_early_tokens
 from shunter.model.plan import OperationKind
 from shunter.model.policy import Policy
 
@@ -53,6 +55,11 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True):
     again: float | None
     in_place: bool
 
+
+_LATE: Final = (
+    "Where a FleetProfile has `prefillDoubling`, tokens late in a context count for what they cost, all contexts of a worker taken to be"
+    " equally long"
+)
 
 Way = Callable[[_Case, Defaults], float | None]
 
@@ -122,6 +129,7 @@ class Prices:
             f"Where no FleetProfile says otherwise: native start {d.native_start:g} s, from a peer {d.peer_start:g} s, flip {d.flip:g} s,"
             f" {d.prefill_rate_per_gpu:,.0f} tokens a second and GPU computed again, {d.stored:.0%} of the context in a KV store; public"
             " figures for 8xB200 nodes, not measured on this fleet",
+            *([_LATE] if self._figures.late_cost_more else []),
         )
 
     def _price(self, name: str, formula: str, way: Way, acts: list[Act]) -> Price:
@@ -140,7 +148,8 @@ class Prices:
     def _case(self, act: Act) -> _Case:
         figures = self._figures.of(act.gpu_model)
         rate = figures.prefill_rate or self._defaults.prefill_rate_per_gpu * act.gpus
-        again = act.tokens / rate if act.tokens is not None and rate else None
+        tokens = None if act.tokens is None else in_early_tokens(act.tokens, act.sessions, figures.prefill_doubling)
+        again = tokens / rate if tokens is not None and rate else None
         start = figures.native_start if figures.native_start is not None else self._defaults.native_start
         in_place = act.operation.lane == "voluntary" and act.operation.kind is OperationKind.PARK
         return _Case(gpus=act.gpus or 1, start=start, again=again, in_place=in_place)

@@ -11,7 +11,7 @@ Computer Systems 22(3), 2006) takes into account that a loss can strike again be
 Young's is its first term. They differ by more than a few percent only where C/M is above about 1%.
 
 That counts a second of lost work as a second that it takes to do it again. Late tokens of a long context take longer than early ones (see
-`decide.recompute`): what is lost at its end is `w` times as dear, the second cost above becomes `wt/2`, and the best interval is that of a
+`model.context`): what is lost at its end is `w` times as dear, the second cost above becomes `wt/2`, and the best interval is that of a
 hazard of `w/M`.
 
 Only the losses that no notice announces count: on a notice the worker is moved, with all that it holds. How long a restore takes doesn't

@@ -24,7 +24,7 @@ _RATES: Final = {
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """What is planned with for one GPU model. `names` are the profiles that gave any of it, the first asked first.
 
-    `native_start` is in seconds, `prefill_rate` in tokens a second, `prefill_doubling` in tokens (see `decide.recompute`); None: nobody
+    `native_start` is in seconds, `prefill_rate` in tokens a second, `prefill_doubling` in tokens (see `model.context`); None: nobody
     gave it. There is no built-in value for those: a move is weighed against a native start only where somebody has said what one takes.
     """
 
@@ -44,6 +44,11 @@ class AllFigures:
         in_force = sorted((p for p in policies if isinstance(p.document, FleetProfile) and p.mode == "enforce"), key=lambda p: p.name)
         self._given = [(str(p.name), p.document.spec) for p in in_force if isinstance(p.document, FleetProfile)]
         self._made: dict[str, Figures] = {}
+
+    @property
+    def late_cost_more(self) -> bool:
+        """Some profile says how what a token takes grows with the context before it."""
+        return any(spec.prefill_doubling for _, spec in self._given)
 
     def of(self, model: str) -> Figures:
         """For workers on slots of this GPU model; an empty one is that of slots without GPUs, or of which it isn't known."""

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from shunter.model.context import in_early_tokens
 from shunter.model.ids import WorkerId
 from shunter.model.plan import OperationKind, PlannedOperation
 from shunter.model.sample import Known
@@ -18,19 +19,22 @@ _CARRIES: Final = (OperationKind.MOVE, OperationKind.PARK)
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
     """How fast workers on a GPU model compute context again: `tokens_per_s`, of a whole worker or (`per_gpu`) of each of its GPUs; `basis`
-    says whose figure that is.
+    says whose figure that is. `doubling`: tokens of a context at which one takes twice as long (see `model.context`); None: all count
+    alike.
     """
 
     tokens_per_s: float
     per_gpu: bool
     basis: str
+    doubling: float | None = None
 
-    def gpu_seconds(self, tokens: float, gpus: int) -> float:
-        """GPUs x tokens / rate, for a worker with that many GPUs."""
-        return tokens / self.tokens_per_s * (1 if self.per_gpu else gpus)
+    def gpu_seconds(self, tokens: float, sessions: float | None, gpus: int) -> float:
+        """GPUs x tokens / rate, for a worker with that many GPUs; tokens late in a context count for what they cost."""
+        return in_early_tokens(tokens, sessions, self.doubling) / self.tokens_per_s * (1 if self.per_gpu else gpus)
 
     def __str__(self) -> str:
-        return f"{self.tokens_per_s:,.0f} tokens a second and {'GPU' if self.per_gpu else 'worker'}, {self.basis}"
+        late = f", half as many {self.doubling:,.0f} tokens into a context" if self.doubling else ""
+        return f"{self.tokens_per_s:,.0f} tokens a second and {'GPU' if self.per_gpu else 'worker'}{late}, {self.basis}"
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -61,7 +65,7 @@ def kept(operations: Iterable[PlannedOperation], snapshot: Snapshot, again: Mapp
         slot: Slot | None = slots.get(at) if (at := workers[worker].slot) else None
         rate = (again or {}).get(slot.gpu_model) if slot is not None and slot.gpus else None
         if slot is not None and rate is not None and held is not None:
-            spent += rate.gpu_seconds(held, slot.gpus)
+            spent += rate.gpu_seconds(held, its, slot.gpus)
             used[str(rate)] = None
     return Kept(
         workers=len(carried),

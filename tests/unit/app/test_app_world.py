@@ -164,13 +164,6 @@ async def test_samples_are_taken_at_the_time_asked_for_and_missing_ones_say_why(
     assert "no answer" in missing.reason
 
 
-async def test_history_is_the_fleet_of_today_with_the_metrics_of_then() -> None:
-    meter, now = Meter(), await fleet()
-    past = await seen({}, meter).history(now, policies(), [NOW - 20, NOW - 10])
-    assert [(snapshot.at, snapshot.fleet) for snapshot in past] == [(NOW - 20, now), (NOW - 10, now)]
-    assert {at for _, at in meter.asked} == {NOW - 20, NOW - 10}
-
-
 def policies(change: Callable[[str], str] = lambda text: text) -> PolicySet:
     text = change("""apiVersion: shunter.dev/v1alpha1
 kind: CheckpointPolicy
