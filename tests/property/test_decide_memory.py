@@ -3,6 +3,7 @@
 import random
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shunter.decide.deciding import Deciding
@@ -14,11 +15,12 @@ from shunter.decide.world import Images, World
 from shunter.lang.bulk import BulkCelRules
 from shunter.lang.cel import CelRules
 from shunter.lang.load import load
+from shunter.model.canon import encode
 from shunter.model.expression import Expression, Scope, Undecided
-from shunter.model.ids import Commit, Digest, Epoch, ImageId, Incarnation, NodeId, OperationId, PolicyName, WorkerId, slot_id
+from shunter.model.ids import Commit, Digest, Epoch, ImageId, Incarnation, NodeId, NoticeId, OperationId, PolicyName, WorkerId, slot_id
 from shunter.model.operation import EngineState, Measured, OperationRecord, Outcome, Status
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
-from shunter.model.snapshot import Fleet, Image, Node, Slot, Snapshot, Worker, WorkerState
+from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Slot, Snapshot, Worker, WorkerState
 from shunter.model.source import Revision, SourceFile
 
 NOW = 1_800_000_000.0
@@ -209,6 +211,55 @@ class _Counting(BulkCelRules):
     def test(self, expression: Expression, scope: Scope) -> bool | Undecided:
         self.asked += 1
         return super().test(expression, scope)
+
+
+SAVING = """apiVersion: shunter.dev/v1alpha1
+kind: PreemptionPolicy
+metadata: {name: save}
+spec:
+  workers: {all: true}
+  notices: [preemption, gone]
+  move:
+    to:
+      where: 'WHERE'
+      prefer: 'node.labels["good"] == "y" ? 2.0 : double(node.freeSlots)'
+  otherwise: [drain]
+"""
+
+
+@pytest.mark.parametrize("where", ['!node.noticed && node.labels["zone"] != "c"', 'node.labels["zone"] == worker.labels["zone"]', "true"])
+def test_one_notice_after_the_other_is_answered_as_if_it_were_the_first(where: str) -> None:
+    """What is kept of the nodes is what no notice changes."""
+    dice = random.Random(3)
+    files = (SourceFile(path="a.yaml", blob="b", data=SAVING.replace("WHERE", where).encode()),)
+    policies = load(Revision(commit=Commit("c" * 40), committed_at=None, files=files), None)
+    assert not policies.problems
+    names = [NodeId(f"n{k}") for k in range(8)]
+    workers = tuple(
+        Worker(
+            id=WorkerId(f"w{k}"), role="decode", graph="g", engine="vllm", state=WorkerState.RUNNING, node=node, slot=slot_id(node, 0),
+            incarnation=Incarnation(0), labels={"zone": dice.choice("abc")}, memory=10**9,
+        )
+        for k, node in enumerate(names)
+    )  # fmt: skip
+    nodes = tuple(
+        Node(
+            id=node, slots=tuple(Slot(id=slot_id(node, n), worker=WorkerId(f"w{k}") if n == 0 else None) for n in range(3)),
+            labels={"zone": dice.choice("abc"), "good": dice.choice("yn")}, reachable=k != 5, facts={"kernel": dice.choice("67")},
+        )
+        for k, node in enumerate(names)
+    )  # fmt: skip
+    fleet, memory, moves = Fleet(nodes=nodes, workers=workers), Memory(), set[object]()
+    for step in range(30):
+        notices = tuple(
+            Notice(id=NoticeId(f"x-{node}"), kind=NoticeKind.PREEMPTION, node=node, seen_at=NOW, deadline=NOW + 600)
+            for node in dice.sample(names, dice.randint(1, 3))
+        )
+        seen = Snapshot(at=NOW + step, fleet=fleet, notices=tuple(sorted(notices, key=lambda n: n.id)))
+        found, anew = (evaluate(policies, [seen], EngineState(), NOW + step, BulkCelRules(), memory=m) for m in (memory, None))
+        assert encode(found.plan) == encode(anew.plan)
+        moves |= {o.to_slot for o in found.plan.operations}
+    assert len(moves - {None}) > 2, "they go to different places"
 
 
 def test_what_another_memory_has_indexed_isnt_indexed_again() -> None:

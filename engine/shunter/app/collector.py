@@ -1,15 +1,19 @@
 """Python's garbage collector, out of the way while there is nothing for it to find.
 
 A decision makes some hundred thousand objects and not one ring of them (a test holds it to that): each is freed when it is no longer
-used. The collector would look through them again and again meanwhile.
+used. The collector would look through them again and again meanwhile. And now and then it looks through all that there is: with a large
+fleet that takes a tenth of a second, in which no thread does anything else.
 """
 
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+EVERY_S: Final = 60.0
+"""Seconds between looks through everything."""
+_NEVER: Final = 2**30
 _CHANGING: Final = threading.Lock()
 _pauses = 0
 _ours = False
@@ -36,3 +40,25 @@ def paused() -> Iterator[None]:
                 gc.enable()
         if last:
             gc.collect(0)
+
+
+class Sweeping:
+    """While it is entered, everything is looked through when its owner says so, instead of whenever enough was made."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` gives seconds from any beginning."""
+        self._clock, self._last = clock, clock()
+
+    def __enter__(self) -> "Sweeping":
+        self._before = gc.get_threshold()
+        gc.set_threshold(*self._before[:2], _NEVER)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        gc.set_threshold(*self._before)
+
+    def sweep(self) -> None:
+        """Now is a good moment: if the last time is long enough ago."""
+        if self._clock() - self._last >= EVERY_S:
+            gc.collect()
+            self._last = self._clock()

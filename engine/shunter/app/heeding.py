@@ -11,6 +11,7 @@ notice that comes before that is done is decided on the look before.
 """
 
 import asyncio
+import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -56,13 +57,16 @@ SAME_S: Final = 1.0
 
 
 class Haste:
-    """The first orders after a notice have the processor for themselves, as long as ticks aren't owed too much of it."""
+    """The first orders after a notice have the processor for themselves, as long as ticks aren't owed too much of it: no step of a tick
+    begins, and no garbage is looked for.
+    """
 
     def __init__(self, aside: Aside, clock: Callable[[], float] = time.monotonic) -> None:
         self._aside, self._clock = aside, clock
         self._timer: asyncio.TimerHandle | None = None
         self._since: float | None = None
         self._ended, self._owed, self._rests_until = clock(), 0.0, clock()
+        self._quiet = contextlib.ExitStack()
 
     def begin(self) -> None:
         """A notice has come."""
@@ -72,6 +76,7 @@ class Haste:
                 return
             self._owed, self._since = max(0.0, self._owed - (now - self._ended)), now
             self._aside.hold()
+            self._quiet.enter_context(paused())
         if self._timer is not None:
             self._timer.cancel()
         left = self._since + HELD_S - self._owed - now
@@ -86,7 +91,13 @@ class Haste:
             self._owed, self._since = self._owed + self._ended - self._since, None
             if self._owed >= HELD_S:
                 self._rests_until, self._owed = self._ended + self._owed, 0.0
+        self._quiet.close()
         self._aside.release()
+
+    @property
+    def on(self) -> bool:
+        """Somebody waits for such an order."""
+        return self._since is not None
 
 
 class Heard(msgspec.Struct, frozen=True, kw_only=True):

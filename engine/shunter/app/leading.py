@@ -23,7 +23,7 @@ from shunter.app import gone
 from shunter.app.applications import Applications
 from shunter.app.aside import Aside, Breathing
 from shunter.app.astray import astray
-from shunter.app.collector import paused
+from shunter.app.collector import Sweeping, paused
 from shunter.app.degraded import Watch, urgent
 from shunter.app.digests import Digests
 from shunter.app.drifting import Drifting
@@ -182,6 +182,7 @@ class Leading:
         try:
             await self._lead(stop)
         finally:
+            self.haste.end()
             await self.aside.do(self.prometheus.aclose)  # it belongs to the thread's loop
             self.aside.close()
 
@@ -226,7 +227,8 @@ class Leading:
     async def _loop(self, stop: asyncio.Event, helpers: list[asyncio.Task[None]]) -> None:
         duty = self.duty
         stopping = asyncio.create_task(stop.wait())
-        try:
+        with Sweeping(time.monotonic) as sweeping, contextlib.ExitStack() as ends:
+            ends.callback(stopping.cancel)
             while not stop.is_set():
                 began = time.monotonic()
                 duty.wake.clear()
@@ -237,6 +239,8 @@ class Leading:
                 except Stalled as error:
                     # The store can't even be read, or something voluntary met a disk that takes no writes: it must be visible.
                     self.voice.tell(error.problem)
+                if not self.haste.on:
+                    sweeping.sweep()
                 duty.metrics.tick_seconds.observe(time.monotonic() - began)
                 for task in (*helpers, *self.watching.values()):
                     if task.done() and task.exception():
@@ -245,8 +249,6 @@ class Leading:
                 waking = asyncio.create_task(duty.wake.wait())
                 await asyncio.wait([stopping, waking], timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 waking.cancel()
-        finally:
-            stopping.cancel()
 
     # -- one tick
 

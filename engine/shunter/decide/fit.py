@@ -1,19 +1,19 @@
 """Where a worker or an image can go: hard limits first, then the policy's own words."""
 
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property, partial
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from shunter.decide.conflict import Ledger
 from shunter.decide.jobs import Option
 from shunter.decide.rooms import Rooms, Size, short
-from shunter.decide.scope import Scopes
+from shunter.decide.scope import UNCHANGING_OF_NODES, Scopes
 from shunter.decide.sheet import Destinations, alike
-from shunter.decide.world import STANDING, World
+from shunter.decide.world import World
 from shunter.model.expression import BulkRules, Expression, Scope
 from shunter.model.ids import NodeId, SlotId, node_of
 from shunter.model.policy import Destination
@@ -112,10 +112,17 @@ def _known(facts: Mapping[str, str], without: Set[str] = _NOTHING) -> tuple[tupl
 
 def unfit_node(world: World, needs: Needs, node: Node) -> str | None:
     """Why nothing with these needs can go to the node, in words, or None."""
+    return _leaves(world, node) or _unfit(needs, node)
+
+
+def _leaves(world: World, node: Node) -> str | None:
     if not node.reachable:
         return "it doesn't answer"
-    if node.id in world.going:
-        return "a notice is open for it"
+    return "a notice is open for it" if node.id in world.going else None
+
+
+def _unfit(needs: Needs, node: Node) -> str | None:
+    """Why nothing with these needs can go to a node that stays."""
     if needs.archive and not node.archive:
         return "it knows of no archive, and nobody else has the image"
     if needs.runtime and node.runtime != needs.runtime:
@@ -151,21 +158,27 @@ def _unlike(needs: Needs, node: Node) -> str | None:
 
 
 class Fitness:
-    """`unfit_node`, asked once for what is alike: it depends on the node and on what `_key` takes of the needs."""
+    """`unfit_node`, asked once for what is alike: but for whether it stays it depends on the node and on what `_key` takes of the needs. A
+    notice, which says who is going, changes nothing of that.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._known: dict[Hashable, dict[NodeId, str | None]] = defaultdict(dict)
         self._fit: dict[Hashable, list[Node]] = {}
 
     def of(self, needs: Needs) -> Callable[[NodeId], str | None]:
         """Why things with these needs can't go to a node of the fleet, in words, or None."""
-        known, world = self._known[_key(needs)], self._world
+        known, world = self._world.answers_of_nodes.setdefault(("fit", _key(needs)), {}), self._world
+        nodes = world.nodes
 
-        def unfit(node: NodeId) -> str | None:
-            if node not in known:
-                known[node] = unfit_node(world, needs, world.nodes[node])
-            return known[node]
+        def unfit(name: NodeId) -> str | None:
+            node = nodes[name]
+            if (leaves := _leaves(world, node)) is not None:
+                return leaves
+            if name not in known:
+                known[name] = _unfit(needs, node)
+            found: str | None = known[name]
+            return found
 
         return unfit
 
@@ -293,12 +306,7 @@ class Finder:
         self._world, self._scopes, self._rules, self._ledger, self._rooms = world, scopes, rules, ledger, rooms
         self._fitness = Fitness(world)
         self._offers: dict[Hashable, Offer] = {}
-        self._where: dict[str, dict[NodeId, bool | None]] = {}
-        self._prefer: dict[str, dict[NodeId, float | None]] = {}
-
-    @cached_property
-    def _standing(self) -> Counter[NodeId | None]:
-        return Counter([w.node for w in self._world.workers.values() if w.slot and w.state in STANDING])
+        self._everywhere_asked: dict[Hashable, dict[NodeId, Any]] = {}
 
     def fits(self, needs: Needs) -> Callable[[NodeId], bool]:
         """Whether things with these needs could be restored on a node of the fleet, if it had a slot."""
@@ -380,7 +388,7 @@ class Finder:
         sheet = Destinations(self._scopes, scope, [node for node, _ in fitting])
         where: Sequence[bool | None] = self._test(to.where, sheet) if to and to.where else [True] * len(fitting)
         prefer: Sequence[float | None] = self._measure(to.prefer, sheet) if to and to.prefer else [None] * len(fitting)
-        wished, standing, arriving = bool(to and to.prefer), self._standing, self._ledger.load
+        wished, standing, arriving = bool(to and to.prefer), self._world.standing, self._ledger.load
         promised = self._ledger.promised
         found: dict[NodeId, Options] = {}
         for (node, own), answer, liking in zip(fitting, where, prefer, strict=True):
@@ -397,20 +405,24 @@ class Finder:
     def _test(self, where: Expression, sheet: Destinations) -> Sequence[bool | None]:
         if not self._of_nodes_alone(where):
             return self._rules.test_all(where, sheet)
-        if where.text not in self._where:
-            answers = self._rules.test_all(where, self._everywhere)
-            self._where[where.text] = {n.id: answer for n, answer in zip(self._everywhere.nodes, answers, strict=True)}
-        known = self._where[where.text]
+        known = self._answers("where", where, self._rules.test_all)
         return [known[n.id] for n in sheet.nodes]
 
     def _measure(self, prefer: Expression, sheet: Destinations) -> Sequence[float | None]:
         if not self._of_nodes_alone(prefer):
             return self._rules.measure_all(prefer, sheet)
-        if prefer.text not in self._prefer:
-            answers = self._rules.measure_all(prefer, self._everywhere)
-            self._prefer[prefer.text] = {n.id: answer for n, answer in zip(self._everywhere.nodes, answers, strict=True)}
-        known = self._prefer[prefer.text]
+        known = self._answers("prefer", prefer, self._rules.measure_all)
         return [known[n.id] for n in sheet.nodes]
+
+    def _answers(self, asked: str, expression: Expression, ask: Callable[[Expression, Destinations], Sequence[Any]]) -> dict[NodeId, Any]:
+        """An expression's answers on all nodes. What it reads may be nothing that a notice changes, nor what other workers do."""
+        lasting = UNCHANGING_OF_NODES.issuperset(self._rules.inputs(expression))
+        kept, key = self._world.answers_of_nodes if lasting else self._everywhere_asked, (asked, expression.text)
+        found = kept.get(key)
+        if found is None:
+            nodes = self._everywhere.nodes
+            found = kept[key] = {node.id: answer for node, answer in zip(nodes, ask(expression, self._everywhere), strict=True)}
+        return found
 
     def _of_nodes_alone(self, expression: Expression) -> bool:
         """It says the same of a node whoever wants to go there."""

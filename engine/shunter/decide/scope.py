@@ -260,6 +260,8 @@ _AS_IT_IS: Final[dict[str, Callable[[Worker], Value]]] = {
 
 UNCHANGING: Final = frozenset(_AS_IT_IS)
 """Variables that depend on the worker as the fleet has it, and on nothing else."""
+UNCHANGING_OF_NODES: Final = frozenset({"node.id", "node.labels", "node.gpuModel"})
+"""The same of the node."""
 
 
 def _attribute(read: Callable[[Worker], Value]) -> Callable[[World, Worker], Value]:

@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from math import inf
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 from shunter.model.ids import NodeId, PoolId, SlotId, WorkerId, node_of, pool_id
 from shunter.model.snapshot import Image, Node, Notice, Role, Slot, Snapshot, Worker, WorkerState
@@ -28,6 +28,8 @@ class Nodes:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.all = nodes
+        self.answers: dict[Hashable, dict[NodeId, Any]] = {}
+        """What depends on nothing but these nodes, by what was asked."""
 
     @cached_property
     def by_id(self) -> dict[NodeId, Node]:
@@ -92,6 +94,11 @@ class Workers:
         for worker in self.by_id.values():
             graphs[worker.graph].append(worker)
         return graphs
+
+    @cached_property
+    def standing(self) -> Counter[NodeId | None]:
+        """How many are on each node, in a slot and with a process in it."""
+        return Counter([w.node for w in self.all if w.slot and w.state in STANDING])
 
     @cached_property
     def pinned(self) -> dict[WorkerId, str]:
@@ -228,6 +235,16 @@ class World:
     def answers(self) -> dict[Hashable, Mapping[WorkerId, bool | None]]:
         """What conditions that read nothing but these workers came out as, by what was asked: to be looked up and added to."""
         return self._workers.answers
+
+    @property
+    def answers_of_nodes(self) -> dict[Hashable, dict[NodeId, Any]]:
+        """The same of what reads nothing but these nodes, and no notice: an answer for each node that was asked about."""
+        return self._nodes.answers
+
+    @property
+    def standing(self) -> Counter[NodeId | None]:
+        """How many workers are on each node, in a slot and with a process in it."""
+        return self._workers.standing
 
     @property
     def away(self) -> tuple[Worker, ...]:

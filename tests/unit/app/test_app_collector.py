@@ -3,7 +3,7 @@ import threading
 from weakref import ref
 
 import pytest
-from shunter.app.collector import paused
+from shunter.app.collector import EVERY_S, Sweeping, paused
 
 
 class Ring:
@@ -57,3 +57,26 @@ def test_pauses_of_several_threads_end_with_the_last():
     leave.set()
     thread.join(5)
     assert gc.isenabled()
+
+
+def test_everything_is_looked_through_when_it_is_a_good_moment_and_at_no_other():
+    before, now = gc.get_threshold(), 100.0
+    with Sweeping(lambda: now) as sweeping:
+        seen = ref(Ring())
+        gc.collect(1)  # what survives that is looked at with everything else alone
+        kept = Ring()
+        old = ref(kept)
+        gc.collect(1)
+        del kept
+        for _ in range(40 * before[0] * before[1]):
+            Ring.__new__(Ring).other = []  # type: ignore[assignment]
+        assert seen() is None
+        assert old() is not None
+        now += EVERY_S - 1
+        sweeping.sweep()
+        assert old() is not None, "too soon"
+        now += 1
+        sweeping.sweep()
+        assert old() is None
+        assert gc.get_threshold()[2] > 10**6
+    assert gc.get_threshold() == before

@@ -1,12 +1,14 @@
 """A notice that comes while a tick is looking, measuring or deciding."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
 import pytest
+from shunter.app import heeding as heedings
 from shunter.app import leading as leadings
 from shunter.app.aside import Aside
 from shunter.app.digests import Digests
@@ -48,14 +50,17 @@ class Measured(Serving):
 
 
 @pytest.fixture
-async def looking(stage: Callable[[int], Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Stage, Measured, list[Plan]]:
+async def looking(
+    stage: Callable[[int], Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Stage, Measured, list[Plan]]]:
     """An engine with a policy that answers to the notice, and the plans that it offers to be carried out."""
     s, world, offered = stage(0), Measured(), list[Plan]()
     (tmp_path / "policies" / "save.yaml").write_text(SAVING)
     monkeypatch.setattr(s.leading.scheduler, "offer", lambda plan, **_: offered.append(plan))
     await s.leading.following.once()
     s.leading.sight.world = world  # type: ignore[assignment]
-    return s, world, offered
+    yield s, world, offered
+    s.leading.haste.end()
 
 
 Looking = tuple[Stage, Measured, list[Plan]]
@@ -183,9 +188,13 @@ async def test_ticks_have_half_of_the_time_however_many_notices_come(monkeypatch
     assert 0.45 <= held / 4000 <= 0.55
     assert 190 <= max(rows) <= 210, "two seconds in a row"
     haste.end()
+    assert gc.isenabled()
     now += 2 * HELD_S
     haste.begin()
     assert not aside.goes_on, "after some quiet it is as it was"
+    assert not gc.isenabled(), "nor is garbage looked for meanwhile"
+    haste.end()
+    assert (aside.goes_on, gc.isenabled(), haste.on) == (True, True, False)
 
 
 async def test_a_plan_that_was_carried_out_before_to_the_letter_ends_no_tick(
@@ -380,7 +389,9 @@ async def test_a_tick_that_plans_to_the_letter_what_it_has_ordered_already_goes_
     s.leading.sightings.close()
 
 
-async def test_an_engine_that_cant_begin_leaves_no_thread_behind(stage: Callable[[int], Stage], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_cant_begin_or_go_on_leaves_no_thread_behind_and_no_haste(
+    stage: Callable[[int], Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
     s, closed = stage(0), list[bool]()
 
     class Metrics:
@@ -392,7 +403,11 @@ async def test_an_engine_that_cant_begin_leaves_no_thread_behind(stage: Callable
 
     s.leading.prometheus = Metrics()  # type: ignore[assignment]
     monkeypatch.setattr(s.leading.sight, "recall", recall)
+    monkeypatch.setattr(heedings, "HASTE_S", 3600.0)
+    monkeypatch.setattr(heedings, "HELD_S", 3600.0)
+    s.leading.haste.begin()
     with pytest.raises(Stalled):
         await s.leading.run(asyncio.Event())
     assert closed == [True]
+    assert gc.isenabled()
     assert "aside" not in {thread.name for thread in threading.enumerate()}
