@@ -108,6 +108,11 @@ class Client:
         self._lines.close()
         self.link.close()
 
+    def hears_of_its_end(self) -> None:
+        """It isn't left to wait for a worker that is dead."""
+        self._thread.join(10)
+        assert not self._thread.is_alive(), "it waits for ever"
+
     def goes_on(self, by: int = 50) -> None:
         goal = self.next + by
         until(lambda: self.next >= goal or self.error, f"the stream goes on from {self.next}")
@@ -377,6 +382,8 @@ def test_a_worker_runs_on_when_criu_is_killed_and_its_network_is_unlocked(bench:
     frozen.thaw()
     assert locktables.tables(bench.network.netns) == []
     client.goes_on()
+    process.end(bench.worker)
+    client.hears_of_its_end()
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

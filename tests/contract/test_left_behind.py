@@ -75,6 +75,8 @@ def test_a_worker_whose_agent_and_criu_died_together_has_its_network_again(bench
     client.goes_on()
     settle(bench)  # once more does no harm
     client.goes_on()
+    process.end(bench.worker)
+    client.hears_of_its_end()
 
 
 def test_in_a_shared_network_the_lock_of_a_criu_that_died_with_its_agent_is_known_by_its_log(bench: Bench) -> None:

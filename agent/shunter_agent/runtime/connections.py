@@ -7,6 +7,7 @@ by the kernel all the same (seen on 6.18): what keeps them apart is that the cop
 
 import contextlib
 import ctypes
+import errno
 import os
 import socket
 import stat
@@ -44,6 +45,20 @@ def speak(pids: Iterable[int], hushed: dict[int, int]) -> None:
     _each(pids, loud)
 
 
+def wake(pids: Iterable[int]) -> None:
+    """Take what a CRIU that was killed has left in repair mode out of it: what such a connection is to send goes out by repetition alone,
+    late, and its end is told to nobody. The processes may run, or have ended. Raises nothing."""
+
+    def loud(_inode: int, link: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            if link.getsockopt(socket.IPPROTO_TCP, _TCP_REPAIR):
+                link.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 0)
+
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            _each((pid,), loud)
+
+
 def connected_of(pids: Iterable[int]) -> list[socket.socket]:
     """The connections of these processes, each once, held beside them: close them. Raises OSError."""
     found: list[socket.socket] = []
@@ -57,24 +72,39 @@ def connected_of(pids: Iterable[int]) -> list[socket.socket]:
 
 
 def _each(pids: Iterable[int], call: Callable[[int, socket.socket], None]) -> None:
+    """Each one once. What a process that runs closes meanwhile is left out."""
     seen: set[int] = set()
     for pid in pids:
         pidfd = os.pidfd_open(pid)
         try:
             for name in os.listdir(f"/proc/{pid}/fd"):
-                inode = _inode(pid, name)
-                if inode is not None and inode not in seen:
-                    seen.add(inode)
-                    with contextlib.closing(socket.socket(fileno=_take(pidfd, int(name)))) as link:
-                        if _connected(link):
-                            call(inode, link)
+                found = _socket(pid, pidfd, name)
+                if found is None:
+                    continue
+                inode, link = found
+                with contextlib.closing(link):
+                    if inode not in seen and _connected(link):
+                        call(inode, link)
+                seen.add(inode)
         finally:
             os.close(pidfd)
 
 
-def _inode(pid: int, name: str) -> int | None:
-    about = os.stat(f"/proc/{pid}/fd/{name}")
-    return about.st_ino if stat.S_ISSOCK(about.st_mode) else None
+def _socket(pid: int, pidfd: int, name: str) -> tuple[int, socket.socket] | None:
+    """The socket that is one of a process' open files, with its inode. None: it is another kind of file, or was closed meanwhile."""
+    try:
+        if not stat.S_ISSOCK(os.stat(f"/proc/{pid}/fd/{name}").st_mode):
+            return None
+        taken = _take(pidfd, int(name))
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.EBADF):
+            return None
+        raise
+    about = os.fstat(taken)
+    if stat.S_ISSOCK(about.st_mode):
+        return about.st_ino, socket.socket(fileno=taken)
+    os.close(taken)  # its number is another file's by now
+    return None
 
 
 def _take(pidfd: int, descriptor: int) -> int:

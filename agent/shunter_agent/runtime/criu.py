@@ -14,7 +14,7 @@ from typing import Final
 
 from shunter.model.errors import Problem, Rejected, Retry, Unknown
 
-from shunter_agent.runtime import canary, holds, hostfacts, leftbehind, live, locktables, preflight, swrk
+from shunter_agent.runtime import canary, connections, holds, hostfacts, leftbehind, live, locktables, preflight, swrk
 from shunter_agent.runtime import criu_rpc_pb2 as rpc
 from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.cuda.held import CudaFrozen, Taken
@@ -121,6 +121,8 @@ class CriuRuntime:
         leftbehind.free(process, waited_s)
         for run_id in [None] if network.own else self._left.pop(process.pid, []):
             holds.sweep_lock(network, run_id)
+        if not leftbehind.stillborn(process):  # the end of such a copy must be told to nobody
+            connections.wake(processes.tree(process.pid))
         self._cuda.settle(process, stopped or ())
         if stopped is not None:
             processes.go_on(process, stopped)

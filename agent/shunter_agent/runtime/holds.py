@@ -7,7 +7,7 @@ from typing import Final
 
 from shunter.model.errors import Problem, Rejected, Unknown
 
-from shunter_agent.runtime import leftbehind, locktables, preflight, swrk
+from shunter_agent.runtime import connections, leftbehind, locktables, preflight, swrk
 from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.port import Dump, Network, Process, WorkerSpec
 
@@ -47,8 +47,7 @@ def run_on(session: swrk.Session, process: Process, network: Network, run_id: st
 
     Raises Unknown SH712 when CRIU can't be ended: the worker may stand still for as long as that lasts.
     """
-    sweep_lock(network, run_id)
-    processes.go_on(process, but)
+    put_back(process, network, run_id, but)
     if session.alive:
         raise Unknown(leftbehind.undying(session.pid, process))
 
@@ -67,6 +66,14 @@ def confirm_running(process: Process) -> None:
                 subject=f"pid {process.pid}",
             )
         )
+
+
+def put_back(process: Process, network: Network, run_id: str | None, but: frozenset[int]) -> None:
+    """Undo what a CRIU that couldn't do so itself has done to a worker: to its network, its connections, and to all of it that was not
+    stopped before (`but`). As `sweep_lock`."""
+    sweep_lock(network, run_id)
+    connections.wake(processes.tree(process.pid))
+    processes.go_on(process, but)
 
 
 def sweep_lock(network: Network, run_id: str | None) -> None:
@@ -111,8 +118,7 @@ class CriuFrozen:
                 self._session.answer(answer)
         self._session.close()
         if answer is not True:
-            sweep_lock(self._network, self._run_id)
-            processes.go_on(self._process, self._but)
+            put_back(self._process, self._network, self._run_id, self._but)
 
     def thaw(self) -> None:
         """See `port.Frozen`. Does nothing after a thaw. Raises Unknown SH711."""
@@ -130,8 +136,7 @@ class CriuFrozen:
             )
         self._end(True)
         if not processes.wait_reaped(self._process):
-            sweep_lock(self._network, self._run_id)  # it lives, and must be neither cut off nor stopped
-            processes.go_on(self._process, self._but)
+            put_back(self._process, self._network, self._run_id, self._but)  # it lives, and must be neither cut off nor stopped
             raise Unknown(processes.undead(self._process))
 
 
