@@ -28,7 +28,7 @@ _NOT_COPIED: Final = (
     "k8s.v1.cni.cncf.io/network-status",
     "k8s.ovn.org/",
     "nvidia.com/snapshot-",
-    "nvidia.com/restore-from",
+    "nvidia.com/restore",
     COST,
     OPERATION,
     STATE,

@@ -143,6 +143,7 @@ def test_a_new_pod_is_like_the_one_that_is_left_and_is_nobodys_yet() -> None:
     source = raw(
         annotations={
             "argocd.argoproj.io/tracking-id": "app:/Pod:dynamo/decode-0", "kubectl.kubernetes.io/last-applied-configuration": "{}",
+            "nvidia.com/restore-from": "golden", "nvidia.com/restore-container-map": "a=b", "nvidia.com/restored-container-ids": "{}",
             "k8s.v1.cni.cncf.io/networks": "rdma", "k8s.v1.cni.cncf.io/network-status": "[]", "team": "inference",
         },
         labels={**DYNAMO, "app.kubernetes.io/instance": "dynamo", "nvidia.com/snapshot-is-restore-target": "true"},
