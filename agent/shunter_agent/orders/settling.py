@@ -137,6 +137,12 @@ def _runs(node: Node, row: WorkerRow) -> None:
         node.change(worker, state="fenced")
 
 
+def _left(node: Node, row: WorkerRow) -> bool:
+    """An order may have ended it, or its image is whole: it lives elsewhere, or is to."""
+    steps = {entry.step: entry.state for entry in node.journal.entries(row.operation)} if row.operation else {}
+    return steps.get("freeze") == "done" or any(steps.get(step) in ("begun", "done") for step in ("release", "drain"))
+
+
 def gone(node: Node, row: WorkerRow) -> None:
     """A worker whose process is dead leaves this node; one that was being released has been."""
     worker, journal = row.spec.worker, node.journal
@@ -144,7 +150,7 @@ def gone(node: Node, row: WorkerRow) -> None:
     released = release is not None and release.state == "begun"
     with journal.batch():
         journal.drop_worker(worker)
-        if row.spec.pod is not None and not row.operation:  # else an order may have ended it, and it lives elsewhere
+        if row.spec.pod is not None and not _left(node, row):
             journal.forget_started(f"pod/{row.spec.pod.uid}")  # its container may be started again (see `residents`)
         if released:
             reply = pb.Done(at=node.clock(), detail="found ended when the agent came back")

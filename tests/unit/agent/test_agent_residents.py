@@ -11,6 +11,7 @@ from shunter.model.pod import Pod
 from shunter.wire import agent_pb2 as pb
 from shunter_agent.inventory import report
 from shunter_agent.preflight import preflight
+from shunter_agent.recovery import recover
 from shunter_agent.residents import Residents
 from shunter_agent.runtime.port import Found, Gpu, Housing, Process, WorkerSpec
 
@@ -98,6 +99,24 @@ async def test_one_that_ended_while_it_stood_still_doesnt_come_again(bench: Benc
     bench.node.worker_ended("w", -9)
     houses.there = [Found(spec=LIVES, process=Process(pid=PROCESS.pid + 5, started=99))]
     await look.look()
+    assert (bench.journal.worker("w") is None) == held
+
+
+@pytest.mark.parametrize("held", [True, False])
+async def test_nor_does_one_that_ended_so_while_the_agent_was_away(bench: Bench, *, held: bool) -> None:
+    """One that was only out of the router's sight has no image, and may."""
+    houses = Houses()
+    await residents(bench, houses).look()
+    await bench.source.fence(bench.step("op"))
+    if held:
+        await bench.source.freeze(bench.freeze("op"))
+    bench.runtime.alive.clear()
+    bench.journal.close()
+    bench.boot()
+    await recover(bench.node, bench.destination)
+    assert bench.journal.worker("w") is None
+    houses.there = [Found(spec=LIVES, process=Process(pid=PROCESS.pid + 5, started=99))]
+    await residents(bench, houses).look()
     assert (bench.journal.worker("w") is None) == held
 
 

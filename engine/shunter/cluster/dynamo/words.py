@@ -28,7 +28,6 @@ COST_BEFORE: Final = "shunter.dev/pod-deletion-cost-before"
 """What the cost was before we changed it; empty: there was none."""
 SHIFTS: Final = "shunter.dev/shifts"
 """What we changed of the replicas in a resource of record, written together with them."""
-RESTORE_FROM: Final = "nvidia.com/restore-from"
 
 
 def collection(version: str, plural: str, namespace: str) -> str:
