@@ -86,6 +86,7 @@ class Forge:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     wbufsize = -1  # an answer in one piece: two would wait for an acknowledgement in between
     forge: Forge
 

@@ -186,9 +186,11 @@ class Fitness:
         """The nodes to which things with these needs can go, in order."""
         key = _key(needs)
         if key not in self._fit:
-            known = self._known[key]
-            known |= {name: unfit_node(self._world, needs, node) for name, node in self._world.nodes.items()}
-            self._fit[key] = [node for name, node in self._world.nodes.items() if known[name] is None]
+            nodes, going = self._world.nodes, self._world.going
+            known = self._world.answers_of_nodes.setdefault(("fit", key), {})
+            if len(known) < len(nodes):
+                known |= {name: _unfit(needs, node) for name, node in nodes.items() if name not in known}
+            self._fit[key] = [n for name, n in nodes.items() if known[name] is None and n.reachable and name not in going]
         return self._fit[key]
 
 

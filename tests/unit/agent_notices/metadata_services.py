@@ -119,6 +119,7 @@ def serving(service: Service, clock: Callable[[], float] = time.time, host: str 
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
 
         def _answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
