@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 from shunter.model.errors import Problem, ShunterError
+from shunter.model.pod import Pod
 
 from shunter_agent.journal import WorkerRow
 from shunter_agent.node import Node
@@ -56,6 +57,9 @@ class Residents:
             self._taken.add(pod.uid)
             return
         if self._is_known(found.spec.worker):
+            row = node.journal.worker(found.spec.worker)
+            if row is not None and row.spec.pod is not None and row.spec.pod.namespace != pod.namespace:
+                self._say(f"{pod}", _namesake(found.spec.worker, row.spec.pod, pod))
             return
         slot = self._slot(found.spec)
         if slot is None:
@@ -102,6 +106,15 @@ def _no_slot(spec: WorkerSpec, node: str) -> Problem:
         what=f"{node} has no free slot for the {spec.role} worker in pod {spec.pod}",
         remedy="Give the agent's settings a [[slots]] entry for each worker that the node can have",
         subject=spec.worker,
+    )
+
+
+def _namesake(worker: str, taken: Pod, other: Pod) -> Problem:
+    return Problem(
+        code="SH679",
+        what=f"the pod {other} isn't looked after: its worker is called {worker}, as that of {taken} is",
+        remedy="Name in [containers] `namespaces` the one whose workers are this engine's, or give the pods other names",
+        subject=worker,
     )
 
 

@@ -136,6 +136,18 @@ async def test_without_a_slot_it_isnt_taken_and_that_is_said_once(bench: Bench) 
     assert bench.said().count("SH679") == 1
 
 
+async def test_one_that_has_the_name_of_another_namespaces_isnt_taken_and_that_is_said_once(bench: Bench) -> None:
+    houses = Houses()
+    look = residents(bench, houses)
+    await look.look()
+    other = Pod(namespace="other", name="decode-0", uid="u-9", container="main")
+    houses.there = [Found(spec=msgspec.structs.replace(LIVES, pod=other), process=Process(pid=PROCESS.pid + 5, started=99))]
+    for _ in range(2):
+        await look.look()
+    assert bench.node.row("w").spec.pod == HOME
+    assert bench.said().count("the pod other/decode-0 isn't looked after") == 1
+
+
 async def test_it_gets_the_slot_that_has_its_gpus(bench: Bench) -> None:
     def gpu(pci: str) -> Gpu:
         return Gpu(uuid=f"GPU-{pci}", model="H", pci=pci, memory=1, free=1)
