@@ -53,6 +53,19 @@ def test_a_digest_of_many_pieces_is_the_same() -> None:
     assert Digests().take(snapshot) == digest(msgspec.structs.replace(snapshot))
 
 
+def test_what_is_laid_out_for_a_digest_can_stand_still_between_its_parts() -> None:
+    fleet, samples = situation_of_many()
+    asked = list[None]()
+    digests = Digests(lambda: asked.append(None))
+    digests.take(Snapshot(at=NOW, fleet=fleet, samples=samples))
+    parts = len(asked)
+    assert parts > 20
+    digests.take(Snapshot(at=NOW + 1, fleet=fleet, samples=samples))
+    assert len(asked) == parts, "what is laid out already isn't again"
+    digests.copy().take(Snapshot(at=NOW + 1, fleet=msgspec.structs.replace(fleet), samples=samples))
+    assert len(asked) > parts
+
+
 def situation_of_many() -> tuple[Fleet, Samples]:
     from test_decide import fleets, samples
 

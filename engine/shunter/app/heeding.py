@@ -163,7 +163,7 @@ class Heeding:
         """
         before = self.ready
         samples = before.samples if before is not None else Samples()
-        digests = before.digests.copy() if before is not None else Digests()
+        digests = before.digests.copy() if before is not None else Digests(self._breathe)
         memory = before.memory.beside() if before is not None else Memory()
         snapshot = Snapshot(at=now, fleet=fleet, samples=samples, notices=_rehearsal(fleet, policies, now))
         digests.take(snapshot)

@@ -298,7 +298,7 @@ class Leading:
             self.voice.tell_or_clear("sightings", unkept)
         state, snapshots, crowded = self.sight.state(now), list(self.snapshots), self.trail.crowded
         ready = self.heeding.ready
-        digests, indexed = (ready.digests.copy(), ready.memory) if ready is not None else (Digests(), Memory())
+        digests, indexed = (ready.digests.copy(), ready.memory) if ready is not None else (Digests(self.aside.breathe), Memory())
 
         def weigh() -> tuple[Evaluation, News | None, Counter[Verdict]]:
             digests.take(snapshot)

@@ -100,6 +100,7 @@ class World:
                 busy=memory.busy,
                 gone_after_s=memory.gone_after,
                 silent_s=memory.silent,
+                breathe=self._aside.breathe,
             )
             return msgspec.structs.replace(found, fleet=self._join(found.fleet))
 

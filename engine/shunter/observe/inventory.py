@@ -5,7 +5,8 @@ name. Only the end of its node, announced and due, makes them lost.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
@@ -35,6 +36,10 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes whose clock isn't ours (SH312)."""
 
 
+_AT_ONCE: Final = 1000
+"""Images between which nothing can stand still: some milliseconds."""
+
+
 def merge(
     views: Sequence[NodeView],
     previous: Fleet | None,
@@ -46,6 +51,7 @@ def merge(
     busy: frozenset[WorkerId] = frozenset(),
     gone_after_s: float = 5.0,
     silent_s: Mapping[NodeId, float] | None = None,
+    breathe: Callable[[], None] = lambda: None,
 ) -> Inventory:
     """The fleet at `now` (seconds since the epoch), from this round's views and the round before.
 
@@ -64,7 +70,7 @@ def merge(
       gone.
     - A worker that two nodes report alive is FROZEN, so that nothing is decided on it, and SH310.
 
-    `previous` is None in the first round.
+    `previous` is None in the first round. `breathe` is called where this can stand still for a moment.
     """
     before = previous or Fleet()
     newest = {v.node.id: v for v in sorted(views, key=lambda v: v.at)}
@@ -72,8 +78,10 @@ def merge(
     silent_s = _silences(before.nodes, now) if silent_s is None else silent_s
     gone = _gone(newest, notices, {node for node, seconds in silent_s.items() if seconds > gone_after_s}, now - gone_after_s)
     nodes = _nodes(newest, before.nodes, expected, gone, now)
+    breathe()
     looked, archived = _archived(newest, before, now, known=any(n.archive for n in nodes))
-    images, problems = _images(newest, before.images, gone, archived)
+    images, problems = _images(newest, before.images, gone, archived, breathe)
+    breathe()
     silent = frozenset(n.id for n in nodes if not n.reachable)
     round_ = _Round(
         nodes_silent=silent - gone,
@@ -81,10 +89,14 @@ def merge(
         ended=ended,
         busy=busy,
     )
+    breathe()
     reported, twice = _reported(newest, before)
+    breathe()
     known = {**_reported_away(newest), **{w.id: w for w in before.workers}}
     workers = {**round_.remembered(known.values(), reported, gone), **reported}
+    breathe()
     workers.update(round_.imaged(workers))
+    breathe()
     return Inventory(
         fleet=Fleet(nodes=nodes, workers=tuple(workers[w] for w in sorted(workers)), images=images, archive_looked=looked),
         notices=notices,
@@ -155,7 +167,11 @@ def _archived(newest: Mapping[NodeId, NodeView], before: Fleet, now: float, *, k
 
 
 def _images(
-    newest: Mapping[NodeId, NodeView], previous: Iterable[Image], gone: frozenset[NodeId], archived: Mapping[ImageId, Image]
+    newest: Mapping[NodeId, NodeView],
+    previous: Iterable[Image],
+    gone: frozenset[NodeId],
+    archived: Mapping[ImageId, Image],
+    breathe: Callable[[], None],
 ) -> tuple[tuple[Image, ...], list[Problem]]:
     """Images by id over their holders. Copies that claim to be the same image and aren't are left out: none of them can be trusted."""
     held: dict[ImageId, list[tuple[NodeId, Image]]] = defaultdict(list)
@@ -167,7 +183,9 @@ def _images(
             if holder not in newest and holder not in gone:
                 held[image.id].append((holder, image))
     images, problems = [], []
-    for image_id in sorted({*held, *archived}):
+    for place, image_id in enumerate(sorted({*held, *archived})):
+        if place % _AT_ONCE == 0:
+            breathe()
         copies, kept = held.get(image_id, []), archived.get(image_id)
         first = copies[0][1] if copies else archived[image_id]
         if len({(i.worker, i.incarnation, i.bytes) for i in (*(i for _, i in copies), *((kept,) if kept else ()))}) > 1:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 from shunter.app import world
+from shunter.app.aside import Aside
 from shunter.app.world import Memory, World, inputs_of
 from shunter.lang.load import load
 from shunter.model.errors import Problem, Retry
@@ -183,3 +184,15 @@ spec:
 def test_declared_metrics_are_asked_for_unless_their_policy_is_off() -> None:
     assert {policy: list(metrics) for policy, metrics in inputs_of(policies()).items()} == {"images": ["load"]}
     assert inputs_of(policies(lambda text: text + "  mode: off\n")) == {}
+
+
+async def test_a_look_stands_still_while_something_cant_wait() -> None:
+    class Breathless(Aside):
+        asked = 0
+
+        def breathe(self) -> None:
+            self.asked += 1
+
+    aside = Breathless()
+    await World({NodeId("a"): Answers("a")}, Meter(), Catalog(), aside).look(Memory(), NOW)
+    assert aside.asked >= 5

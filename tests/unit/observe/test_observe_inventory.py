@@ -440,3 +440,11 @@ def test_another_image_of_the_same_id_in_the_archive_is_not_trusted() -> None:
     (problem,) = told.problems
     assert problem.code == "SH311"
     assert "a, the archive hold different images" in problem.what
+
+
+def test_a_merge_can_stand_still_every_some_images() -> None:
+    asked = list[None]()
+    images = tuple(image(W, A, name=ImageId(f"i-{n:04d}")) for n in range(5000))
+    found = merge([view(A, worker(W, A), images=images)], None, (), [A], NOW, breathe=lambda: asked.append(None))
+    assert len(found.fleet.images) == 5000
+    assert len(asked) >= 10
