@@ -34,6 +34,7 @@ _RECENT = 30.0
 """Seconds for which a snapshot is good for voluntary work, whatever the step between snapshots is."""
 _ID: Final[Callable[[Worker], WorkerId]] = attrgetter("id")
 _ANYBODY: Final = WorkerSelector()
+_OF_THE_PLAN: Final = ("ledger", "rooms", "finder", "turns", "dumped", "ranked", "_budgets", "_holding", "_not_holding")
 
 
 class Deciding:
@@ -109,8 +110,12 @@ class Deciding:
         self.notes.say(policy.name, lane_of(policy), subject, said)
 
     def close(self) -> Callable[[], Sequence[Chapter]]:
-        """What makes all findings, once nothing more is said. It keeps what they need, and nothing keeps it: no rings to be collected."""
+        """What makes all findings, once nothing more is said and the plan is made. It keeps what they need, and nothing keeps it: no rings
+        to be collected. What only the plan needed (see `decide.said`) is let go.
+        """
         notes, self.notes = self.notes, Notes()
+        for name in _OF_THE_PLAN:
+            self.__dict__.pop(name, None)
         return notes.chapters
 
     def leave(

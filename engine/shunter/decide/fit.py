@@ -131,7 +131,7 @@ def _unfit(needs: Needs, node: Node) -> str | None:
         there = node.facts.get(fact)
         if there and here != there:
             return f"its {fact} is {there}, not {here}"
-    return _intolerable(needs, node) or _unlike(needs, node)
+    return (_intolerable(needs, node) if node.taints else None) or (_unlike(needs, node) if needs.gpus_all or needs.models else None)
 
 
 def _intolerable(needs: Needs, node: Node) -> str | None:

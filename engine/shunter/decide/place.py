@@ -323,13 +323,13 @@ def _cost(rows: Sequence[WorkerId], options: Options) -> Callable[[Option | None
     known = [o.prefer for own in different.values() for o in own.values() if o.prefer is not None]
     top, span = max(known, default=0.0), (max(known) - min(known)) if known else 0.0
     spread = 1 + len(rows) * max((o.load for own in different.values() for o in own.values()), default=0)
-    liking = 1 + len(rows) * _FINE
+    liking, doubt = 1 + len(rows) * _FINE, 1 + len(rows)
+    short: dict[float | None, int] = {prefer: round((top - prefer) / span * _FINE) for prefer in set(known)} if span else {}
 
     def cost(option: Option | None) -> int | None:
         if option is None:
             return None
-        short = round((top - option.prefer) / span * _FINE) if span and option.prefer is not None else 0
-        reluctance = option.doubtful * (1 + len(rows)) + option.shunned
-        return (reluctance * liking + short) * spread + option.load
+        reluctance = option.doubtful * doubt + option.shunned
+        return (reluctance * liking + short.get(option.prefer, 0)) * spread + option.load
 
     return cost

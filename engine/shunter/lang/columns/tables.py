@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 from weakref import ref
 
@@ -17,6 +18,8 @@ from shunter.model.vocabulary import VARIABLES, Kind
 
 _KEPT_BYTES: Final = 32 * 2**20
 """How much a table keeps of what was worked out from its texts."""
+
+_VALUE: Final[Callable[[object], Any]] = attrgetter("value")
 
 T = TypeVar("T")
 Why = Callable[[int], Value | None]
@@ -294,7 +297,7 @@ def _mask(known: Mask | None, size: int) -> Mask | None:
 
 def _plain_doubles(values: Sequence[Value | None]) -> list[Any]:
     if set(map(type, values)) == {Known}:
-        known = [value.value for value in values if isinstance(value, Known)]
+        known = list(map(_VALUE, values))
         if set(map(type, known)) == {float}:
             return known
     held = [value.value if type(value) is Known else value for value in values]
