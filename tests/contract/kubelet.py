@@ -203,6 +203,7 @@ class Kubelet:
         self.parent = f"kubepods-{uuid.uuid4().hex[:8]}"
         self.pods = base / "pods"
         self._pb = messages()
+        self._standing: dict[str, Pod] = {}
 
     def start(self) -> None:
         """Start containerd and import the two images."""
@@ -283,7 +284,8 @@ class Kubelet:
         )
         sandbox = self.ask("RunPodSandbox", pb.RunSandboxRequest(config=config), "RunSandboxResponse").pod_sandbox_id
         status = self.ask("PodSandboxStatus", pb.SandboxRequest(pod_sandbox_id=sandbox), "SandboxStatusResponse").status
-        return Pod(name, uid, sandbox, status.network.ip, config)
+        self._standing[sandbox] = Pod(name, uid, sandbox, status.network.ip, config)
+        return self._standing[sandbox]
 
     def container(
         self,
@@ -355,12 +357,16 @@ class Kubelet:
         request = self._pb.SandboxRequest(pod_sandbox_id=pod.sandbox)
         self.ask("StopPodSandbox", request)
         self.ask("RemovePodSandbox", request)
+        self._standing.pop(pod.sandbox, None)
 
     def stop(self) -> None:
-        """End everything, and leave no cgroup behind."""
-        with contextlib.suppress(grpc.RpcError):
-            for line in self.ctr("tasks", "list", "-q").split():
-                self.ctr("tasks", "kill", "-s", "SIGKILL", line)
+        """End everything, and leave no cgroup behind, and no pod: it would go on answering to its address, which the next kubelet's first
+        pods have, too."""
+        for pod in list(self._standing.values()):
+            with contextlib.suppress(grpc.RpcError):  # it may not get that far with a test that failed
+                self.remove(pod)
+        for line in self.ctr("tasks", "list", "-q").split():
+            self.ctr("tasks", "kill", "-s", "SIGKILL", line)
         self._daemon.send_signal(signal.SIGTERM)
         self._daemon.wait(20)
         self._log.close()
