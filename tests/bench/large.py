@@ -1,11 +1,13 @@
 """A large fleet and its policies, made up but whole: what `decide` and `validate_500` are measured on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from shunter.lang.load import load
 from shunter.model.expression import Expression
-from shunter.model.ids import Commit, ImageId, Incarnation, NodeId, NoticeId, WorkerId, slot_id
+from shunter.model.ids import Commit, Digest, Epoch, ImageId, Incarnation, NodeId, NoticeId, OperationId, WorkerId, slot_id
+from shunter.model.operation import EngineState, Measured, OperationRecord, Outcome, Status
+from shunter.model.plan import PlannedOperation
 from shunter.model.policy import PolicySet
 from shunter.model.sample import Known, Sample
 from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Role, Samples, Slot, Snapshot, Worker, WorkerState
@@ -108,6 +110,21 @@ def later(of: Snapshot, seconds: float) -> Snapshot:
     workers = tuple(msgspec.structs.replace(w) for w in of.fleet.workers)
     samples = Samples(workers={w.id: _samples(w, of.at + seconds) for w in workers})
     return msgspec.structs.replace(of, at=of.at + seconds, fleet=msgspec.structs.replace(of.fleet, workers=workers), samples=samples)
+
+
+def busy(of: Snapshot, checkpoints: Sequence[PlannedOperation], number: int) -> tuple[Snapshot, EngineState]:
+    """The fleet with a size of its own for each worker, after an hour in which so many of these checkpoints ended, again and again."""
+    workers = tuple(msgspec.structs.replace(w, memory=100 * 10**9 + n * 10**6) for n, w in enumerate(of.fleet.workers))
+    ended = []
+    for n in range(number):
+        planned = checkpoints[n % len(checkpoints)]
+        planned = msgspec.structs.replace(planned, id=OperationId(f"checkpoint-{n:016x}"), cause=f"every:5m:{n}")
+        at = of.at - 3600 + 3500 * n / number
+        measured = Measured(bytes=150 * 10**9 + n, dump=30.0 + n % 7, send=4.0, stopped=31.0)
+        outcome = Outcome(status=Status.SUCCEEDED, at=at + 40, measured=measured)
+        ended.append(OperationRecord(planned=planned, plan=Digest("sha256:x"), epoch=Epoch(1), created_at=at, outcome=outcome))
+    fleet = msgspec.structs.replace(of.fleet, workers=workers)
+    return msgspec.structs.replace(of, fleet=fleet), EngineState(recent=tuple(ended))
 
 
 def fresh(of: Snapshot) -> Snapshot:

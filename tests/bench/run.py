@@ -28,7 +28,7 @@ from shunter.decide.memory import Memory
 from shunter.lang.bulk import BulkCelRules
 from shunter.model.ids import Commit, Epoch
 from shunter.model.operation import EngineState
-from shunter.model.plan import Evaluation
+from shunter.model.plan import Evaluation, OperationKind
 from shunter.model.policy import PolicySet
 from shunter.model.record import Record, RecordKind
 from shunter.model.snapshot import Snapshot
@@ -76,6 +76,7 @@ def decide() -> Iterator[Figure]:
             yield seconds("decide_findings", *_decided(policies, made, findings=True))
             yield seconds("decide_60_nodes_leave", *_decided(policies, large.snapshot(graphs=graphs, going=60)))
             yield from _behind_for(made)
+            yield _after_an_hour(policies, made)
         else:
             yield seconds(names[graphs], taken[graphs], None, how)
     exponent = math.log(taken[150] / taken[5]) / math.log(30)
@@ -103,6 +104,24 @@ def _decided(policies: PolicySet, made: Snapshot, *, findings: bool = False) -> 
         "digests included; processor time, best of 7"
     )
     return taken, None, how
+
+
+def _after_an_hour(policies: PolicySet, made: Snapshot) -> Figure:
+    """With workers of many sizes, and an hour's measurements to tell what their images will take."""
+    number, rules, memory, taken = 20_000, BulkCelRules(), Memory(), []
+    images = [o for o in evaluate(policies, [made], EngineState(), made.at, rules).plan.operations if o.kind is OperationKind.CHECKPOINT]
+    fleet, state = large.busy(made, images, number)
+    for _ in range(5):
+        began = time.process_time()
+        with paused():
+            last = evaluate(policies, [large.fresh(fleet)], state, made.at, rules, memory=memory)
+            assert last.plan.digest
+        taken.append(time.process_time() - began)
+    how = (
+        f"a size of its own for each worker, {number:,} checkpoints that ended within the hour, {len(last.plan.operations)} operations; "
+        f"processor time, best of {len(taken)} ticks"
+    )
+    return seconds("decide_after_an_hour", min(taken), None, how)
 
 
 def _behind_for(made: Snapshot) -> Iterator[Figure]:

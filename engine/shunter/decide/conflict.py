@@ -30,8 +30,8 @@ class Ledger:
         """
         self._failing = failing
         self._pinned = pinned or {}
-        self._promises = [r for r in active if r.waits and r.planned.lane == "voluntary"]
-        under_way = [r for r in active if r not in self._promises] if self._promises else active
+        self._promises = [r for r in active if r.promised]
+        under_way = [r for r in active if not r.promised]
         self._busy: dict[WorkerId, OperationRecord] = {r.planned.worker: r for r in under_way}
         self._busy_slots: set[SlotId] = {s for r in under_way for s in _slots(r)}
         self._workers: dict[WorkerId, PolicyName] = {}

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any, Final
@@ -132,7 +132,7 @@ class Deciding:
         """
         self.notes.leave(policy.name, lane_of(policy), Left(workers, explain, gist or explain, but))
 
-    def said(self, policy: Policy, worker: WorkerId) -> Said | None:
+    def said(self, policy: Policy, worker: Worker) -> Said | None:
         """What the policy says of the worker so far; None: nothing."""
         return self.notes.get(policy.name, worker)
 
@@ -366,10 +366,10 @@ class Deciding:
         """What is planned with for the worker, by the GPU model of its slot."""
         return self._figures.of(model_of(self.world, worker))
 
-    def worker_series(self, policy: Policy, worker: WorkerId) -> list[tuple[float, Scope | None]]:
-        """Each snapshot's time and the worker's scope in it, oldest first. None: it wasn't there."""
-        both = zip(self.worlds, self._all_scopes, strict=True)
-        return [(w.at, s.worker(policy, w.workers[worker]) if worker in w.workers else None) for w, s in both]
+    def earlier_scopes(self, policy: Policy, worker: WorkerId) -> Iterator[tuple[float, Scope | None]]:
+        """Each earlier snapshot's time and the worker's scope in it, the newest first. None: it wasn't there."""
+        for w, s in zip(reversed(self.worlds[:-1]), reversed(self._all_scopes[:-1]), strict=True):
+            yield w.at, s.worker(policy, w.workers[worker]) if worker in w.workers else None
 
     def phases(self, worker: Worker, size: int | None = None) -> Phases:
         """What dumping and restoring the worker costs; `size` is an image's, None the worker's own."""

@@ -1,5 +1,6 @@
 """`follow: planner`: carrying out what the Dynamo planner wants of two pools, as far as the hardware goes."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
@@ -14,7 +15,7 @@ from shunter.decide.words import clock
 from shunter.decide.world import STANDING, World
 from shunter.model.expression import Undecided
 from shunter.model.finding import Evidence, Input, Verdict
-from shunter.model.ids import pool_id
+from shunter.model.ids import WorkerId, pool_id
 from shunter.model.plan import OperationKind
 from shunter.model.policy import Policy, ReassignmentPolicy
 from shunter.model.sample import Known, Missing, Sample
@@ -145,10 +146,9 @@ def _wanted(d: Deciding, world: World, graph: str, *, moving: bool) -> Wanted | 
     least: dict[Role, int] = {}
     most: dict[Role, int] = {}
     coming, leaving = _in_motion(d) if moving else (frozenset[str](), frozenset[str]())
-    still = _standing_still(d, world.at)
     for role in ROLES:
         pool = world.pools.get(pool_id(graph, role), ())
-        there = [w for w in pool if w.state in STANDING or (w.state is WorkerState.FROZEN and w.id in still)]
+        there = [w for w in pool if w.state in STANDING or (w.state is WorkerState.FROZEN and _stood_still(d, w.id, world.at))]
         least[role] = sum(w.id not in leaving for w in there)
         most[role] = sum(w.state in STANDING or w.state is WorkerState.FROZEN or w.id in coming for w in pool)
     desired: dict[Role, int] = {r: int(s.value) for r, s in samples.items() if isinstance(s, Known)}
@@ -162,13 +162,10 @@ def _in_motion(d: Deciding) -> tuple[frozenset[str], frozenset[str]]:
     return coming, frozenset(o.worker for o in operations if o.kind in (OperationKind.PARK, OperationKind.DRAIN))
 
 
-def _standing_still(d: Deciding, at: float) -> frozenset[str]:
-    """Workers that stood still at that time only until their checkpoint or their move was done: they are of their pool all the while."""
-    return frozenset(
-        r.planned.worker
-        for r in (*d.history.active, *d.history.ended)
-        if r.planned.kind in _STAYING and r.created_at <= at and (r.outcome is None or r.outcome.at >= at)
-    )
+def _stood_still(d: Deciding, worker: WorkerId, at: float) -> bool:
+    """It stood still at that time only until its checkpoint or its move was done: it is of its pool all the while."""
+    own = (*(r for r in d.history.active if r.planned.worker == worker), *d.history.of_worker(worker))
+    return any(r.planned.kind in _STAYING and r.created_at <= at and (r.outcome is None or r.outcome.at >= at) for r in own)
 
 
 def _desired(world: World, graph: str, role: Role) -> Sample:
@@ -184,16 +181,12 @@ def _unusable(sample: Sample) -> str | None:
 
 def _impossible(d: Deciding, graph: str, wanted: Wanted) -> str | None:
     """Why the hardware can't hold what is wanted, or None: by the slots of nodes that stay and that no other graph's worker occupies."""
-    slots = []
-    for slot in (s for n in d.world.nodes.values() if d.world.stays(n.id) for s in n.slots):
-        occupant = d.world.workers.get(slot.worker) if slot.worker else None
-        if slot.worker is None or (occupant is not None and occupant.graph == graph):
-            slots.append(slot)
+    slots = d.world.room.get(None, Counter()) + d.world.room.get(graph, Counter())
     total = sum(wanted.desired.values())
-    if total > len(slots):
-        return f"the planner wants {total} workers of {graph}, and there are slots for {len(slots)}"
+    if total > slots.total():
+        return f"the planner wants {total} workers of {graph}, and there are slots for {slots.total()}"
     for role in ROLES:
-        able = sum(role in s.roles for s in slots)
+        able = sum(number for roles, number in slots.items() if role in roles)
         if wanted.desired[role] > able:
             return f"the planner wants {wanted.desired[role]} {role} workers of {graph}, and there are slots for {able}"
     return None

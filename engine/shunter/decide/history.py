@@ -7,7 +7,7 @@ from functools import cached_property
 from heapq import merge
 from operator import attrgetter, is_
 
-from shunter.model.ids import NodeId, PolicyName, WorkerId, node_of
+from shunter.model.ids import NodeId, OperationId, PolicyName, WorkerId, node_of
 from shunter.model.operation import EngineState, OperationRecord, Status
 from shunter.model.plan import OperationKind
 
@@ -109,6 +109,14 @@ class History:
             found[record.planned.policy].append(record)
         return found
 
+    @cached_property
+    def _under_way(self) -> frozenset[OperationId]:
+        return frozenset([r.id for r in self.active])
+
+    def under_way(self, record: OperationRecord) -> bool:
+        """The record is one of `active`."""
+        return record.id in self._under_way
+
     def of_worker(self, worker: WorkerId) -> Sequence[OperationRecord]:
         """Ended operations on the worker, oldest first."""
         return self.past.of_worker.get(worker, ())
@@ -135,7 +143,7 @@ class History:
 
     def lane_busy(self, node: NodeId, now: float) -> float:
         """Seconds until the dumps under way on the node are expected to be over. What is voluntary and waits comes after what asks this."""
-        ahead = (r for r in self.active if not (r.waits and r.planned.lane == "voluntary"))
+        ahead = (r for r in self.active if not r.promised)
         return sum(_left(r, now) for r in ahead if r.planned.from_slot and node_of(r.planned.from_slot) == node)
 
 

@@ -37,7 +37,7 @@ def candidates(d: Deciding, policy: Policy, graph: str) -> tuple[list[Candidate]
 def _candidate(d: Deciding, policy: Policy, worker: Worker) -> Candidate | Undecided | None:
     pick = spec_of(policy).pick
     covered, evidence = d.covers(policy, worker)
-    earlier = d.said(policy, worker.id)
+    earlier = d.said(policy, worker)
     if (covered is False and not evidence) or (earlier is not None and earlier.verdict is Verdict.ACT):
         return None
     scope = d.scopes.worker(policy, worker)

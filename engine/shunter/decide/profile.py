@@ -1,7 +1,11 @@
 """What an operation will cost: planning rates, refined by what agents measured in like operations."""
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from operator import itemgetter
 from statistics import median
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -10,6 +14,12 @@ from shunter.model.plan import Estimate
 
 _ALIKE = 4.0
 """Measurements count for sizes up to this factor apart: beyond it fixed costs, not rates, would be compared."""
+_SIZE: Final[Callable[[tuple[int, Measured]], int]] = itemgetter(0)
+
+Rate: TypeAlias = tuple[float | None, int]
+"""Bytes per second, None where nobody measured it; and by how many measurements."""
+Rates: TypeAlias = tuple[Rate, Rate, Rate]
+"""Of dumps, of sending and of restores."""
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,10 +83,28 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
 class Costs:
     """Estimates from a profile and the measurements of ended operations."""
 
-    def __init__(self, profile: Profile, records: Iterable[OperationRecord]) -> None:
+    def __init__(self, profile: Profile, records: Sequence[OperationRecord]) -> None:
         """`records` are of operations that succeeded, and that have a size."""
         self.profile = profile
-        self._measured = [r.outcome.measured for r in records if r.outcome]
+        self._records = records
+        self._rates: dict[tuple[int, int], Rates] = {}
+
+    @cached_property
+    def _measured(self) -> list[tuple[int, Measured]]:
+        """By size."""
+        found = [(m.bytes, m) for r in self._records if r.outcome and (m := r.outcome.measured).bytes]
+        return sorted(found, key=_SIZE)
+
+    def _like(self, size: int) -> Rates:
+        """What was measured of operations of about this size. It is worked out once for all sizes that have the same ones like them: there
+        can be a hundred thousand, and as many sizes as workers.
+        """
+        measured = self._measured
+        alike = bisect_left(measured, size / _ALIKE, key=_SIZE), bisect_right(measured, size * _ALIKE, key=_SIZE)
+        if alike not in self._rates:
+            own = [m for _, m in measured[alike[0] : alike[1]]]
+            self._rates[alike] = _rate(own, "dump"), _rate(own, "send"), _rate(own, "restore")
+        return self._rates[alike]
 
     def phases(self, size: int | None, *, gpu: bool, rates: Profile | None = None, names: Sequence[str] = ()) -> Phases:
         """What `size` bytes cost. None: the size isn't known, only the fixed costs count and the estimate says so.
@@ -90,10 +118,7 @@ class Costs:
             return Phases(
                 freeze=p.fixed_dump_s, restore=max(floor, p.fixed_restore_s), basis="size not known: fixed costs only", bytes=None
             )
-        alike = [m for m in self._measured if m.bytes and size / _ALIKE <= m.bytes <= size * _ALIKE]
-        dump, measured_dumps = _rate(alike, "dump")
-        send, measured_sends = _rate(alike, "send")
-        back, measured_restores = _rate(alike, "restore")
+        (dump, measured_dumps), (send, measured_sends), (back, measured_restores) = self._like(size)
         dump_s = size / dump if dump else p.fixed_dump_s + size / p.dump_bytes_per_s
         send_s = size / send if send else size / p.network_bytes_per_s
         restore_s = size / back if back else max(floor, p.fixed_restore_s + size / p.restore_bytes_per_s)
@@ -104,7 +129,7 @@ class Costs:
         return Phases(freeze=max(dump_s, send_s), restore=restore_s, basis=basis, bytes=size, fetch=size / p.network_bytes_per_s)
 
 
-def _rate(alike: Sequence[Measured], phase: str) -> tuple[float | None, int]:
+def _rate(alike: Sequence[Measured], phase: str) -> Rate:
     """Median bytes per second of a phase, and of how many; (None, 0) when none measured it."""
     rates = [m.bytes / seconds for m in alike if m.bytes and (seconds := getattr(m, phase))]
     return (median(rates), len(rates)) if rates else (None, 0)

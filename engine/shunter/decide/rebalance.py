@@ -124,7 +124,7 @@ def _answers(d: Deciding, policy: Policy, worker: Worker) -> list[tuple[float, b
     """What `when` was in each snapshot, oldest first, true now; no further back than to where it last wasn't true."""
     when = spec_of(policy).when
     found: deque[tuple[float, bool | Undecided | None]] = deque([(d.world.at, True)])
-    for at, scope in reversed(d.worker_series(policy, worker.id)[:-1]):
+    for at, scope in d.earlier_scopes(policy, worker.id):
         answer = d.rules.test(when, scope) if scope is not None else None
         found.appendleft((at, answer))
         if answer is not True:

@@ -28,6 +28,7 @@ class Away(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     notice: NoticeId | None
     failed: tuple[OperationRecord, ...]
+    covered: tuple[Evidence, ...]
     archived: bool
     """It has to be fetched from the archive: no node that answers has it."""
 
@@ -56,7 +57,9 @@ def recover(d: Deciding, policy: Policy, role: Role) -> None:
         if slot is None:
             options = founds[a.worker.id].options
             why = f"others come first{beside(d.rooms, a.image.bytes, options, placed)}" if options else founds[a.worker.id].why()
-            d.find(policy, a.worker.id, Verdict.HOLD, f"{a.why}, and there is no slot to restore it into ({why})", gate="move.to")
+            evidence = (*_evidence(a), Evidence(gate="move.to", result=False, detail=why))
+            reason = f"{a.why}, and there is no slot to restore it into ({why})"
+            d.find(policy, a.worker.id, Verdict.HOLD, reason, gate="move.to", evidence=evidence)
             continue
         d.plan(
             policy,
@@ -101,6 +104,7 @@ def _away(d: Deciding, policy: Policy, worker: Worker) -> Away | None:
         why=reason,
         notice=next((n.id for n in notices if n.kind in spec_of(policy).notices and n.slot is None), None),
         failed=tuple(d.history.failures(OperationKind.RESTORE, worker.id, cause)),
+        covered=evidence,
         archived=d.world.away_from_nodes(image),
     )
 
@@ -140,6 +144,7 @@ def _said(failed: Sequence[OperationRecord]) -> list[str]:
 def _evidence(a: Away) -> tuple[Evidence, ...]:
     taken = f"{a.image.id}, taken at {clock(a.image.taken_at)}, {a.image.bytes:,} bytes, held by {a.image.holders}"
     return (
+        *a.covered,
         Evidence(gate="worker.state", result=True, detail=a.worker.state.value),
         Evidence(gate="image", result=True, detail=taken),
         *(Evidence(gate="restore", result=False, detail=told) for told in _said(a.failed)),

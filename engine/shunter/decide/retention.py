@@ -46,7 +46,7 @@ def _retain(d: Deciding, policy: Policy, worker: Worker) -> None:
         reason=reason + (f"; tried before: {said(failed[-1])}" if failed else ""),
         image=spare.id,
     )
-    earlier = d.said(policy, worker.id)
+    earlier = d.said(policy, worker)
     detail = f"{len(d.world.images[worker.id])} images, {last} kept{f', and those younger than {Duration(within)}' if within else ''}"
     evidence = Evidence(gate="keep.last", result=True, detail=detail)
     d.find(

@@ -61,8 +61,8 @@ class Rooms:
         self._beside = frozenset(n.id for n in world.nodes.values() if n.images_in_memory)
         self._least, self.changes, self._workers = inf, 0, world.workers
         known = active if self._left else ()
-        self._promises = [r for r in known if r.waits and r.planned.lane == "voluntary"]
-        for record in (r for r in known if r not in self._promises):
+        self._promises = [r for r in known if r.promised]
+        for record in (r for r in known if not r.promised):
             self._expect(record)
         self.changes = 0
         self._least = min((left.bytes for left in self._left.values()), default=inf)

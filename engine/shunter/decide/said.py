@@ -52,6 +52,7 @@ class Notes:
         self._said: dict[PolicyName, dict[str, Said]] = {}
         self._left: dict[PolicyName, list[Left]] = {}
         self._lanes: dict[PolicyName, Lane] = {}
+        self._among: dict[int, frozenset[WorkerId]] = {}
 
     def say(self, policy: PolicyName, lane: Lane, subject: str, said: Said) -> None:
         """Note it."""
@@ -63,13 +64,19 @@ class Notes:
         self._lanes[policy] = lane
         self._left.setdefault(policy, []).append(left)
 
-    def get(self, policy: PolicyName, worker: WorkerId) -> Said | None:
+    def get(self, policy: PolicyName, worker: Worker) -> Said | None:
         """What was said of the worker, be it left for later; None: nothing."""
-        said = self._said.get(policy, {}).get(worker)
+        said = self._said.get(policy, {}).get(worker.id)
         if said is None:
-            left = ((one, w) for one in self._left.get(policy, ()) if worker not in one.but for w in one.workers if w.id == worker)
-            said = next((one.explain(w) for one, w in left), None)
+            left = (one for one in self._left.get(policy, ()) if worker.id not in one.but and worker.id in self._ids(one.workers))
+            said = next((one.explain(worker) for one in left), None)
         return said
+
+    def _ids(self, workers: Sequence[Worker]) -> frozenset[WorkerId]:
+        """Their ids, gathered once for workers who are kept here: many are asked for one after the other."""
+        if id(workers) not in self._among:
+            self._among[id(workers)] = frozenset([w.id for w in workers])
+        return self._among[id(workers)]
 
     def chapters(self) -> tuple[Chapter, ...]:
         """All of it in brief, in the order of policies and subjects."""

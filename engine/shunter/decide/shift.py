@@ -62,7 +62,7 @@ def condition(d: Deciding, policy: Policy, graph: str, when: Expression, needed:
 
 def records(d: Deciding, policy: Policy, graph: str) -> list[OperationRecord]:
     """Operations of the policy on workers of the graph that began within the hour or are under way, oldest first."""
-    recent = [r for r in d.history.of_policy(policy.name) if r.created_at > d.now - HOUR or r in d.history.active]
+    recent = [r for r in d.history.of_policy(policy.name) if r.created_at > d.now - HOUR or d.history.under_way(r)]
     return [r for r in recent if _graph_of(d, r.planned) == graph]
 
 
@@ -78,7 +78,7 @@ def restraints(d: Deciding, policy: Policy, graph: str) -> tuple[Stop | None, tu
     """What keeps any shift of the graph from being done now, whichever way: the first of the gates that is shut."""
     own = records(d, policy, graph)
     preview = policy.mode == "preview"
-    busy = next((r for r in own if r in d.history.active), None)
+    busy = next((r for r in own if d.history.under_way(r)), None)
     gates = (
         ("snapshot", d.outdated()),
         ("lane", d.involuntary(graph, preview=preview)),

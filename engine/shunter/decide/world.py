@@ -337,6 +337,17 @@ class World:
         going = self.going
         return tuple([name for name, node in self.nodes.items() if node.reachable and name not in going])
 
+    @cached_property
+    def room(self) -> Mapping[str | None, Counter[tuple[Role, ...]]]:
+        """How many slots nodes that stay have, by the graph of the worker that has them (None: nobody has) and by the roles they take."""
+        found: dict[str | None, Counter[tuple[Role, ...]]] = defaultdict(Counter)
+        for slot in (slot for name in self.staying for slot in self.nodes[name].slots):
+            if slot.worker is None:
+                found[None][slot.roles] += 1
+            elif (worker := self.workers.get(slot.worker)) is not None:
+                found[worker.graph][slot.roles] += 1
+        return found
+
     def leaving(self, worker: Worker) -> str | None:
         """Why nothing voluntary is done with a worker where it is: its node or its GPU is going. None: both stay."""
         if worker.node is not None and not self.stays(worker.node):

@@ -102,8 +102,8 @@ def _checked(value: object) -> int:
 
 
 def plain(value: object) -> Any:  # noqa: ANN401  (JSON has no narrower type)
-    """A model value as JSON's own types, keys sorted. A float that isn't finite becomes `{"notFinite": "nan"}` (or `inf`, `-inf`), so that
-    a reader can tell it from a missing one and no JSON reader chokes on it.
+    """A model value as JSON's own types, keys of mappings sorted. A float that isn't finite becomes `{"notFinite": "nan"}` (or `inf`,
+    `-inf`), so that a reader can tell it from a missing one and no JSON reader chokes on it.
     """
     return _tag_non_finite(msgspec.to_builtins(value, enc_hook=_enc_hook, order="deterministic"))
 

@@ -127,6 +127,11 @@ class OperationRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.planned.id
 
     @property
+    def promised(self) -> bool:
+        """It is voluntary and waits for its turn: it has stopped nobody yet."""
+        return self.waits and self.planned.lane == "voluntary"
+
+    @property
     def status(self) -> Status:
         """ACTIVE until there is an outcome."""
         return self.outcome.status if self.outcome else Status.ACTIVE

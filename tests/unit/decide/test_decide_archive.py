@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shunter.decide.profile import Profile
 from shunter.decide.world import World
+from shunter.model.finding import Verdict
 from shunter.model.operation import Status
 from shunter.model.plan import OperationKind
 from shunter.model.policy import Keep
@@ -139,3 +140,10 @@ def test_it_is_held_while_too_many_restores_from_there_failed() -> None:
     result = decide([preemption()], world, EngineState(recent=records))
     assert kinds(result) == []
     assert "it needs a person" in finding(result, "decode-0").reason
+
+
+def test_a_worker_that_finds_no_slot_to_come_back_to_is_told_with_all_that_was_seen():
+    found = finding(back(node("b", ("decode-9",)), on=("b",)), "decode-0")
+    assert (found.verdict, found.gate) == (Verdict.HOLD, "move.to")
+    assert [(e.gate, e.result) for e in found.evidence] == [("worker.state", True), ("image", True), ("move.to", False)]
+    assert found.evidence[-1].detail == "b: no free slot"

@@ -2,10 +2,13 @@
 
 import pytest
 from decide_world import FAST, GB, NOW, decide, ended, figures, finding, kinds, node, notice, operation, ops, preemption, snap, worker
+from hypothesis import given
+from hypothesis import strategies as st
+from shunter.decide import profile
 from shunter.decide.figures import AllFigures
-from shunter.decide.profile import Profile
+from shunter.decide.profile import Costs, Profile, _rate
 from shunter.model.finding import Verdict
-from shunter.model.operation import EngineState, Status
+from shunter.model.operation import EngineState, Measured, Status
 from shunter.model.plan import OperationKind
 from shunter.model.snapshot import NoticeKind
 from shunter.model.units import Bandwidth, Duration
@@ -58,6 +61,31 @@ def test_what_was_measured_wins():
     record = ended(operation(OperationKind.MOVE, "decode-7"), Status.SUCCEEDED, **measured)
     got = estimate(figures(dump=Bandwidth(GB / 9), restore=Bandwidth(GB / 9)), state=EngineState(recent=(record,)))
     assert (got.stopped, got.basis) == (3, "measured in 1 like operation")
+
+
+SIZES = st.integers(1, 64)
+
+
+@given(st.lists(st.tuples(SIZES, st.floats(0.5, 9), st.none() | st.floats(0.5, 9)), max_size=12), st.lists(SIZES, min_size=1, max_size=6))
+def test_what_is_like_an_operation_is_told_by_its_size_alone(measured, sizes):
+    records = [
+        ended(operation(OperationKind.MOVE, f"decode-{n}"), Status.SUCCEEDED, bytes=size, dump=dump, restore=restore)
+        for n, (size, dump, restore) in enumerate(measured)
+    ]
+    costs = Costs(Profile(), records)
+    for size in sizes:
+        like = [Measured(bytes=own, dump=dump, restore=restore) for own, dump, restore in measured if size / 4 <= own <= size * 4]
+        assert costs._like(size) == (_rate(like, "dump"), (None, 0), _rate(like, "restore"))
+
+
+def test_however_many_sizes_there_are_what_is_like_them_is_worked_out_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr(profile, "_rate", lambda like, phase: asked.append(phase) or _rate(like, phase))
+    records = [ended(operation(OperationKind.CHECKPOINT, f"decode-{n}"), Status.SUCCEEDED, bytes=100 * GB + n, dump=9.0) for n in range(50)]
+    costs = Costs(Profile(), records)
+    found = {costs.phases(size * GB, gpu=False).basis for size in range(60, 180)}
+    assert asked == ["dump", "send", "restore"]
+    assert found == {"planning profile, in part measured in 50 like operations"}
 
 
 @pytest.mark.parametrize(
