@@ -119,7 +119,8 @@ class World:
     async def measure(self, fleet: Fleet, policies: PolicySet, at: float, *, within_s: float) -> Samples:
         """Samples at `at` of all that the catalog and the policies name. Ends `within_s` seconds after it began at the latest."""
         asked = inputs_of(policies)
-        taken = await self._aside.do(lambda: sample(self._metrics, fleet, asked, at, catalog=self._catalog, within_s=within_s))
+        aside, catalog = self._aside, self._catalog
+        taken = await aside.do(lambda: sample(self._metrics, fleet, asked, at, catalog=catalog, within_s=within_s, breathe=aside.breathe))
         return self._more(taken, at)
 
 

@@ -79,8 +79,9 @@ class Journal:
         all were. Where it can't be known (a database was lost while it committed), the same records are added once all the same, if they
         come again first.
         """
+        clean = layout.cleaned(records, self.redaction)  # before: no other thread's records wait for that
         with self._lock, self.shelf.faults():
-            sealed = self._add(records, self._signed.base)
+            sealed = self._add(records, clean, self._signed.base)
             self._export(sealed[-1].record.at if sealed else None)
             return sealed
 
@@ -174,7 +175,8 @@ class Journal:
             if last <= base:
                 return None
             found = dropping(self.shelf, base + 1, last, archive)
-            self._add([found.told(at)], found.end)
+            told = [found.told(at)]
+            self._add(told, layout.cleaned(told, self.redaction), found.end)
             self.shelf.sweep(found.end.seq)
             with suppress(OSError, ValueError):
                 trim_exports(layout.exports_path(self.path), found.end.seq)
@@ -194,11 +196,11 @@ class Journal:
 
     # -- writing
 
-    def _add(self, records: Sequence[Record], base: Head) -> tuple[Sealed, ...]:
+    def _add(self, records: Sequence[Record], clean: Sequence[tuple[Record, bytes]], base: Head) -> tuple[Sealed, ...]:
         if self._key is None:
             raise ValueError("this journal was opened read-only")
         left = self._settled(records)
-        sealed = layout.seal(self.last, left, self.redaction)
+        sealed = layout.seal(self.last, clean[len(records) - len(left) :])
         if not sealed:
             return ()
         head = Head(seq=sealed[-1][0].seq, hash=sealed[-1][0].hash)

@@ -33,11 +33,15 @@ def exports_path(path: Path) -> Path:
     return path.with_suffix(".heads")
 
 
-def seal(last: Head, records: Sequence[Record], redaction: Redaction) -> list[tuple[Sealed, Row]]:
-    """Clean the records, and chain them to the last one; each also as it lies on a shelf."""
+def cleaned(records: Sequence[Record], redaction: Redaction) -> list[tuple[Record, bytes]]:
+    """The records as they may be kept, each with its canonical bytes. A plan of hundreds of operations takes a tenth of a second."""
+    return [redaction.encoded(msgspec.structs.replace(record, body=plain(record.body), **_storable(record))) for record in records]
+
+
+def seal(last: Head, records: Sequence[tuple[Record, bytes]]) -> list[tuple[Sealed, Row]]:
+    """Chain clean records to the last one; each also as it lies on a shelf."""
     sealed: list[tuple[Sealed, Row]] = []
-    for record in records:
-        clean, data = redaction.encoded(msgspec.structs.replace(record, body=plain(record.body), **_storable(record)))
+    for clean, data in records:
         own = chained(last.hash, data)
         last, previous = Head(seq=last.seq + 1, hash=own), last.hash
         one = Sealed(seq=last.seq, previous=previous, hash=own, record=clean)

@@ -112,7 +112,7 @@ class Redaction(msgspec.Struct, frozen=True, kw_only=True):
         return {_text(name): str(self._entry(name, value)) for name, value in strings.items()}
 
     def _mapping(self, value: Mapping[str, object]) -> dict[str, object]:
-        cleaned = {_text(key): self._entry(key, part) for key, part in value.items()}
+        cleaned = {_name(key): self._entry(key, part) for key, part in value.items()}
         found, given = _LABEL.search(str(cleaned.get("name"))), value.get("value")
         if found is not None and isinstance(given, str):  # an input that is a label's value, or all of them
             cleaned["value"] = self._label(found["key"] or "", given)
@@ -160,6 +160,10 @@ def _text(text: str) -> str:
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]} {LEFT_OUT}"
     return _IN_TEXT.sub(_masked, _TOKEN.sub(MASKED, text))
+
+
+_name = lru_cache(maxsize=4096)(_text)
+"""The same for keys: there are few, and each of many operations has them."""
 
 
 def _masked(found: re.Match[str]) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from shunter.model.errors import Rejected, Retry
@@ -34,12 +34,14 @@ async def sample(
     catalog: Catalog = _CATALOG,
     parallel: int = 4,
     within_s: float = 5.0,
+    breathe: Callable[[], None] = lambda: None,
 ) -> Samples:
     """Samples at `at` (seconds since the epoch): Known, Missing or Stale for each catalog field of each running or fenced worker, for each
     field of both pools of each graph, and for each metric in `inputs` (policy name to metric name to what it declares).
 
     At most `parallel` queries are under way at once, and those that haven't been answered `within_s` seconds after the start are Missing: a
-    slow server costs samples, never the tick. A failed query costs its own samples only. Raises nothing for what a server does.
+    slow server costs samples, never the tick. A failed query costs its own samples only. `breathe` is called where this can stand still for
+    a moment. Raises nothing for what a server does.
     """
     live = [w for w in fleet.workers if w.state in _LIVE]
     engines = {w.engine for w in live}
@@ -50,16 +52,19 @@ async def sample(
     answers = await _ask(client, list(wanted), at, parallel, within_s)
     policies: dict[str, dict[str, dict[str, Sample]]] = {policy: {} for policy in inputs}
     for (policy, name), key in declared.items():
+        breathe()
         metric = inputs[policy][name]
         ask = Ask(query=metric.query, unit=metric.unit, at=at, max_age=float(metric.max_age))
         policies[policy][name] = _of_policy(answers[key], metric, ask, live, catalog.label)
     workers: dict[str, dict[str, Sample]] = {w.id: {} for w in live}
     for field, query in sorted(fields, key=lambda f: f[0].name):  # as canonical bytes have them: writing those takes a sixth less
+        breathe()
         ask = Ask(query=query, unit=field.unit, at=at, max_age=catalog.max_age)
         for worker, value in _of_field(answers[query, None], field, ask, live, catalog.label):
             workers[worker.id][field.name] = value
     pools: defaultdict[str, dict[str, Sample]] = defaultdict(dict)
     for pool_field, query in of_all:
+        breathe()
         ask = Ask(query=query, unit=pool_field.unit, at=at, max_age=catalog.max_age)
         for pool, value in of_pools(answers[query, None], pool_field, ask, fleet, catalog):
             pools[pool][pool_field.name] = value

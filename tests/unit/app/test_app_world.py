@@ -194,5 +194,9 @@ async def test_a_look_stands_still_while_something_cant_wait() -> None:
             self.asked += 1
 
     aside = Breathless()
-    await World({NodeId("a"): Answers("a")}, Meter(), Catalog(), aside).look(Memory(), NOW)
+    looking = World({NodeId("a"): Answers("a")}, Meter(), Catalog(), aside)
+    found = await looking.look(Memory(), NOW)
+    assert aside.asked >= 5
+    aside.asked = 0
+    await looking.measure(found.fleet, policies(), NOW, within_s=1.0)
     assert aside.asked >= 5

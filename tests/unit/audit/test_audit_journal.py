@@ -14,6 +14,7 @@ from shunter.audit.head import GENESIS, HeadFile, chained
 from shunter.audit.journal import Journal
 from shunter.audit.key import load
 from shunter.audit.layout import head_path
+from shunter.audit.redact import Redaction
 from shunter.model.canon import encode
 from shunter.model.errors import Rejected, Stalled
 from shunter.model.ids import Commit, Epoch
@@ -340,6 +341,33 @@ def test_another_layout_is_refused(filled: Path):
 def test_a_reader_cannot_write(filled: Path):
     with Journal(filled, read_only=True) as journal, pytest.raises(ValueError, match="read-only"):
         journal.append([record(1)])
+
+
+def test_nobody_waits_for_another_ones_long_record_to_be_cleaned(path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A plan of hundreds of operations, while a notice has to be written before its orders."""
+    begun, go_on, encoded = threading.Event(), threading.Event(), Redaction.encoded
+
+    def slow(redaction: Redaction, one: Record) -> tuple[Record, bytes]:
+        if one.subject == "long":
+            begun.set()
+            assert go_on.wait(10)
+        return encoded(redaction, one)
+
+    monkeypatch.setattr(Redaction, "encoded", slow)
+    with Journal(path) as journal:
+        threads = [
+            threading.Thread(target=journal.append, args=([record(number, subject=subject)],), daemon=True)
+            for number, subject in ((1, "long"), (2, "short"))
+        ]
+        threads[0].start()
+        assert begun.wait(10)
+        threads[1].start()
+        threads[1].join(10)
+        assert not threads[1].is_alive()
+        go_on.set()
+        threads[0].join(10)
+        assert [one.record.subject for one in journal.list()] == ["short", "long"]
+    assert verify(path).ok
 
 
 def test_an_audit_that_is_written_to_meanwhile_verifies(filled: Path):
