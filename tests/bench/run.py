@@ -108,7 +108,7 @@ def _decided(policies: PolicySet, made: Snapshot, *, findings: bool = False) -> 
 
 def _after_an_hour(policies: PolicySet, made: Snapshot) -> Figure:
     """With workers of many sizes, and an hour's measurements to tell what their images will take."""
-    number, rules, memory, taken = 20_000, BulkCelRules(), Memory(), []
+    number, rules, memory, taken, operations = 20_000, BulkCelRules(), Memory(), [], 0
     images = [o for o in evaluate(policies, [made], EngineState(), made.at, rules).plan.operations if o.kind is OperationKind.CHECKPOINT]
     fleet, state = large.busy(made, images, number)
     for _ in range(5):
@@ -117,8 +117,9 @@ def _after_an_hour(policies: PolicySet, made: Snapshot) -> Figure:
             last = evaluate(policies, [large.fresh(fleet)], state, made.at, rules, memory=memory)
             assert last.plan.digest
         taken.append(time.process_time() - began)
+        operations = len(last.plan.operations)
     how = (
-        f"a size of its own for each worker, {number:,} checkpoints that ended within the hour, {len(last.plan.operations)} operations; "
+        f"a size of its own for each worker, {number:,} checkpoints that ended within the hour, {operations} operations; "
         f"processor time, best of {len(taken)} ticks"
     )
     return seconds("decide_after_an_hour", min(taken), None, how)
