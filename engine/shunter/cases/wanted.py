@@ -2,9 +2,8 @@
 
 from shunter.cases.document import Expectation, WantedOperation, WantedWorker
 from shunter.cases.marks import Marks, Path
-from shunter.decide.world import ZONE_LABEL
 from shunter.model.policy import DisruptionBudget, PolicySet
-from shunter.model.snapshot import Fleet
+from shunter.model.snapshot import ZONE_LABEL, Fleet
 
 
 class Wanted:

@@ -13,12 +13,12 @@ from shunter.decide.history import History
 from shunter.decide.plan import Ranked
 from shunter.decide.usage import Usage
 from shunter.decide.window import Unreadable, is_open, opens_at, said
-from shunter.decide.world import ZONE_LABEL, World
+from shunter.decide.world import World
 from shunter.model.expression import Undecided
 from shunter.model.finding import Evidence, Input, Verdict
 from shunter.model.plan import OperationKind
 from shunter.model.policy import BudgetSpec, DisruptionBudget, Policy, WorkerSelector
-from shunter.model.snapshot import Worker
+from shunter.model.snapshot import ZONE_LABEL, Worker
 from shunter.model.units import Duration, Share
 
 DEFAULT: Final = BudgetSpec(workers=WorkerSelector(all=True), max_concurrent=1)

@@ -18,13 +18,12 @@ from shunter.model.operation import Status
 from shunter.model.plan import OperationKind
 from shunter.model.policy import Policy, RebalancePolicy, RebalanceSpec
 from shunter.model.snapshot import Node, Worker
+from shunter.model.vocabulary import CHANGED_BY_A_MOVE
 
 Against = tuple[str, str]
 """Why a place won't do, and the gate that says so."""
 
 FREE_SLOTS: Final = "node.freeSlots"
-_CHANGED: Final = ("node.", "worker.node", "worker.slot", "worker.incarnation")
-"""What is different of a worker after a move."""
 
 
 class Leaving(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,7 +146,7 @@ def _others(d: Deciding, policy: Policy, worker: Worker) -> list[tuple[Policy, R
     return [
         (other, spec)
         for other, spec in found
-        if other.name != policy.name and (spec.gain is not None or any(n.startswith(_CHANGED) for n in d.rules.inputs(spec.when)))
+        if other.name != policy.name and (spec.gain is not None or any(n.startswith(CHANGED_BY_A_MOVE) for n in d.rules.inputs(spec.when)))
     ]
 
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from shunter.decide.history import History
-from shunter.decide.world import STANDING, ZONE_LABEL, World
+from shunter.decide.world import STANDING, World
 from shunter.model.expression import Undecided
 from shunter.model.ids import NodeId, PoolId, node_of
 from shunter.model.operation import Status
 from shunter.model.plan import PlannedOperation
 from shunter.model.policy import BudgetSpec, WorkerSelector
-from shunter.model.snapshot import Node, Worker, WorkerState
+from shunter.model.snapshot import ZONE_LABEL, Node, Worker, WorkerState
 
 Covers = Callable[[Worker], bool | Undecided]
 

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from shunter.model.ids import NodeId, PoolId, SlotId, WorkerId, node_of, pool_id
-from shunter.model.snapshot import Image, Node, Notice, Role, Slot, Snapshot, Worker, WorkerState
+from shunter.model.snapshot import ZONE_LABEL, Image, Node, Notice, Role, Slot, Snapshot, Worker, WorkerState
 
 STANDING = (WorkerState.RUNNING, WorkerState.FENCED)
 AWAY = (WorkerState.PARKED, WorkerState.LOST)
@@ -16,8 +16,6 @@ AWAY = (WorkerState.PARKED, WorkerState.LOST)
 _RUNNING: Final = WorkerState.RUNNING
 _ROLES: Final[tuple[Role, ...]] = ("decode", "prefill")
 
-ZONE_LABEL: Final = "topology.kubernetes.io/zone"
-"""Where a node's zone stands."""
 _by_id = attrgetter("id")
 _WORKER = attrgetter("worker")
 _TAKEN = attrgetter("taken_at")

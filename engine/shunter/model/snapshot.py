@@ -80,6 +80,10 @@ class Toleration(msgspec.Struct, metaclass=InOrder, frozen=True, kw_only=True, g
         return self.operator in ("", "Equal") and bool(self.key) and (self.key, self.value) == (taint.key, taint.value)
 
 
+ZONE_LABEL: Final = "topology.kubernetes.io/zone"
+"""The label in which a node's zone stands."""
+
+
 class Slot(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """A group of GPUs that one worker can occupy. `roles` lists what it can serve; `worker` is None when free."""
 

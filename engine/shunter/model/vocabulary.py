@@ -107,3 +107,6 @@ VARIABLES: Final[dict[str, Variable]] = {
     )
 }
 """All variables but `metrics.<name>`, which a policy declares itself (always DOUBLE)."""
+
+CHANGED_BY_A_MOVE: Final = ("node.", "worker.node", "worker.slot", "worker.incarnation")
+"""How the names of what is different of a worker after a move begin."""

@@ -25,13 +25,12 @@ from decide_world import (
 )
 from shunter.decide.budget import effective
 from shunter.decide.explain import explain
-from shunter.decide.world import ZONE_LABEL
 from shunter.model.finding import Verdict
 from shunter.model.operation import EngineState, Status
 from shunter.model.plan import OperationKind, Preconditions
 from shunter.model.policy import Limits, PerWindow, Trigger, Window, WorkerSelector
 from shunter.model.sample import Missing
-from shunter.model.snapshot import WorkerState
+from shunter.model.snapshot import ZONE_LABEL, WorkerState
 from shunter.model.units import Duration, Share
 
 LEAVE = ex('("%s" % v("node.id"))[0] == "a"')

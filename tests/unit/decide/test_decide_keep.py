@@ -7,8 +7,9 @@ from random import Random
 from decide_world import node, snap, worker
 from shunter.decide.conflict import Ledger
 from shunter.decide.keep import Holding
-from shunter.decide.world import ZONE_LABEL, World
+from shunter.decide.world import World
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
+from shunter.model.snapshot import ZONE_LABEL
 
 
 def taking(slot: str, n: int) -> PlannedOperation:

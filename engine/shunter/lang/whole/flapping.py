@@ -9,10 +9,9 @@ from shunter.lang.whole.texts import Texts, for_instance
 from shunter.model.errors import Problem
 from shunter.model.expression import Expression
 from shunter.model.policy import Policy, ReassignmentSpec, RebalanceSpec
+from shunter.model.vocabulary import CHANGED_BY_A_MOVE
 
 _OF_A_PLACE = ("node.",)
-_CHANGED = ("node.", "worker.node", "worker.slot", "worker.incarnation")
-"""What is different of a worker after a move."""
 
 
 def undone(policy: Policy, texts: Texts) -> Iterator[Problem]:
@@ -85,7 +84,7 @@ def motionless(policy: Policy, texts: Texts) -> Iterator[Problem]:
             what = "prefer says nothing of the node, so no place is better than another: no worker would ever be moved"
             remedy = "Compare nodes in it, as in double(node.freeSlots), or remove gain"
             yield texts.warning(policy, ("spec", "to", "prefer"), "SH152", what, remedy)
-    elif not _reads(spec.when, _CHANGED):
+    elif not _reads(spec.when, CHANGED_BY_A_MOVE):
         what = "when says nothing of where the worker is, so a move wouldn't end it: no worker would ever be moved"
         remedy = "Add gain: and to.prefer: to move it to where it is better off, or say in when what is wrong with its place"
         yield texts.warning(policy, ("spec", "when"), "SH152", what, remedy)

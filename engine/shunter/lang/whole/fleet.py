@@ -9,12 +9,11 @@ from shunter.lang.whole.overlap import selector
 from shunter.lang.whole.texts import Texts, many
 from shunter.model.errors import Problem
 from shunter.model.policy import BudgetSpec, CheckpointPolicy, CheckpointSpec, Policy, PreemptionPolicy
-from shunter.model.snapshot import Fleet, Node, NoticeKind, Snapshot, Worker
+from shunter.model.snapshot import ZONE_LABEL, Fleet, Node, NoticeKind, Snapshot, Worker
 from shunter.model.units import Duration, Share
 
 LEADS: Final = {"AWS": 120.0, "GCP": 30.0, "Azure": 10.0}
 """Seconds between a preemption notice and the end, as short as they usually are."""
-ZONE_LABEL: Final = "topology.kubernetes.io/zone"
 _LABELS: Final = {
     "eks.amazonaws.com/": "AWS",
     "karpenter.k8s.aws/": "AWS",
