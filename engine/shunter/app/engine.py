@@ -65,7 +65,7 @@ class Engine(Duty):
                 stack.callback(shipper.close)
                 shipper.start()
             origins = Origins.of(journal)
-            trail = Trail(journal, self.clock, origins.told)
+            trail = Trail(journal, self.clock, origins.told, journal)
             room.hold()
             watch = Watch(store, trail, room, state, self.clock)
             stack.enter_context(self.serving())

@@ -19,6 +19,7 @@ from shunter.audit.archive import Dropped, archived, dropping
 from shunter.audit.check import Verification, examine
 from shunter.audit.filter import Filter
 from shunter.audit.head import COMMIT, SLOT, Export, Head, Signed, Slots, read_exports, trim_exports
+from shunter.audit.layout import Cleaned
 from shunter.audit.redact import Redaction
 from shunter.audit.shelf import Found, Row, Shelf
 from shunter.audit.sqlite import SqliteShelf
@@ -79,9 +80,16 @@ class Journal:
         all were. Where it can't be known (a database was lost while it committed), the same records are added once all the same, if they
         come again first.
         """
-        clean = layout.cleaned(records, self.redaction)  # before: no other thread's records wait for that
+        return self.append_cleaned(records, self.cleaned(records))
+
+    def cleaned(self, records: Sequence[Record]) -> Cleaned:
+        """The records as they are kept, for `append_cleaned`. It may take long, and nobody else's records wait for it."""
+        return layout.cleaned(records, self.redaction)
+
+    def append_cleaned(self, records: Sequence[Record], cleaned: Cleaned) -> tuple[Sealed, ...]:
+        """`append`, of records that were cleaned before. Raises as that does."""
         with self._lock, self.shelf.faults():
-            sealed = self._add(records, clean, self._signed.base)
+            sealed = self._add(records, cleaned, self._signed.base)
             self._export(sealed[-1].record.at if sealed else None)
             return sealed
 
@@ -196,7 +204,7 @@ class Journal:
 
     # -- writing
 
-    def _add(self, records: Sequence[Record], clean: Sequence[tuple[Record, bytes]], base: Head) -> tuple[Sealed, ...]:
+    def _add(self, records: Sequence[Record], clean: Cleaned, base: Head) -> tuple[Sealed, ...]:
         if self._key is None:
             raise ValueError("this journal was opened read-only")
         left = self._settled(records)

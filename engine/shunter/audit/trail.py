@@ -14,6 +14,7 @@ from typing import Final, Protocol
 import msgspec
 
 from shunter.audit.head import Head
+from shunter.audit.layout import Cleaned
 from shunter.model.errors import Problem, Stalled
 from shunter.model.record import Record
 
@@ -40,14 +41,29 @@ class Writable(Protocol):
         ...
 
 
+class Ahead(Protocol):
+    """A journal that cleans records beforehand: see `journal.Journal`."""
+
+    def cleaned(self, records: Sequence[Record]) -> Cleaned: ...  # noqa: D102
+
+    def append_cleaned(self, records: Sequence[Record], cleaned: Cleaned) -> object: ...  # noqa: D102
+
+
 class Trail:
     """See the module. For any thread, each call whole. `problem` is why the journal didn't take the last write; None when it did.
 
     `complete` adds to a record what only others know, before anything else is done with it. It must not raise.
     """
 
-    def __init__(self, journal: Writable, clock: Callable[[], float], complete: Callable[[Record], Record] = lambda record: record) -> None:
-        self._journal, self._clock, self._complete = journal, clock, complete
+    def __init__(
+        self,
+        journal: Writable,
+        clock: Callable[[], float],
+        complete: Callable[[Record], Record] = lambda record: record,
+        ahead: Ahead | None = None,
+    ) -> None:
+        """`ahead` is the same journal, where it cleans records before it is their turn: others don't wait for that. None: it doesn't."""
+        self._journal, self._clock, self._complete, self._ahead = journal, clock, complete, ahead
         self._waiting: deque[tuple[float, Record]] = deque()
         self._turn = threading.RLock()
         self.problem: Problem | None = None
@@ -72,8 +88,9 @@ class Trail:
         if not records:
             return self.problem is None
         records = [self._complete(record) for record in records]
+        cleaned = self._ahead.cleaned(records) if self._ahead is not None else None
         with self._turn:
-            if not self._waiting and self._written(records):
+            if not self._waiting and self._written(records, cleaned):
                 return self.problem is None
             now = self._clock()
             self._waiting.extend((now, record) for record in records)
@@ -100,10 +117,13 @@ class Trail:
                 self.problem = None
         return self.problem is None
 
-    def _written(self, records: Sequence[Record]) -> bool:
+    def _written(self, records: Sequence[Record], cleaned: Cleaned | None = None) -> bool:
         before = self._journal.last.seq
         try:
-            self._journal.append(records)
+            if self._ahead is not None and cleaned is not None:
+                self._ahead.append_cleaned(records, cleaned)
+            else:
+                self._journal.append(records)
         except Stalled as error:
             self.problem = error.problem
             return self._journal.last.seq > before  # the records are in, and only the head isn't

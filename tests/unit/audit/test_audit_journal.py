@@ -15,6 +15,7 @@ from shunter.audit.journal import Journal
 from shunter.audit.key import load
 from shunter.audit.layout import head_path
 from shunter.audit.redact import Redaction
+from shunter.audit.trail import Trail
 from shunter.model.canon import encode
 from shunter.model.errors import Rejected, Stalled
 from shunter.model.ids import Commit, Epoch
@@ -355,8 +356,9 @@ def test_nobody_waits_for_another_ones_long_record_to_be_cleaned(path: Path, mon
 
     monkeypatch.setattr(Redaction, "encoded", slow)
     with Journal(path) as journal:
+        trail = Trail(journal, lambda: 1000.0, ahead=journal)
         threads = [
-            threading.Thread(target=journal.append, args=([record(number, subject=subject)],), daemon=True)
+            threading.Thread(target=trail.add, args=([record(number, subject=subject)],), daemon=True)
             for number, subject in ((1, "long"), (2, "short"))
         ]
         threads[0].start()
