@@ -57,7 +57,7 @@ from shunter.decide.memory import Memory
 from shunter.model.canon import plain
 from shunter.model.errors import Rejected, ShunterError, Stalled
 from shunter.model.finding import Verdict, tally
-from shunter.model.ids import Epoch, NodeId, OperationId
+from shunter.model.ids import Epoch, NodeId, OperationId, WorkerId
 from shunter.model.operation import OperationRecord, Step
 from shunter.model.plan import Evaluation, Plan, PlannedOperation
 from shunter.model.policy import PolicySet
@@ -149,7 +149,10 @@ class Leading:
         self.showing: Showing | None = None
         if housed is not None:
             orders = Beside(duty.clock, lambda about, problem: self.voice.tell_or_clear(f"readiness of {about}", problem))
-            busy = lambda: {r.planned.worker for r in store.active() if not r.waits}  # noqa: E731
+
+            def busy() -> set[WorkerId]:
+                return {r.planned.worker for r in store.active() if not r.waits}
+
             self.showing = Showing(orders, housed.estate, housed.places, busy, parts.still_leads)
         self.watching: dict[NodeId, asyncio.Task[None]] = {}
         self.drifting = Drifting(self.voice.tell_or_clear)
