@@ -444,10 +444,10 @@ def test_whoever_stands_still_and_may_as_well_go_later_stands_still_for_others_o
             sooner(10, lambda: None)
         if ends:
             thread.join(5)
-        assert over == (["SH683"] if ends else [])
+        assert over == (["SH826"] if ends else [])
         clock[0] += 10
     thread.join(5)
-    assert over == (["SH683"] if ends else ["sent"])
+    assert over == (["SH826"] if ends else ["sent"])
 
 
 def test_a_link_beside_the_first_that_hears_nothing_holds_up_no_cancelled_sending(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ class Pacing:
         """For as long as one image is sent: what is given waits until so many bytes may go, and calls `meanwhile` now and then.
 
         `stands` says whether its worker stands still by now: one without a deadline is held up for `_STANDS_S` seconds at most, after
-        which what is given raises Retry SH683.
+        which what is given raises Retry SH826.
         """
         turn = _Turn(urgency, self.clock(), stands)
         with self._changed:
@@ -105,7 +105,7 @@ class Pacing:
         turn.held = now if turn.held is None else turn.held
         if now - turn.held >= _STANDS_S:
             what = f"images of workers that have to leave sooner have had the link for {_STANDS_S:g} s, and its worker stood still"
-            raise retry("SH683", what, "Nothing to do: the worker runs on, and is moved another time")
+            raise retry("SH826", what, "Nothing to do: the worker runs on, and is moved another time")
 
     def _held_up(self, turn: _Turn, now: float) -> float:
         """Seconds for which others, which are more urgent, are to go first; 0: none is."""
