@@ -141,7 +141,7 @@ class Budgets:
         policies: Sequence[Policy],
         worlds: Sequence[World],
         history: History,
-        covers: Callable[[Policy, Worker], tuple[bool | Undecided, tuple[Evidence, ...]]],
+        covers: Callable[[Policy, Worker], bool | Undecided],
         ranked: Sequence[Ranked],
         now: float,
     ) -> None:
@@ -160,7 +160,7 @@ class Budgets:
 
     def _of(self, policy: Policy | None, spec: BudgetSpec) -> Budget:
         covers = self._covers
-        usage = Usage(spec, lambda w: True if policy is None else covers(policy, w)[0], self._worlds, self._history, self._now)
+        usage = Usage(spec, lambda w: True if policy is None else covers(policy, w), self._worlds, self._history, self._now)
         return Budget(policy, spec, usage, self._now)
 
     def ask(self, policy: Policy, kind: OperationKind, worker: Worker) -> Answer:
@@ -199,7 +199,7 @@ class Budgets:
         for budget in self._own:
             if budget.policy is None or kind.value not in budget.spec.operations:
                 continue
-            covered, _ = self._covers(budget.policy, worker)
+            covered = self._covers(budget.policy, worker)
             if covered is not False:
                 found.append((budget, covered))
         in_force = any(b.policy is not None and b.policy.mode == "enforce" for b, _ in found)

@@ -283,14 +283,18 @@ class Deciding:
         answer, evidence = ask(self.rules, "workers.where", select.where, self.scopes.worker(policy, worker))
         return answer, (evidence,)
 
-    def _covers_weakly(self) -> Callable[[Policy, Worker], tuple[bool | Undecided, tuple[Evidence, ...]]]:
-        """`covers` for somebody whom this evaluation keeps: a plain one would keep the evaluation in turn."""
+    def _covers_weakly(self) -> Callable[[Policy, Worker], bool | Undecided]:
+        """Whether a policy of the set covers a worker, for somebody whom this evaluation keeps: a plain function would keep the evaluation
+        in turn. All its subjects are asked at once; a worker who isn't as the fleet has it now is asked alone.
+        """
         kept = ref(self)
 
-        def covers(policy: Policy, worker: Worker) -> tuple[bool | Undecided, tuple[Evidence, ...]]:
+        def covers(policy: Policy, worker: Worker) -> bool | Undecided:
             d = kept()
             assert d is not None, "it is asked while the evaluation goes on"
-            return d.covers(policy, worker)
+            now = d.world.workers.get(worker.id) is worker and d.reaches(policy, worker)
+            answer = d.covered(policy)[worker.id] if now else None
+            return d.covers(policy, worker)[0] if answer is None else answer
 
         return covers
 

@@ -3,7 +3,9 @@ import datetime
 import msgspec
 import pytest
 from decide_world import (
+    FAST,
     NOW,
+    PyRules,
     begun,
     budget,
     checkpoints,
@@ -24,6 +26,7 @@ from decide_world import (
     worker,
 )
 from shunter.decide.budget import effective
+from shunter.decide.evaluate import evaluate
 from shunter.decide.explain import explain
 from shunter.model.finding import Verdict
 from shunter.model.operation import EngineState, Status
@@ -333,3 +336,12 @@ def test_what_leaves_the_nodes_that_a_budget_is_about_counts_for_it_all_the_same
         recent=tuple(msgspec.structs.replace(r, planned=elsewhere) for r in state.recent),
     )
     assert kinds(decide(policies, world, state)) == [("move", "decode-1")], "one that was never on such a node doesn't count"
+
+
+def test_a_budget_asks_its_condition_once_of_each_worker_however_much_was_done_to_them():
+    rules, where = PyRules(), ex('v("worker.incarnation") < 5')
+    calm = budget(workers=WorkerSelector(where=where), max_concurrent=3, max_per_window=PerWindow(max=9, window=Duration(600)))
+    recent = tuple(ended(operation(OperationKind.MOVE, f"decode-{n % 6}", id=f"move-{n}"), Status.SUCCEEDED) for n in range(5))
+    result = evaluate(policy_set(tidy(), calm), [busy(6)], EngineState(recent=recent), NOW, rules, FAST)
+    assert len(moved(result)) == 1, "the cooldown holds the five that were moved"
+    assert rules.asked.count(where.text) == 6
