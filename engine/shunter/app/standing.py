@@ -127,7 +127,7 @@ class Standing:
         """
         self._duty, self._agents, self._epoch, self._store = duty, agents, epoch, store
         self._call, self._tell, self._add = call, tell, add
-        self._rules = Breathing(BulkCelRules(), breathe)
+        self._rules, self._breathe = Breathing(BulkCelRules(), breathe), breathe
         self._signer: Signer | None = None
         self._given: dict[NodeId, Given] = {}
         self._addresses: dict[NodeId, str] = {}
@@ -175,7 +175,8 @@ class Standing:
             self._tell("standing orders", _unsigned(f"{type(error).__name__}: {error}"))
 
     async def _give(self, signer: Signer, policies: PolicySet, snapshot: Snapshot, state: EngineState, now: float) -> None:
-        found = await self._call(lambda: fallbacks(policies, snapshot, state, now, self._rules, self._duty.profile))
+        profile, rules, breathe = self._duty.profile, self._rules, self._breathe
+        found = await self._call(lambda: fallbacks(policies, snapshot, state, now, rules, profile, breathe))
         turns = asyncio.Semaphore(_AT_ONCE)
         answering = {node.id for node in snapshot.fleet.nodes if node.reachable}
         missing: dict[NodeId, Problem] = {}

@@ -1,7 +1,7 @@
 """What is to be done for each worker, by its own node alone, if that gets a notice while no engine can be reached. Pure."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -32,12 +32,20 @@ class Fallback(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fallbacks(
-    policies: PolicySet, snapshot: Snapshot, state: EngineState, now: float, rules: Rules, profile: Profile = _DEFAULT
+    policies: PolicySet,
+    snapshot: Snapshot,
+    state: EngineState,
+    now: float,
+    rules: Rules,
+    profile: Profile = _DEFAULT,
+    breathe: Callable[[], None] = lambda: None,
 ) -> Mapping[NodeId, Sequence[Fallback]]:
     """By node, decode workers first, as they hold what can't be computed anew.
 
     The policy of the highest priority that covers a worker says what: the first thing in its `otherwise`. Moves and parks aren't among it:
     they give a slot away, and end a copy, and only one may do so. A worker that somebody wants to leave alone (`otherwise: []`) is.
+
+    `breathe` is called for each worker: a large fleet takes most of a second, and can stand still there for a moment.
     """
     d = Deciding(policies, [snapshot], state, now, rules, profile)
     holding = d.holding()
@@ -46,6 +54,7 @@ def fallbacks(
     for policy in sorted((p for p in policies.policies if _answers(p)), key=lambda p: (-p.priority, p.name)):
         covered = d.covered(policy)
         for worker in d.subjects(policy):
+            breathe()
             if worker.id in seen or worker.node is None or worker.slot is None or worker.state not in _LIVE or covered[worker.id] is False:
                 continue
             seen.add(worker.id)

@@ -94,6 +94,7 @@ class Giving:
         self.store = store
         self.records: list[Record] = []
         self.told: dict[str, Problem | None] = {}
+        self.breaths = 0
         self.standing = self.anew()
 
     def anew(self) -> Standing:
@@ -108,8 +109,12 @@ class Giving:
             call=call,
             tell=self.told.__setitem__,
             add=lambda records: self.records.extend(records),
+            breathe=self.breathe,
             elapsed=lambda: self.now,
         )
+
+    def breathe(self) -> None:
+        self.breaths += 1
 
     async def look(self, seen: Fleet, *stood: Stood) -> None:
         if self.duty.feed.current is None:
@@ -151,6 +156,12 @@ async def test_each_node_is_given_what_to_do_for_its_workers_signed_and_with_an_
     assert (order.epoch, order.issued_at, order.valid_until, order.silence) == (3, NOW, NOW + 600.0, 10.0)
     assert [s.worker for s in giving.given(B).stands] == ["w2"]
     assert giving.given(C).stands == ()
+
+
+async def test_what_it_is_to_say_is_worked_out_in_portions(giving: Giving) -> None:
+    """Of a large fleet it takes most of a second, every ten: a notice doesn't share the processor with all of that."""
+    await giving.look(fleet(*(worker(n, A) for n in range(40))))
+    assert giving.breaths >= 40
 
 
 async def test_it_is_given_anew_when_it_changes_and_before_it_ends_and_not_each_tick(giving: Giving) -> None:
