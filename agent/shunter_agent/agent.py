@@ -23,7 +23,7 @@ from shunter_agent.notices.canary import canaries
 from shunter_agent.notices.merged import Merged
 from shunter_agent.notices.port import Notice
 from shunter_agent.notices.sources import sources
-from shunter_agent.orders.carry import KEEP_S, Orders
+from shunter_agent.orders.carry import Orders
 from shunter_agent.orders.condemned import Condemned
 from shunter_agent.orders.holds import Holds
 from shunter_agent.recovery import recover, start_missing
@@ -56,7 +56,6 @@ async def serve(settings: Settings, *, clock: Callable[[], float] = time.time, s
         service = AgentService(node, orders)
         await recover(node, service.destination)
         await start_missing(node)
-        node.journal.forget_before(clock() - KEEP_S)
         _listen_for_images(node, stack)
         watch_notices(node, stack)
         server, port = make_server(service, _tls(settings), settings.listen)

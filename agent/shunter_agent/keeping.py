@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from shunter.model.errors import Stalled
+
 from shunter_agent.drivers import thaw_left_behind
 from shunter_agent.images.archive import Archive, Ring
 from shunter_agent.images.folder_objects import FolderObjects
@@ -18,6 +20,7 @@ from shunter_agent.images.sealing import Keys, read_key
 from shunter_agent.images.signing import Signer, Trust
 from shunter_agent.images.store import ImageStore
 from shunter_agent.node import Node
+from shunter_agent.orders.carry import KEEP_S
 from shunter_agent.runtime.port import Runtime
 from shunter_agent.settings import Settings
 from shunter_agent.stored import StoredDepot
@@ -28,6 +31,8 @@ SEAL_S: Final = 30.0
 """Seconds between looks for images that are still plain and should be encrypted by now."""
 LOOK_S: Final = 120.0
 """Seconds, at most, between looks what is in the archive. What this node puts there or deletes it knows at once."""
+FORGET_S: Final = 86400.0
+"""Seconds between looks for what of the journal nobody asks for any more."""
 SWEEP_S: Final = 6 * 3600.0
 """Seconds, at most, between looks for what no image in the archive needs any more."""
 
@@ -68,9 +73,9 @@ def seal_what_is_left(node: Node) -> None:
 
 
 async def keep(node: Node) -> None:
-    """Look after the images of a node and after the archive, until cancelled. What fails is tried again the next time."""
+    """Look after the images of a node, the archive and the journal, until cancelled. What fails is tried again the next time."""
     assert isinstance(node.depot, StoredDepot)
-    await asyncio.gather(_seal(node), _look(node, node.depot.listed), _sweep(node, node.depot.archive))
+    await asyncio.gather(_seal(node), _forget(node), _look(node, node.depot.listed), _sweep(node, node.depot.archive))
 
 
 async def _seal(node: Node) -> None:
@@ -78,6 +83,13 @@ async def _seal(node: Node) -> None:
         with contextlib.suppress(OSError):
             seal_what_is_left(node)
         await asyncio.sleep(SEAL_S)
+
+
+async def _forget(node: Node) -> None:
+    while True:
+        with contextlib.suppress(Stalled):  # of a disk that takes no writes others tell
+            node.journal.forget_before(node.clock() - KEEP_S)
+        await asyncio.sleep(FORGET_S)
 
 
 async def _look(node: Node, listed: Listed | None) -> None:

@@ -158,6 +158,7 @@ class Sight:
                 self._voice.tell_or_clear(f"clock {node}", clocks.get(node))
         for seen in fleet.nodes:
             self._voice.tell_or_clear(f"notices {seen.id}", next(iter(seen.problems), None))
+            self._voice.tell_or_clear(f"troubles {seen.id}", next(iter(seen.troubles), None))
 
     def _remember(self, fleet: Fleet, notices: tuple[Notice, ...], now: float, *, moved: bool) -> None:
         """Not each tick: a large fleet takes long to write, and orders wait meanwhile. On a full disk only what must be remembered."""

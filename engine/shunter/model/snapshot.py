@@ -117,6 +117,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
     """Where its agent looks for notices: `file`, `aws`, ... Empty: it would never hear that the node is going."""
     problems: tuple[Problem, ...] = ()
     """What is wrong with those sources now: one that is blind may miss a notice."""
+    troubles: tuple[Problem, ...] = ()
+    """What else is wrong there now, and is tried again by its agent until it isn't: its disk doesn't take an image, say."""
     canaries: dict[str, float] = {}
     """By source, when its agent last heard a notice that was said to try it out; seconds since the epoch."""
     taints: tuple[Taint, ...] = ()

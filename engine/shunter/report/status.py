@@ -74,7 +74,7 @@ def _node(
     for notice in notices:
         left = "no deadline" if notice.deadline is None else f"{span(notice.deadline - now)} left"
         page.line(f"{tag}{notice.kind.value} notice, {left}", indent=4, style="yellow")
-    for problem in node.problems:
+    for problem in (*node.problems, *node.troubles):
         page.line(f"{tag}{problem}", indent=4, hang=6, style="red")
     if node.reachable and not node.sources:
         page.line(f"{tag}watches no source of notices: it won't be heard of before it is gone", indent=4, style="yellow")

@@ -249,7 +249,7 @@ class WatchRequest(_message.Message):
     def __init__(self, epoch: _Optional[int] = ...) -> None: ...
 
 class NodeReport(_message.Message):
-    __slots__ = ("node", "at", "epoch", "runtime", "image_address", "version", "labels", "facts", "slots", "workers", "images", "notices", "sources", "problems", "stood", "canaries", "taints", "memory", "disk", "images_in_memory", "archive", "archive_looked", "archive_digest", "archived")
+    __slots__ = ("node", "at", "epoch", "runtime", "image_address", "version", "labels", "facts", "slots", "workers", "images", "notices", "sources", "problems", "stood", "canaries", "taints", "memory", "disk", "images_in_memory", "archive", "archive_looked", "archive_digest", "archived", "troubles")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -295,6 +295,7 @@ class NodeReport(_message.Message):
     ARCHIVE_LOOKED_FIELD_NUMBER: _ClassVar[int]
     ARCHIVE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     ARCHIVED_FIELD_NUMBER: _ClassVar[int]
+    TROUBLES_FIELD_NUMBER: _ClassVar[int]
     node: str
     at: float
     epoch: int
@@ -319,7 +320,8 @@ class NodeReport(_message.Message):
     archive_looked: float
     archive_digest: str
     archived: _containers.RepeatedCompositeFieldContainer[ImageInfo]
-    def __init__(self, node: _Optional[str] = ..., at: _Optional[float] = ..., epoch: _Optional[int] = ..., runtime: _Optional[str] = ..., image_address: _Optional[str] = ..., version: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., facts: _Optional[_Mapping[str, str]] = ..., slots: _Optional[_Iterable[_Union[SlotReport, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerReport, _Mapping]]] = ..., images: _Optional[_Iterable[_Union[ImageInfo, _Mapping]]] = ..., notices: _Optional[_Iterable[_Union[NoticeReport, _Mapping]]] = ..., sources: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., stood: _Optional[_Iterable[bytes]] = ..., canaries: _Optional[_Mapping[str, float]] = ..., taints: _Optional[_Iterable[_Union[Taint, _Mapping]]] = ..., memory: _Optional[int] = ..., disk: _Optional[int] = ..., images_in_memory: _Optional[bool] = ..., archive: _Optional[bool] = ..., archive_looked: _Optional[float] = ..., archive_digest: _Optional[str] = ..., archived: _Optional[_Iterable[_Union[ImageInfo, _Mapping]]] = ...) -> None: ...
+    troubles: _containers.RepeatedCompositeFieldContainer[Refusal]
+    def __init__(self, node: _Optional[str] = ..., at: _Optional[float] = ..., epoch: _Optional[int] = ..., runtime: _Optional[str] = ..., image_address: _Optional[str] = ..., version: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., facts: _Optional[_Mapping[str, str]] = ..., slots: _Optional[_Iterable[_Union[SlotReport, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerReport, _Mapping]]] = ..., images: _Optional[_Iterable[_Union[ImageInfo, _Mapping]]] = ..., notices: _Optional[_Iterable[_Union[NoticeReport, _Mapping]]] = ..., sources: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., stood: _Optional[_Iterable[bytes]] = ..., canaries: _Optional[_Mapping[str, float]] = ..., taints: _Optional[_Iterable[_Union[Taint, _Mapping]]] = ..., memory: _Optional[int] = ..., disk: _Optional[int] = ..., images_in_memory: _Optional[bool] = ..., archive: _Optional[bool] = ..., archive_looked: _Optional[float] = ..., archive_digest: _Optional[str] = ..., archived: _Optional[_Iterable[_Union[ImageInfo, _Mapping]]] = ..., troubles: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ...) -> None: ...
 
 class SlotReport(_message.Message):
     __slots__ = ("id", "roles", "gpu_model", "gpus", "worker", "reserved_by", "gpu", "gpu_memory", "domains")

@@ -1,5 +1,6 @@
 """The journal: what it keeps over a SIGKILL, what it takes back, and what it says when the disk doesn't take it."""
 
+import asyncio
 import os
 import signal
 import sqlite3
@@ -7,12 +8,15 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from agent_fakes import PROCESS, SPEC, problem
 from msgspec.structs import replace
 from shunter.model.errors import Stalled
+from shunter_agent import keeping
 from shunter_agent.journal import Journal, Reservation, WorkerRow
+from shunter_agent.orders.carry import KEEP_S
 
 CHILD = """
 import sys
@@ -148,3 +152,22 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     other.close()
     with pytest.raises(Stalled, match="SH611"):
         Journal(tmp_path / "j")
+
+
+async def test_an_agent_that_runs_for_long_forgets_as_one_that_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "FORGET_S", 0.0)
+    journal, now = Journal(tmp_path / "j"), [KEEP_S]
+    journal.done("old", "fence", "gone", 1.0, b"")
+    forgetting = asyncio.create_task(keeping._forget(SimpleNamespace(journal=journal, clock=lambda: now[0])))  # type: ignore[arg-type]
+
+    async def looks() -> bool:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return bool(journal.entries("old"))
+
+    assert await looks()
+    now[0] += 2.0
+    assert not await looks()
+    assert not forgetting.done()
+    forgetting.cancel()
+    journal.close()

@@ -288,7 +288,7 @@ class TestMany:
         async with asyncio.timeout(10):
             while not bench.node.troubles:
                 await asyncio.sleep(0.001)
-            said = (await inventory.report(bench.node)).problems
+            said = (await inventory.report(bench.node)).troubles
             assert [(refusal.code, refusal.subject) for refusal in said] == [("SH610", "w")]
             mend(bench)
             while bench.node.troubles:

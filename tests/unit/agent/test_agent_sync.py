@@ -94,7 +94,7 @@ async def test_what_the_disk_does_not_take_is_told_and_tried_again(bench: Bench,
     async with asyncio.timeout(10):
         while not bench.node.troubles:
             await asyncio.sleep(0.001)
-        (said,) = (await inventory.report(bench.node)).problems
+        (said,) = (await inventory.report(bench.node)).troubles
         assert (said.code, said.subject) == ("SH682", "image")
         assert "No space left" in said.what
         del bench.faults.at["sync"]

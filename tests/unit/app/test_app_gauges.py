@@ -19,6 +19,7 @@ from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Worke
 
 NOW = 1_000.0
 A, B = NodeId("node-a"), NodeId("node-b")
+FULL = Problem(code="SH682", what="the disk is full", remedy="Free some")
 BLIND = Problem(code="SH650", what="no answer", remedy="Look")
 
 
@@ -46,7 +47,11 @@ def seen() -> CollectorRegistry:
     registry = CollectorRegistry()
     gauges = FleetGauges(registry)
     workers = (worker("d0"), worker("d1"), worker("d2", WorkerState.LOST), worker("p0"), worker("p1", WorkerState.PARKED))
-    fleet = Fleet(nodes=(Node(id=A, slots=(), problems=(BLIND,)), Node(id=B, slots=())), workers=workers, images=(image("d0"), image("p1")))
+    fleet = Fleet(
+        nodes=(Node(id=A, slots=(), problems=(BLIND,)), Node(id=B, slots=(), troubles=(FULL,))),
+        workers=workers,
+        images=(image("d0"), image("p1")),
+    )
     notices = (Notice(id=NoticeId("n"), kind=NoticeKind.PREEMPTION, node=A, seen_at=1.0),)
     active = (begun("o1", "involuntary", NOW - 30), begun("o2", "involuntary", NOW - 10), begun("o3", "voluntary", NOW - 99, waits=True))
     gauges.show(fleet, notices, active, (A, B), {B}, NOW)
