@@ -18,12 +18,12 @@ from shunter.decide.profile import Profile
 from shunter.model.backtest import Act, Backtest, Lost, Point
 from shunter.model.expression import Rules
 from shunter.model.finding import Verdict
-from shunter.model.ids import Digest, NodeId, OperationId, PolicyName, PoolId, WorkerId
+from shunter.model.ids import Digest, NodeId, OperationId, PolicyName, PoolId, WorkerId, pool_id
 from shunter.model.operation import EngineState
 from shunter.model.plan import Evaluation, OperationKind, Plan, PlannedOperation
 from shunter.model.policy import PolicySet, ReassignmentPolicy
 from shunter.model.sample import Known, Sample
-from shunter.model.snapshot import Fleet, Notice, NoticeKind, Samples, Snapshot, Worker, WorkerState
+from shunter.model.snapshot import Fleet, Notice, NoticeKind, Role, Samples, Snapshot, Worker, WorkerState
 from shunter.model.table import SampleTable
 
 MARGIN_S = 15.0
@@ -217,11 +217,11 @@ def _value(samples: Samples, worker: WorkerId, field: str) -> float | None:
 
 
 def _point(at: float, live: Sequence[Worker], samples: Samples, verdicts: Mapping[PolicyName, Counter[Verdict]]) -> Point:
-    members: dict[PoolId, list[WorkerId]] = defaultdict(list)
+    members: dict[tuple[str, Role], list[WorkerId]] = defaultdict(list)
     for worker in live:
-        members[worker.pool].append(worker.id)
+        members[worker.graph, worker.role].append(worker.id)
     pools: dict[PoolId, tuple[int, float | None, float | None]] = {}
-    for pool, own in sorted(members.items()):
+    for pool, own in sorted((pool_id(*of), own) for of, own in members.items()):
         waiting, usage = _values(samples, own, "waiting"), _values(samples, own, "kvUsage")
         pools[pool] = (len(own), sum(waiting) if waiting is not None else None, sum(usage) / len(own) if usage is not None else None)
     return Point(at=at, pools=pools, verdicts={policy: dict(counts) for policy, counts in verdicts.items()})

@@ -18,6 +18,8 @@ class Tallies:
         self._names = tuple(p.name for p in policies.policies if p.acts and p.mode != "off")
         self._budgets = frozenset(p.name for p in policies.policies if isinstance(p.document, DisruptionBudget))
         self._last: defaultdict[PolicyName, dict[str, Verdict]] = defaultdict(dict)
+        self._before: dict[PolicyName, tuple[Sequence[str], list[Verdict]]] = {}
+        """What was said at the last step: of whom, and what."""
         self._steps: defaultdict[PolicyName, Counter[Verdict]] = defaultdict(Counter)
         self._acted: Counter[PolicyName] = Counter()
         self._flips: Counter[PolicyName] = Counter()
@@ -34,9 +36,13 @@ class Tallies:
                 for place in range(len(subjects)):
                     self._budget(tell(place))
                 continue
-            said[policy] = Counter([brief.verdict for brief in briefs])
+            verdicts = [brief.verdict for brief in briefs]
+            said[policy] = Counter(verdicts)
             self._steps[policy].update(said[policy].keys())
-            self._follow(policy, subjects, briefs)
+            before = self._before.get(policy)
+            if before is None or before != (subjects, verdicts):  # most steps say what the one before said
+                self._follow(policy, subjects, briefs)
+                self._before[policy] = subjects, verdicts
         return said
 
     def begun(self, acts: Iterable[Act]) -> None:

@@ -69,21 +69,23 @@ def cases_of(d: Deciding, policy: Policy) -> list[Case]:
     spec = spec_of(policy)
     there = [w for w in d.world.noticed if d.reaches(policy, w) and w.state in _LIVE and _notice(d, spec, w) is not None]
     concerned = [w for w in there if d.covered(policy)[w.id] is not False]
-    gist = partial(_gist, d, policy, {})
-    d.leave(policy, d.subjects(policy), partial(_against, d, policy), gist=gist, but={w.id for w in concerned})
+    gists = partial(_gists, d, policy)
+    d.leave(policy, d.subjects(policy), partial(_against, d, policy), gists=gists, but={w.id for w in concerned})
     return [case for worker in concerned if (case := _case(d, policy, worker)) is not None]
 
 
-def _gist(d: Deciding, policy: Policy, calm: dict[NodeId | None, Said], worker: Worker) -> Brief | None:
-    """What `_against` says, without evidence. What is said of a node is kept in `calm`."""
-    covered = d.covered(policy)[worker.id]
-    if covered is False:
-        return UNCOVERED
-    if covered is None or worker.state not in _LIVE:
-        return _against(d, policy, worker)
-    if worker.node not in calm:
-        calm[worker.node] = Said(Verdict.PASS, f"no notice for {worker.node}", "notices")
-    return calm[worker.node]
+def _gists(d: Deciding, policy: Policy, workers: Sequence[Worker]) -> list[Brief | None]:
+    """What `_against` says, without evidence."""
+    covered, found = d.covered(policy), list[Brief | None]()
+    calm = {node: Said(Verdict.PASS, f"no notice for {node}", "notices") for node in {w.node for w in workers}}
+    for worker in workers:
+        if covered[worker.id] is False:
+            found.append(UNCOVERED)
+        elif covered[worker.id] is None or worker.state not in _LIVE:
+            found.append(_against(d, policy, worker))
+        else:
+            found.append(calm[worker.node])
+    return found
 
 
 def _against(d: Deciding, policy: Policy, worker: Worker) -> Said | None:

@@ -102,7 +102,8 @@ def spec_of(policy: Policy) -> CheckpointSpec:
 def _wanting(d: Deciding, policy: Policy) -> list[Worker]:
     """The workers that want a checkpoint, by what doesn't change while a plan is made. What is said of the others is left for later."""
     spec, subjects = spec_of(policy), d.subjects(policy)
-    wanting = [w for w in _old(d, spec, subjects) if w.state is _RUNNING and w.slot is not None]
+    old = _old(d, spec, subjects)
+    wanting = [w for w in old if w.state is _RUNNING and w.slot is not None]
     if wanting:
         covered = d.covered(policy)
         wanting = [w for w in wanting if covered[w.id]]
@@ -110,7 +111,7 @@ def _wanting(d: Deciding, policy: Policy) -> list[Worker]:
     if wanting and spec.when is not None:
         true = d.truths_of(policy, spec.when, wanting)
         wanting = [w for w in wanting if true[w.id]]
-    d.leave(policy, subjects, partial(_against, d, policy), gist=partial(_gist, d, policy, true), but={w.id for w in wanting})
+    d.leave(policy, subjects, partial(_against, d, policy), gists=partial(_gists, d, policy, old, true), but={w.id for w in wanting})
     return wanting
 
 
@@ -125,22 +126,26 @@ def _old(d: Deciding, spec: CheckpointSpec, workers: Sequence[Worker]) -> list[W
 
 def _is_old(d: Deciding, spec: CheckpointSpec, worker: Worker) -> bool:
     taken = d.taken.get(worker.id)
-    if taken is None:
-        return True
-    simple = spec.every is not None and spec.overhead is None
-    return d.now - taken >= (spec.every or 0.0 if simple else interval_for(d, spec, worker, pause_of(d, spec, worker)).seconds)
+    return taken is None or d.now - taken >= interval_for(d, spec, worker, pause_of(d, spec, worker)).seconds
 
 
-def _gist(d: Deciding, policy: Policy, true: Mapping[WorkerId, bool | None], worker: Worker) -> Brief | None:
-    """What `_against` says, without evidence. `true` says of whom `when` is, as far as it was asked."""
-    covered, spec = d.covered(policy)[worker.id], spec_of(policy)
-    if covered is False:
-        return UNCOVERED
-    if covered is None or worker.state is not WorkerState.RUNNING or worker.slot is None:
-        return _against(d, policy, worker)
-    if not _is_old(d, spec, worker):
-        return _RECENT[_gate(spec)]
-    return _against(d, policy, worker) if true.get(worker.id) is None else _UNWANTED
+def _gists(
+    d: Deciding, policy: Policy, old: Sequence[Worker], true: Mapping[WorkerId, bool | None], workers: Sequence[Worker]
+) -> list[Brief | None]:
+    """What `_against` says, without evidence. `old` are those whose image is, `true` says of whom `when` is, as far as it was asked."""
+    covered, recent, due = d.covered(policy), _RECENT[_gate(spec_of(policy))], {w.id for w in old}
+    found: list[Brief | None] = []
+    for worker in workers:
+        name = worker.id
+        if covered[name] is False:
+            found.append(UNCOVERED)
+        elif covered[name] is None or worker.state is not _RUNNING or worker.slot is None:
+            found.append(_against(d, policy, worker))
+        elif name not in due:
+            found.append(recent)
+        else:
+            found.append(_against(d, policy, worker) if true.get(name) is None else _UNWANTED)
+    return found
 
 
 def _against(d: Deciding, policy: Policy, worker: Worker) -> Said | None:

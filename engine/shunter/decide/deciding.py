@@ -19,7 +19,7 @@ from shunter.decide.memory import Memory
 from shunter.decide.plan import Ranked, operation_id, patience
 from shunter.decide.profile import Costs, Phases, Profile
 from shunter.decide.rooms import Rooms, Size
-from shunter.decide.said import Explain, Gist, Left, Notes, Part, Said
+from shunter.decide.said import Explain, Gists, Left, Notes, Part, Said
 from shunter.decide.scope import UNCHANGING, Scopes
 from shunter.decide.sheet import Workers
 from shunter.model.expression import Expression, Rules, Scope, Undecided, in_bulk
@@ -124,13 +124,13 @@ class Deciding:
         workers: Sequence[Worker],
         explain: Explain,
         *,
-        gist: Gist | None = None,
+        gists: Gists | None = None,
         but: Set[WorkerId] = frozenset(),
     ) -> None:
         """Leave it to `explain` why there is nothing to do for these workers, `but` some: it is asked when somebody wants to know.
-        `gist` says the same in brief (None: there is no shorter way).
+        `gists` says the same in brief (None: there is no shorter way).
         """
-        self.notes.leave(policy.name, lane_of(policy), Left(workers, explain, gist or explain, but))
+        self.notes.leave(policy.name, lane_of(policy), Left(workers, explain, gists or (lambda asked: [explain(w) for w in asked]), but))
 
     def said(self, policy: Policy, worker: Worker) -> Said | None:
         """What the policy says of the worker so far; None: nothing."""

@@ -74,16 +74,20 @@ def _wanting(d: Deciding, policy: Policy) -> list[Worker]:
         wanting = [w for w in running if covered[w.id]]
     true = d.truths_of(policy, spec_of(policy).when, wanting)
     wanting = [w for w in wanting if true[w.id]]
-    d.leave(policy, subjects, partial(_content, d, policy), gist=partial(_gist, d, policy, true), but={w.id for w in wanting})
+    d.leave(policy, subjects, partial(_content, d, policy), gists=partial(_gists, d, policy, true), but={w.id for w in wanting})
     return wanting
 
 
-def _gist(d: Deciding, policy: Policy, true: Mapping[WorkerId, bool | None], worker: Worker) -> Brief | None:
+def _gists(d: Deciding, policy: Policy, true: Mapping[WorkerId, bool | None], workers: Sequence[Worker]) -> list[Brief | None]:
     """What `_content` says, without evidence. `true` says of whom `when` is, as far as it was asked."""
-    covered = d.covered(policy)[worker.id]
-    if covered is False:
-        return UNCOVERED
-    return _content(d, policy, worker) if covered is None or true.get(worker.id) is None else _UNWANTED
+    covered = d.covered(policy)
+
+    def gist(worker: Worker) -> Brief | None:
+        if covered[worker.id] is False:
+            return UNCOVERED
+        return _content(d, policy, worker) if covered[worker.id] is None or true.get(worker.id) is None else _UNWANTED
+
+    return [gist(worker) for worker in workers]
 
 
 def _content(d: Deciding, policy: Policy, worker: Worker) -> Said | None:

@@ -30,18 +30,20 @@ class Said(NamedTuple):
 Explain: TypeAlias = Callable[[Worker], Said | None]
 """Why there is nothing to do for a worker; None when the policy isn't about it."""
 
-Gist: TypeAlias = Callable[[Worker], Brief | None]
-"""The same without the evidence. Most of a fleet is told the same in every tick, so it gives the same few values again and again."""
+Gists: TypeAlias = Callable[[Sequence[Worker]], Sequence[Brief | None]]
+"""The same of each of these workers, without the evidence. Most of a fleet is told the same in every tick, so it gives the same few values
+again and again.
+"""
 
 UNCOVERED: Final = Said(Verdict.PASS, "the policy doesn't cover it", "workers.where")
 
 
 class Left(NamedTuple):
-    """Workers, but some, of whom is said what `explain` says, in brief what `gist` says."""
+    """Workers, but some, of whom is said what `explain` says, in brief what `gists` says."""
 
     workers: Sequence[Worker]
     explain: Explain
-    gist: Gist
+    gists: Gists
     but: Set[WorkerId]
 
 
@@ -87,7 +89,7 @@ class Notes:
         briefs: dict[str, Brief] = {**own}
         for one in left:
             others = [w for w in one.workers if w.id not in briefs and w.id not in one.but]
-            briefs |= {w.id: told for w in others if (told := one.gist(w)) is not None}
+            briefs |= {w.id: told for w, told in zip(others, one.gists(others), strict=True) if told is not None}
         subjects = sorted(briefs)
         in_order = [briefs[subject] for subject in subjects]
         return Chapter(policy, subjects, in_order, _Telling(policy, self._lanes[policy], subjects, in_order, own, left).tell)

@@ -23,8 +23,8 @@ def test_one_by_one_and_each_by_the_first_that_has_something_to_say():
         return BUSY
 
     notes.say(P, "voluntary", C.id, BUSY._replace(reason="said"))
-    notes.leave(P, "voluntary", Left((A, B, C), silent_of_b, lambda one: None if one is B else UNCOVERED, frozenset()))
-    notes.leave(P, "voluntary", Left((A, B), second, lambda one: BUSY, frozenset({A.id})))
+    notes.leave(P, "voluntary", Left((A, B, C), silent_of_b, lambda many: [None if one is B else UNCOVERED for one in many], frozenset()))
+    notes.leave(P, "voluntary", Left((A, B), second, lambda many: [BUSY] * len(many), frozenset({A.id})))
     found = Findings(notes.chapters)
     (chapter,) = found.chapters()
     assert [(s, b.reason) for s, b in zip(chapter.subjects, chapter.briefs, strict=True)] == [
@@ -43,7 +43,7 @@ def test_one_by_one_and_each_by_the_first_that_has_something_to_say():
 
 def test_who_says_something_else_in_brief_is_found_out():
     notes = Notes()
-    notes.leave(P, "voluntary", Left((A,), lambda one: BUSY, lambda one: UNCOVERED, frozenset()))
+    notes.leave(P, "voluntary", Left((A,), lambda one: BUSY, lambda many: [UNCOVERED], frozenset()))
     with pytest.raises(AssertionError, match="in brief it is said alike"):
         list(Findings(notes.chapters))
 
