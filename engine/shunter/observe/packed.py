@@ -1,7 +1,7 @@
 """The series of a long answer with all their numbers in arrays: a point takes 16 bytes, and none becomes an object."""
 
 from collections.abc import Sequence
-from math import nan
+from math import inf, nan
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -19,7 +19,8 @@ _NUMBERS: Final = msgspec.json.Decoder(list[float])
 class Packed(msgspec.Struct, frozen=True):
     """Series one after the other: those of number `n` are the points from `begins[n]` up to `begins[n + 1]`, in the order of time.
 
-    `times` are seconds since the epoch; a value that isn't finite is NaN.
+    `times` are seconds since the epoch; a value that isn't finite is NaN. Behind the last one is a point that never comes: every place
+    is one's.
     """
 
     labels: Sequence[Labels]
@@ -36,8 +37,11 @@ def pack(series: Sequence[Series]) -> Packed:
         found = _one_by_one(series, texts)
     counts, flat = found
     begins = np.concatenate(([0], np.cumsum(counts))).astype(np.intp)
-    values = np.where(np.isfinite(flat[1::2]), flat[1::2], nan)
-    return Packed([s.labels for s in series], begins, flat[0::2].copy(), values)
+    times, values = np.empty(len(flat) // 2 + 1), np.empty(len(flat) // 2 + 1)
+    times[:-1], times[-1] = flat[0::2], inf
+    values[:-1], values[-1] = flat[1::2], nan
+    values[np.isinf(values)] = nan
+    return Packed([s.labels for s in series], begins, times, values)
 
 
 def _one_by_one(series: Sequence[Series], texts: Sequence[bytes]) -> tuple[list[int], Doubles]:

@@ -1,5 +1,6 @@
 """What a pool itself has a figure for: how many workers the Dynamo planner wants in it."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -28,11 +29,9 @@ def _names(fleet: Fleet) -> dict[str, list[str]]:
     """What graphs are called in series besides: Dynamo's operator names a graph's own namespace after that of its pods and the graph. A
     name that is another graph's own is that one's.
     """
-    found: dict[str, set[str]] = {}
-    for worker in fleet.workers:
-        own = found.setdefault(worker.graph, set())
-        if worker.pod is not None:
-            own.add(f"{worker.pod.namespace}-{worker.graph}")
+    found: dict[str, set[str]] = defaultdict(set)
+    for graph, namespace in {(w.graph, w.pod.namespace if w.pod is not None else None) for w in fleet.workers}:
+        found[graph] |= {f"{namespace}-{graph}"} if namespace is not None else set()
     return {graph: sorted(own - found.keys()) for graph, own in found.items()}
 
 

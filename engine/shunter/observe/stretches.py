@@ -209,7 +209,9 @@ class _Ranks:
     """A field's gauges for one engine, the preferred first."""
 
     def __init__(self, gauges: Sequence[Gauge]) -> None:
-        self._gauges = gauges
+        self._named: dict[str, list[tuple[int, Gauge]]] = {}
+        for rank, gauge in enumerate(gauges):
+            self._named.setdefault(gauge.name, []).append((rank, gauge))
 
     def by_gauge(self, labels: Sequence[Mapping[str, str]], series: Sequence[int]) -> list[list[int]]:
         """The series of each gauge that has any. One that several gauges would take counts for the first of them."""
@@ -222,5 +224,7 @@ class _Ranks:
         return [found[rank] for rank in sorted(found)]
 
     def _rank(self, labels: Mapping[str, str]) -> int | None:
-        name = labels.get("__name__")
-        return next((n for n, g in enumerate(self._gauges) if g.name == name and g.labels.items() <= labels.items()), None)
+        for rank, gauge in self._named.get(labels.get("__name__", ""), ()):
+            if gauge.labels.items() <= labels.items():
+                return rank
+        return None

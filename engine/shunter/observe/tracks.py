@@ -16,8 +16,7 @@ class Tracks:
         """`reach` is how far back from an instant a point counts, `ahead` how far after it, in seconds."""
         self.labels, self._reach, self._ahead = packed.labels, reach, ahead
         self._begins, self._ends = np.append(packed.begins[:-1], packed.begins[-1]), np.append(packed.begins[1:], packed.begins[-1])
-        # one point more, so that every place is one
-        self.times, self.values = np.append(packed.times, np.inf), np.append(packed.values, np.nan)
+        self.times, self.values = packed.times, packed.values
         self._next = self._begins.copy()
 
     def newest(self, at: float) -> tuple[Places, NDArray[np.bool_]]:
