@@ -2,6 +2,7 @@
 # Build the complete, genuine kube-apiserver 1.20.2 from bookworm's own source package into $1, as kube-apiserver-1.20. Three minutes and more.
 # $2 is scratch: 3 GB, removed unless it is given.
 set -euo pipefail
+command -v dpkg-source > /dev/null || { echo "build-genuine: this machine has no dpkg-source (Debian: dpkg-dev)" >&2; exit 1; }
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 if [ -n "${2:-}" ]; then work=$2; else work=$(mktemp -d); trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT; fi
 mkdir -p "$work"/{apt/lists/partial,apt/cache/archives/partial,debs,go,home,gopath/src/k8s.io}
