@@ -140,7 +140,7 @@ def _runs(node: Node, row: WorkerRow) -> None:
 def _left(node: Node, row: WorkerRow) -> bool:
     """An order may have ended it, or its image is whole: it lives elsewhere, or is to."""
     steps = {entry.step: entry.state for entry in node.journal.entries(row.operation)} if row.operation else {}
-    return steps.get("freeze") == "done" or any(steps.get(step) in ("begun", "done") for step in ("release", "drain"))
+    return steps.get("freeze") == "done" or any(steps.get(step) in ("begun", "done") for step in ("release", "drain", "retire"))
 
 
 def gone(node: Node, row: WorkerRow) -> None:

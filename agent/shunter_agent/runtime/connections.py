@@ -93,7 +93,8 @@ def _each(pids: Iterable[int], call: Callable[[int, socket.socket], None]) -> No
 def _socket(pid: int, pidfd: int, name: str) -> tuple[int, socket.socket] | None:
     """The socket that is one of a process' open files, with its inode. None: it is another kind of file, or was closed meanwhile."""
     try:
-        if not stat.S_ISSOCK(os.stat(f"/proc/{pid}/fd/{name}").st_mode):
+        # by the link's own text: to ask for the file behind it can take for ever, where a mount of the worker's hangs
+        if not os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:["):
             return None
         taken = _take(pidfd, int(name))
     except OSError as error:
@@ -102,8 +103,9 @@ def _socket(pid: int, pidfd: int, name: str) -> tuple[int, socket.socket] | None
         raise
     about = os.fstat(taken)
     if stat.S_ISSOCK(about.st_mode):
-        return about.st_ino, socket.socket(fileno=taken)
-    os.close(taken)  # its number is another file's by now
+        with contextlib.suppress(OSError):  # of a family that has no addresses: no connection of ours
+            return about.st_ino, socket.socket(fileno=taken)
+    os.close(taken)  # or its number is another file's by now
     return None
 
 

@@ -7,7 +7,9 @@ ends it. See docs/decisions for why, and for what is left behind.
 """
 
 import contextlib
+import errno
 import os
+import stat
 import subprocess
 import tarfile
 import tempfile
@@ -390,10 +392,17 @@ def _unpack(note: Note, home: Container, folder: Path) -> None:
 
 def _stream(home: Container, number: int) -> int:
     """One of a placeholder's standard streams, opened anew, for the worker. Raises OSError: also for a pipe that nobody reads, which a
-    container may have put there, and at which an agent would wait for ever.
+    container may have put there, and at which an agent would wait for ever; and for what is no pipe: an agent may open devices that the
+    container may not.
     """
     way = os.O_RDONLY if number == 0 else os.O_WRONLY
-    stream = os.open(f"/proc/{home.init.pid}/fd/{number}", way | os.O_NONBLOCK | os.O_CLOEXEC)
+    seen = os.open(f"/proc/{home.init.pid}/fd/{number}", os.O_PATH | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISFIFO(os.fstat(seen).st_mode):
+            raise OSError(errno.EINVAL, "the placeholder's standard stream is no pipe", f"/proc/{home.init.pid}/fd/{number}")
+        stream = os.open(f"/proc/self/fd/{seen}", way | os.O_NONBLOCK | os.O_CLOEXEC)
+    finally:
+        os.close(seen)
     os.set_blocking(stream, True)  # the worker's own it was
     return stream
 

@@ -156,8 +156,8 @@ def unpack(archive: Path, gone: Gone, root: Root, points: Collection[str], befor
     Raises OSError, tarfile.TarError: also for a name with `..`, which no container of ours has written.
     """
     over = {*points} - {*before, "/"}
-    for path in gone.emptied:
-        if not _below(_plain(path), over):
+    for path in map(_plain, gone.emptied):
+        if path not in over and not _below(path, over):
             _empty(root, path, points)
     for path in map(_plain, gone.removed):
         if _below(path, over):

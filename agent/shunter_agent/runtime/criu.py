@@ -121,9 +121,9 @@ class CriuRuntime:
         leftbehind.free(process, waited_s)
         for run_id in [None] if network.own else self._left.pop(process.pid, []):
             holds.sweep_lock(network, run_id)
+        self._cuda.settle(process, stopped or ())
         if not leftbehind.stillborn(process):  # the end of such a copy must be told to nobody
             connections.wake(processes.tree(process.pid))
-        self._cuda.settle(process, stopped or ())
         if stopped is not None:
             processes.go_on(process, stopped)
         holds.confirm_running(process)

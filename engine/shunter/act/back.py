@@ -40,6 +40,8 @@ async def thaw_back(run: Run, source: SlotId, destination: SlotId | None) -> Non
     await shown_soon(run, shown=True)
     alive, wrong = await show(run, source) if may_be_fenced(run) else (True, None)
     image = None if alive else await _image_left(run, view, destination)
+    if image is not None:
+        await gone(run)  # as above
     run.finish(Status.ROLLED_BACK if alive else Status.FAILED, joined(run.record.problem, wrong), image)
 
 

@@ -80,9 +80,10 @@ class Applications:
             if policies is None or (policies.commit, policies.digest) != (exact.plan.commit, exact.plan.policy_set):
                 return Weighed(request)
             again = self._decide(policies, exact.basis())
-        except (Rejected, ValueError) as error:  # a recording that was made up can be anything
-            problem = error.problem if isinstance(error, Rejected) else _undecidable(ticket.name, str(error))
-            return Weighed(request, problem=problem)
+        except Rejected as refused:
+            return Weighed(request, problem=refused.problem)
+        except Exception as error:
+            return Weighed(request, problem=_undecidable(ticket.name, f"{type(error).__name__}: {error}"))
         return Weighed(request, again, _other_plan(exact, again.evaluation.plan))
 
     def settle(self, now: Now) -> None:

@@ -28,8 +28,8 @@ from shunter.report.marks import Marks
 
 PAUSE_S: Final = 0.1
 """Between two looks for news."""
-ANSWER_S: Final = 30.0
-"""How long an engine that leads may take to look at a plan: it does each tick."""
+ANSWER_S: Final = 120.0
+"""How long an engine that leads may take to look at a plan: it does each tick, and makes its decision again before."""
 _AGAIN_S: Final = 2.0
 """Between two tries to lead, while somebody else does."""
 _PASSED_S: Final = 10.0

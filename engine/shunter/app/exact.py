@@ -47,7 +47,8 @@ class ExactPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def of(cls, plan: Plan, recording: Recording, *, now: float, lasts: float = EXPIRES_S) -> Self:
         """Make it exact, good for `lasts` seconds from the snapshot on. `recording` has a profile, and is what the plan was decided on.
 
-        Raises Rejected: SH950 when it was made for a notice that is only assumed, SH951 when it isn't good at `now`.
+        Raises Rejected: SH950 when it was made for a notice that is only assumed, SH951 when it isn't good at `now`, SH947 when it would be
+        too large to be read.
         """
         assumed = {n.id for n in recording.notices if n.source == SOURCE}
         if assumed:
@@ -66,7 +67,10 @@ class ExactPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                     remedy="Plan on the live fleet; what was recorded long ago can be looked at, not carried out",
                 )
             )
-        packed, expires_at = zlib.compress(encode(recording)), plan.at + lasts
+        data = encode(recording)
+        if len(data) > _MAX_RECORDING:
+            raise _too_large(len(data))
+        packed, expires_at = zlib.compress(data), plan.at + lasts
         return cls(digest=plan.digest, expires_at=expires_at, plan=plan, recording=packed, seal=_seal(plan, expires_at, packed))
 
     @property
@@ -132,6 +136,12 @@ def verify(exact: ExactPlan, subject: str) -> None:
 def _seal(plan: Plan, expires_at: float, recording: bytes) -> Digest:
     decided_on = hashlib.sha256(recording).hexdigest()
     return digest({"digest": plan.digest, "expires_at": expires_at, "format": FORMAT, "recording": decided_on})
+
+
+def _too_large(size: int) -> Rejected:
+    what = f"what the plan was decided on has {size:,} bytes, and an exact plan can carry {_MAX_RECORDING:,}"
+    remedy = "Shorten the longest `for` of the policies, or have the engine carry it out by itself: it needs no exact plan"
+    return Rejected(Problem(code="SH947", what=what, remedy=remedy))
 
 
 def _refuse(subject: str, why: str) -> NoReturn:

@@ -362,8 +362,10 @@ class Leading:
         """A decision that was made elsewhere is carried out here."""
         assert found.recording is not None
         assert found.known is not None
-        records = self.tracker.besides(found.evaluation, self.duty.clock(), self.epoch, found.snapshot.fleet)
+        now, fleet = self.duty.clock(), found.snapshot.fleet
+        records = self.tracker.carried(found.evaluation, now, self.epoch, fleet)
         self._write(records)
+        self.aside.later(lambda: self._write(self.tracker.besides(found.evaluation, now, self.epoch, fleet)))
         if self.keeping and self.watch.now is None:
             made_on = found.known.snapshots, found.recording.state, found.recording.profile or self.duty.profile
             self.keeping.keeper.offer(
@@ -372,17 +374,19 @@ class Leading:
 
     async def _apply(self, snapshot: Snapshot, now: float, policies: PolicySet | None) -> None:
         """Look at the plans that were handed over. On a disk that takes no writes they wait."""
-        if self.applications.wait():
-            await self.aside.call(lambda: self.applications.weigh(policies))
+        if not self.applications.wait() or not self.store.healthy or self.watch.now is not None:
+            return
+        await self.aside.call(lambda: self.applications.weigh(policies))
+        state = self.sight.state(now)
 
         def budgets(operations: Sequence[PlannedOperation]) -> Mapping[OperationId, str]:
             if policies is None:
                 return {}
-            return not_allowed(operations, policies, [*self.snapshots, snapshot], self.store.state(now), now, self.rules, self.duty.profile)
+            return not_allowed(operations, policies, [*self.snapshots, snapshot], state, now, self.rules, self.duty.profile)
 
         try:
             fleet, notices = self.duty.scene.fleet, self.duty.scene.notices
-            world = Now(at=now, policies=policies, fleet=fleet, notices=notices, active=self.store.active(), budgets=budgets)
+            world = Now(at=now, policies=policies, fleet=fleet, notices=notices, active=state.active, budgets=budgets)
             self.applications.settle(world)
         except Stalled as error:
             self.voice.tell(error.problem)

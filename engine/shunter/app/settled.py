@@ -10,6 +10,7 @@ from shunter.model.plan import OperationKind
 from shunter.model.snapshot import Fleet, WorkerState
 
 _ARRIVED = (OperationKind.MOVE, OperationKind.RESTORE)
+_LEFT = (OperationKind.PARK, OperationKind.DRAIN)
 
 
 def settled(fleet: Fleet, records: Iterable[OperationRecord]) -> Fleet:
@@ -38,14 +39,13 @@ def settled(fleet: Fleet, records: Iterable[OperationRecord]) -> Fleet:
 
 
 def unseen(state: EngineState, ended: Iterable[OperationRecord]) -> EngineState:
-    """The state for a decision on a fleet that was looked at before these operations ended. Those that succeeded and whose effect `settled`
-    can't show (a worker that was parked or drained, a new image) count as under way until the next look.
+    """The state for a decision on a fleet that was looked at before these operations ended. Workers that were parked or drained, of which
+    `settled` can't show where they are now, count as under way until the next look.
 
-    Otherwise a worker that was just parked would be seen where it was, with nothing under way, and be parked once more.
+    Otherwise a worker that was just parked would be seen where it was, with nothing under way, and be parked once more. What leaves the
+    worker where it is (a checkpoint, a discard) hides nothing: a notice for its node is answered at once.
     """
-    hidden = {
-        r.id: msgspec.structs.replace(r, outcome=None) for r in ended if r.status is Status.SUCCEEDED and r.planned.kind not in _ARRIVED
-    }
+    hidden = {r.id: msgspec.structs.replace(r, outcome=None) for r in ended if r.status is Status.SUCCEEDED and r.planned.kind in _LEFT}
     if not hidden:
         return state
     under_way = (*(r for r in state.active if r.id not in hidden), *hidden.values())

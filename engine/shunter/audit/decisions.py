@@ -6,14 +6,14 @@ s`). How often it was made before it changed goes into the next record, so no ti
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from shunter.model.canon import plain
-from shunter.model.finding import Chapter, Finding, Verdict, chapters
+from shunter.model.finding import Brief, Chapter, Finding, Verdict, chapters
 from shunter.model.ids import Epoch, OperationId, PolicyName
 from shunter.model.plan import Evaluation, Plan, PlannedOperation
 from shunter.model.pretending import Pretending
@@ -69,20 +69,29 @@ class Tracker(msgspec.Struct, frozen=True, kw_only=True):
         after = msgspec.structs.replace(self, seen=seen, tick=self.tick + 1)
         return after._plan(evaluation.plan, stamp, records)
 
-    def besides(self, evaluation: Evaluation, at: float, epoch: Epoch, fleet: Fleet) -> tuple[Record, ...]:
-        """The records of a decision that was made elsewhere and is carried out here, as `observe` makes them: every finding that acts,
-        those that this tracker doesn't have already, and the plan. It is no tick: the next one isn't compared with it.
+    def carried(self, evaluation: Evaluation, at: float, epoch: Epoch, fleet: Fleet) -> tuple[Record, ...]:
+        """The records of a decision that was made elsewhere and is carried out here: the findings that act, and the plan. It is no tick:
+        the next one isn't compared with it.
         """
-        stamp, records = _Stamp(evaluation.plan, at, epoch, Pretending(fleet), self.tick), list[Record]()
+        stamp = _Stamp(evaluation.plan, at, epoch, Pretending(fleet), self.tick)
+        return (*self._said(evaluation, stamp, lambda brief, _known: brief.verdict is Verdict.ACT), stamp.planned(None))
+
+    def besides(self, evaluation: Evaluation, at: float, epoch: Epoch, fleet: Fleet) -> tuple[Record, ...]:
+        """What else such a decision says: all that doesn't act, but for what passes and what this tracker has already."""
+
+        def new(brief: Brief, known: Seen | None) -> bool:
+            said = known is not None and (known[0], known[1], shape(known[2])) == (brief.verdict, brief.gate, shape(brief.reason))
+            return not said and brief.verdict not in (Verdict.ACT, Verdict.PASS)
+
+        return tuple(self._said(evaluation, _Stamp(evaluation.plan, at, epoch, Pretending(fleet), self.tick), new))
+
+    def _said(self, evaluation: Evaluation, stamp: "_Stamp", wanted: Callable[[Brief, Seen | None], bool]) -> Iterator[Record]:
         for chapter in chapters(evaluation.findings):
             known = self.seen.get(chapter.policy, {})
             for place, (subject, brief) in enumerate(zip(chapter.subjects, chapter.briefs, strict=True)):
-                one = known.get(subject)
-                said = one is not None and (one[0], one[1], shape(one[2])) == (brief.verdict, brief.gate, shape(brief.reason))
-                if brief.verdict is Verdict.ACT or not (said or brief.verdict is Verdict.PASS):
-                    now = Seen(brief.verdict, brief.gate, brief.reason, at, self.tick, subject in stamp.pretending.subjects)
-                    records.append(stamp.finding(chapter.tell(place), None, now))
-        return (*records, stamp.planned(None))
+                if wanted(brief, known.get(subject)):
+                    now = Seen(brief.verdict, brief.gate, brief.reason, stamp.at, self.tick, subject in stamp.pretending.subjects)
+                    yield stamp.finding(chapter.tell(place), None, now)
 
     def _plan(self, plan: Plan, stamp: "_Stamp", records: list[Record]) -> "tuple[Tracker, tuple[Record, ...]]":
         planned = tuple(_outline(operation) for operation in plan.operations)

@@ -17,8 +17,8 @@ from shunter.cluster.awaiting import LOOK_S, Awaiting, Patience, not_running
 from shunter.cluster.dynamo.words import LOWEST
 from shunter.cluster.estate import Estate
 from shunter.cluster.operation import collection, label, stamp
-from shunter.cluster.pods import GRACE_S, JOINS, SPARE, Being, WorkerPod, worker_pod
-from shunter.cluster.spares import Goes, Stake, goes
+from shunter.cluster.pods import GRACE_S, HASH, JOINS, SPARE, Being, WorkerPod, worker_pod
+from shunter.cluster.spares import Goes, Stake, goes, pending
 from shunter.cluster.template import COST, IDLE, Wanted, placeholder, pod_name
 from shunter.model.errors import Problem, Rejected, Retry, Unknown
 from shunter.model.ids import NodeId, OperationId, SlotId, WorkerId, node_of
@@ -166,6 +166,8 @@ class Pods:
         it does, Retry and Unknown.
         """
         done: list[str] = []
+        joined: set[tuple[str, str]] = set()
+        """Controllers to which a pod was given just now: their pods aren't seen as they are any more."""
         pods = self._estate().pods
         self._since = {key: at for key, at in self._since.items() if key[1] in pods}
         for pod in tuple(pods.values()):
@@ -180,7 +182,12 @@ class Pods:
                 done += await self._remove(pod, still_leads) if empty and pod.pod.uid not in lived_in else ()
             elif pod.being is Being.RUNNING:
                 found = goes(pod, pods.values(), under_way, stake) if pod.joins and pod.ready else None
-                done += await self._settle(pod, found, still_leads, shown=lived_in.get(pod.pod.uid, False))
+                owner = (pod.pod.namespace, pod.joins.get(HASH, ""))
+                waits = bool(pod.joins) and (owner in joined or pending(pod, pods.values()))
+                said = await self._settle(pod, found, still_leads, shown=lived_in.get(pod.pod.uid, False), waits=waits)
+                if said:
+                    joined.add(owner)
+                done += said
         return done
 
     async def _remove(self, pod: WorkerPod, still_leads: Callable[[], None]) -> list[str]:
@@ -212,15 +219,16 @@ class Pods:
             return []
         return [f"marked the pod {pod.pod} as one that serves: a worker runs in it, and no operation is under way"]
 
-    async def _settle(self, pod: WorkerPod, other: Goes | None, still_leads: Callable[[], None], *, shown: bool) -> list[str]:
+    async def _settle(self, pod: WorkerPod, other: Goes | None, still_leads: Callable[[], None], *, shown: bool, waits: bool) -> list[str]:
         """Its controller counts it from now on, once it is ready: before that, it would be the first of them to go. Nor before that costs
-        no sessions of the `other` that goes for it, which may have got some in the place of the worker that moved; in the end it does.
+        no sessions of the `other` that goes for it, which may have got some in the place of the worker that moved; in the end it does. Nor
+        while it `waits` for another that joins the same controller: each is to find the one that goes for it.
         """
         if shown and pod.hidden:
             still_leads()
             with contextlib.suppress(Absent, Conflict):
                 await self._say_ready(pod.pod, shown=True)
-        if not pod.ready or not pod.joins:
+        if not pod.ready or not pod.joins or waits:
             return []
         told = f"gave the pod {pod.pod} to its controller"
         if other is not None and other.costs:

@@ -350,6 +350,8 @@ def test_files_go_into_a_volume_of_the_workers_own_and_not_into_one_that_it_neve
     archive, gone = packed(tmp_path, point="/models")
     files.unpack(archive, gone, there, {"/models/cache"}, ())
     assert [one.name for one in volume.iterdir()] == ["weights"]
+    files.unpack(archive, files.Gone(emptied=("/models/cache",)), there, {"/models/cache"}, ())
+    assert [one.name for one in volume.iterdir()] == ["weights"], "a folder of the image's at which only the placeholder has a volume"
     files.unpack(archive, gone, there, {"/models/cache"}, {"/models/cache"})
     assert (volume / "kernel").read_text() == "x"
 
@@ -375,6 +377,16 @@ def test_a_pipe_that_nobody_reads_holds_no_agent_up(tmp_path: Path) -> None:
     finally:
         idle.kill()
         idle.wait()
+
+
+def test_what_is_no_pipe_is_never_opened(tmp_path: Path) -> None:
+    """A container can hold a device that it may not open, in the place of its own log; an agent might."""
+    with (tmp_path / "device").open("w") as file, subprocess.Popen(["sleep", "60"], stdout=file) as idle:
+        try:
+            with pytest.raises(OSError, match="no pipe"):
+                containers._stream(Container(pod=POD, id=ID, cgroup=tmp_path, init=Process(pid=idle.pid, started=1)), 1)
+        finally:
+            idle.kill()
 
 
 @pytest.mark.parametrize("where", ["file", "link", "removed", "emptied"])

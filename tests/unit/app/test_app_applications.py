@@ -181,6 +181,21 @@ def test_what_came_with_a_plan_can_be_anything(tmp_path: Path, broken: bytes) ->
     assert engine.plans == []
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError("by 0"), OverflowError("too large"), KeyError("w"), AssertionError()])
+def test_whatever_deciding_meets_in_it_ends_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    engine, ticket = Engine(tmp_path), submit(tmp_path)
+
+    def decide(_policies: PolicySet, _recording: Recording) -> Preview:
+        raise error
+
+    monkeypatch.setattr(engine, "decide", decide)
+    engine.tick()
+    answer = ticket.answer()
+    assert answer is not None
+    assert [p.code for p in answer.problems] == ["SH953"]
+    assert type(error).__name__ in answer.problems[0].what
+
+
 def test_what_moved_is_answered_and_the_plan_stays_unused(tmp_path: Path) -> None:
     engine, ticket = Engine(tmp_path), submit(tmp_path)
     engine.tick(msgspec.structs.replace(WORLD, at=NOW + 600))

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from shunter.app import exact
 from shunter.app.assumed import Assumed, with_assumed
 from shunter.app.exact import ExactPlan, from_json, load, save, to_json
 from shunter.app.inputs import asked, fitted
@@ -113,6 +114,13 @@ def test_a_file_that_is_not_there_or_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(Retry) as away:
         save(ExactPlan.of(plan(), SEEN, now=NOW), tmp_path / "no folder" / "plan.json")
     assert away.value.problem.code == "SH952"
+
+
+def test_one_that_nobody_could_read_isnt_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "_MAX_RECORDING", 100)
+    with pytest.raises(Rejected, match="SH947") as caught:
+        ExactPlan.of(plan(operation()), SEEN, now=NOW)
+    assert "can carry 100" in caught.value.problem.what
 
 
 def test_what_is_assumed_or_past_cannot_be_carried_out() -> None:

@@ -45,7 +45,8 @@ def test_what_failed_or_isnt_an_arrival_changes_nothing() -> None:
 def test_what_succeeded_and_cant_be_seen_yet_counts_as_under_way() -> None:
     parked, moved = record(Status.SUCCEEDED, OperationKind.PARK), record(Status.SUCCEEDED)
     failed = record(Status.ROLLED_BACK, OperationKind.PARK)
-    for one, seen in ((parked, False), (moved, True), (failed, True)):
+    imaged = record(Status.SUCCEEDED, OperationKind.CHECKPOINT)  # its worker is where it was, and may have to leave at once
+    for one, seen in ((parked, False), (moved, True), (failed, True), (imaged, True)):
         found = unseen(EngineState(recent=(one,)), [one])
         assert (len(found.active), len(found.recent)) == ((0, 1) if seen else (1, 0))
         assert all(r.outcome is None for r in found.active)

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from shunter.app.housed import stake
 from shunter.cluster.pods import Being, WorkerPod
-from shunter.cluster.spares import NOTHING, Stake, goes
+from shunter.cluster.spares import NOTHING, Stake, goes, pending
 from shunter.model.ids import NodeId, WorkerId
 from shunter.model.pod import Pod, Resident
 from shunter.model.sample import Known, Stale
@@ -38,6 +38,13 @@ def test_it_is_the_one_with_the_least_context_and_whether_that_costs_sessions_is
     assert chosen(pod("old"), pod("cold"), held={}) == ("cold", True), "unknown is not a number"
     assert chosen(pod("old"), pod("cold"), held={"old": Stake(sessions=1)}) == ("old", True), "what is known goes before what isn't"
     assert chosen(pod("old"), pod("x"), held={"x": Stake(tokens=0)}) == ("x", False)
+
+
+def test_while_one_is_about_to_go_nobody_else_is_told_to() -> None:
+    assert not pending(MOVED, [pod("old"), pod("cold"), MOVED])
+    assert pending(MOVED, [pod("old"), pod("cold", spare=""), MOVED])
+    assert not pending(MOVED, [pod("old"), pod("cold", spare="", being=Being.ENDING), MOVED]), "it goes"
+    assert not pending(MOVED, [pod("other", spare="", labels={"pod-template-hash": "77"})])
 
 
 def test_kubernetes_own_order_goes_before_that() -> None:
