@@ -255,6 +255,40 @@ async def test_it_is_given_to_its_controller_in_the_end_and_nobody_stays_named_w
     assert not {"controller.kubernetes.io/pod-deletion-cost", "shunter.dev/spare"} & left_of_it.keys()
 
 
+async def test_of_two_that_join_one_controller_each_finds_its_own_that_goes(bench: Bench, nodes: Nodes) -> None:
+    """Both would name the one that is idle now, and the controller would end somebody else for the second."""
+    nodes.gpus = {"node-a": 4, "node-b": 2}
+    nodes.replicas["decode"] = (dict(HASH), 3, lambda name: worker(name, bench.namespace, pod_template_hash="5f9c"))
+    until(lambda: len(bench.names()) == 3, 10, "three")
+    first = [await asyncio.to_thread(bench.runs, name) for name in bench.names()]
+    bench.until_seen(lambda e: all(one.ready for one in e.pods.values()))
+    now = 1000.0
+    pods = Pods(bench.api, bench.estate, "shunter.test", "shunter", clock=lambda: now)
+    moves = [record("move-1"), record("move-2", worker_id="decode-1")]
+    made = []
+    for move, left, slot in zip(moves, first, ("node-b/0", "node-b/1"), strict=False):
+        who = Resident(id=move.planned.worker, role="decode", graph="tiny", engine="vllm")
+        pod = await pods.prepare(move, SlotId(slot), left, who, go_on)
+        assert pod is not None
+        await pods.keep(move, pod)
+        made.append(pod)
+    bench.until_seen(lambda e: all(e.pods[pod.uid].ready for pod in made))
+    nodes.replicas.clear()  # its controller has other things to do for a while
+    lived_in = {pod.uid: True for pod in made}
+
+    async def tidied() -> list[str]:
+        return await pods.tidy(*OVER, lived_in, *ANSWER, lambda one: Stake(sessions=0.0 if one == first[2].name else 2.0))
+
+    (told,) = await tidied()
+    assert "to its controller" in told
+    bench.until_seen(lambda e: e.pods[first[2].uid].spare is not None and sum(bool(e.pods[pod.uid].joins) for pod in made) == 1)
+    assert await tidied() == [], "the first one's hasn't gone yet"
+    bench.server.must("DELETE", f"{bench.path}/{first[2].name}")
+    bench.until_seen(lambda e: first[2].uid not in e.pods or e.pods[first[2].uid].being is Being.ENDING)
+    (told,) = await tidied()
+    assert "isn't given to its controller yet" in told, "those that are left hold sessions"
+
+
 async def test_it_isnt_given_to_its_controller_before_it_is_ready(bench: Bench, nodes: Nodes) -> None:
     left = await asyncio.to_thread(bench.make, "decode-0", "node-a", **HASH)
     nodes.unready.add("decode-0-")
