@@ -183,7 +183,7 @@ def test_a_change_is_told(git: Git, source: ClusterSource) -> None:
     end = source.watch(told.set)
     told.clear()
     git.sync("images")
-    assert told.wait(5.0)
+    assert told.wait(30.0)
     assert names(holds(source, lambda found: found.policies)) == {"images"}
     end()
     told.clear()
@@ -230,7 +230,7 @@ async def test_an_engine_that_starts_while_the_server_is_away_has_what_was_in_fo
     feed = PolicyFeed(first, time.time)
     assert await feed.refresh()
     git.sync("images", when="worker.kvusage < 1")  # refused: an older version is in force from now on
-    until(lambda: first.fetch() != feed.current.commit, 5.0)
+    until(lambda: first.fetch() != feed.current.commit)
     await feed.refresh()
     assert feed.current is not None
     assert feed.current.problems
@@ -271,11 +271,11 @@ def test_a_thread_that_failed_begins_anew(
     with monkeypatch.context() as patch:
         patch.setattr(Reflector, "_take", broken)
         git.sync("images", every="9m")
-        until(lambda: "what nobody thought of" in caplog.text, 5.0)
+        until(lambda: "what nobody thought of" in caplog.text)
     told.clear()
     git.sync("budget")
     assert names(holds(source, lambda found: len(found.policies) == 2)) == {"images", "budget"}
-    assert told.wait(5.0), "and whoever watches is still told"
+    assert told.wait(30.0), "and whoever watches is still told"
 
 
 def test_only_the_present_can_be_read(source: ClusterSource) -> None:
@@ -298,7 +298,7 @@ def test_status_says_what_became_of_it(git: Git, source: ClusterSource) -> None:
         finding("images", Verdict.INCONCLUSIVE, "w1", "worker.kvUsage: no data"),
     ]
     source.report(policies, findings, 1_800_000_000.0)
-    until(lambda: all(git.get(name).get("status") for name in ("shift", "images", "rebalance", "budget")), 5.0)
+    until(lambda: all(git.get(name).get("status") for name in ("shift", "images", "rebalance", "budget")))
     assert git.conditions("shift") == {"Accepted": "True InForce", "Active": "True Enforced", "Degraded": "False AsWanted"}
     assert git.conditions("images") == {"Accepted": "True InForce", "Active": "False Preview", "Degraded": "True InputsMissing"}
     assert git.conditions("rebalance")["Active"] == "False Off"
@@ -315,12 +315,12 @@ def test_status_tells_of_a_refused_version_and_of_its_mending(git: Git, source: 
     git.sync("images")
     first = holds(source, lambda found: found.policies)
     source.report(first, [], 1_800_000_000.0)
-    until(lambda: git.conditions("images"), 5.0)
+    until(lambda: git.conditions("images"))
     made = git.sync("images", NEW, when="worker.kvusage < 0.9")
-    commit = until(lambda: (found := source.fetch()) != first.commit and found, 5.0)
+    commit = until(lambda: (found := source.fetch()) != first.commit and found)
     second = load(source.read(commit), first)
     source.report(second, [], 1_800_000_060.0)
-    until(lambda: git.conditions("images")["Accepted"] == "False Refused", 5.0)
+    until(lambda: git.conditions("images")["Accepted"] == "False Refused")
     status = git.get("images")["status"]
     assert status["observedGeneration"] == made["metadata"]["generation"] == 2
     assert git.conditions("images")["Degraded"] == "True OlderVersion"
@@ -331,18 +331,18 @@ def test_status_tells_of_a_refused_version_and_of_its_mending(git: Git, source: 
     assert accepted["lastTransitionTime"] == "2027-01-15T08:01:00Z"
     assert git.condition("images", "Active")["lastTransitionTime"] == "2027-01-15T08:00:00Z", "that is as it was"
     git.sync("images", NEW, when="worker.kvUsage < 0.8")
-    commit = until(lambda: (found := source.fetch()) not in (first.commit, second.commit) and found, 5.0)
+    commit = until(lambda: (found := source.fetch()) not in (first.commit, second.commit) and found)
     source.report(load(source.read(commit), second), [], 1_800_000_120.0)
-    until(lambda: git.conditions("images")["Accepted"] == "True InForce", 5.0)
+    until(lambda: git.conditions("images")["Accepted"] == "True InForce")
     assert git.get("images")["status"]["commit"] == NEW
     assert git.conditions("images")["Degraded"] == "False AsWanted"
 
 
 def test_a_new_policy_that_is_refused_is_degraded_and_nothing_of_it_in_force(git: Git, source: ClusterSource) -> None:
     git.sync("images", when="1 +")
-    commit = until(lambda: (found := source.fetch()) and source.read(found).files and found, 5.0)
+    commit = until(lambda: (found := source.fetch()) and source.read(found).files and found)
     source.report(load(source.read(commit), None), [], 1_800_000_000.0)
-    until(lambda: git.conditions("images"), 5.0)
+    until(lambda: git.conditions("images"))
     assert git.conditions("images") == {"Accepted": "False Refused", "Active": "False NotInForce", "Degraded": "True Refused"}
     assert "commit" not in git.get("images")["status"]
 
@@ -359,14 +359,14 @@ def test_nothing_is_written_where_nothing_changed(git: Git, source: ClusterSourc
         time.sleep(0.02)
     assert git.get("shift")["metadata"]["resourceVersion"] == version
     source.report(policies, [finding("shift", Verdict.HOLD, "w1", "cooldown")], 1_800_000_100.0)
-    until(lambda: git.get("shift")["status"]["lastDecision"]["verdict"] == "hold", 5.0)
+    until(lambda: git.get("shift")["status"]["lastDecision"]["verdict"] == "hold")
 
 
 def test_the_next_engine_goes_on_from_the_status_that_stands(plane: ControlPlane, git: Git, source: ClusterSource) -> None:
     git.sync("shift")
     policies = holds(source, lambda found: found.policies)
     source.report(policies, [finding("shift", Verdict.ACT)], 1_800_000_000.0)
-    until(lambda: git.conditions("shift"), 5.0)
+    until(lambda: git.conditions("shift"))
     version = git.get("shift")["metadata"]["resourceVersion"]
     other = source_at(plane, git.namespace)
     try:
@@ -394,7 +394,7 @@ def test_status_never_touches_what_git_says(git: Git, source: ClusterSource) -> 
     git.plane.must("PATCH", f"{git.where('images')}/status?fieldManager=somebody", body, APPLY)
     policies = holds(source, lambda found: found.policies)
     source.report(policies, [], 1_800_000_000.0)
-    until(lambda: "Degraded" in git.conditions("images"), 5.0)
+    until(lambda: "Degraded" in git.conditions("images"))
     before = git.get("images")
     assert before["spec"] == WHOLE["images"]["spec"]
     assert before["metadata"]["generation"] == 1
