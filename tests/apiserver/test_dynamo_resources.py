@@ -31,7 +31,7 @@ from shunter.act.beyond import Deposed
 from shunter.app.drifting import shown
 from shunter.app.graphs import Counted, Graphs
 from shunter.app.settings import DynamoSettings, LeaseSettings, PodsSettings
-from shunter.cluster.api import Api, Object
+from shunter.cluster.api import Api, Conflict, Object
 from shunter.cluster.dynamo.fence import Slices
 from shunter.cluster.dynamo.following import Following
 from shunter.cluster.dynamo.pools import merged, troubles
@@ -51,6 +51,7 @@ from test_engine import kubeconfig
 
 __all__ = ["dynamo_plane", "engine", "site"]
 QUICK = Times(watch_least=5, watch_most=8)
+MARK = {"apiVersion": "nvidia.com/v1beta1", "kind": "DynamoGraphDeployment", "metadata": {"annotations": {"somebody": "was here"}}}
 WAYS = [(), ("decode",), ("prefill",), ("prefill", "decode")]
 """Which components have a scaling adapter."""
 
@@ -76,6 +77,45 @@ class Dying(Api):
         if self.writes == self.at:
             raise Crash
         return found
+
+
+class Late(Api):
+    """The engine's way to the server, on which the `at`-th write (from 1) is held up: it comes when it is `let_through`, whether or not
+    anybody waits for it still.
+    """
+
+    def __init__(self, site: Site, at: int) -> None:
+        super().__init__(admin(site.plane))
+        self.at, self.writes = at, 0
+        self.held: tuple[str, Object, str] | None = None
+        self.holds = asyncio.Event()
+
+    async def apply(self, path: str, body: Object, manager: str, *, force: bool = True, dry_run: bool = False) -> Object:
+        self.writes += not dry_run
+        if dry_run or self.writes != self.at:
+            return await super().apply(path, body, manager, force=force, dry_run=dry_run)
+        self.held = path, body, manager
+        self.holds.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def let_through(self) -> None:
+        assert self.held is not None
+        await super().apply(*self.held)
+
+
+class Meanwhile(Api):
+    """The engine's way to the server; right before its first write something else comes."""
+
+    def __init__(self, site: Site, first: Callable[[], Any]) -> None:
+        super().__init__(admin(site.plane))
+        self.first: Callable[[], Any] | None = first
+
+    async def apply(self, path: str, body: Object, manager: str, *, force: bool = True, dry_run: bool = False) -> Object:
+        first, self.first = self.first, None
+        if first is not None:
+            await first()
+        return await super().apply(path, body, manager, force=force, dry_run=dry_run)
 
 
 async def standing(site: Site, **counts: int) -> None:
@@ -175,9 +215,61 @@ async def test_killed_at_each_write_the_next_engine_can_take_it_back_too(site: S
         await standing(site)
         assert (site.of_record("decode"), site.of_record("prefill")) == (3, 2)
         assert not [one for one in site.pods("decode").values() if COST in (one["metadata"].get("annotations") or {})]
-        if at > 1:
-            with pytest.raises(Rejected, match="it was taken back before"):
-                await Shifts(engine).carry(shift)
+        with pytest.raises(Rejected, match="it was taken back before"):
+            await Shifts(engine).carry(shift)
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile", "after"])
+@pytest.mark.parametrize(("adapters", "writes"), [((), 2), (("prefill", "decode"), 3)])
+async def test_a_write_that_is_cut_off_and_comes_late_is_taken_back_or_refused(
+    site: Site, engine: Api, adapters: tuple[str, ...], writes: int, when: str
+) -> None:
+    """An operation's time was over in the middle of it, and it went back: what of it comes then changes nothing for good."""
+    for at in range(1, writes + 1):
+        clear(site, adapters)
+        shift = msgspec.structs.replace(await made(site, adapters=adapters), operation=f"park-{at}")
+        before = set(site.pods("prefill")), set(site.pods("decode"))
+        late = Late(site, at)
+        carrying = asyncio.create_task(Shifts(late).carry(shift))
+        await late.holds.wait()
+        carrying.cancel()
+        await asyncio.gather(carrying, return_exceptions=True)
+        if when == "before":
+            await late.let_through()
+        back = Meanwhile(site, late.let_through) if when == "meanwhile" else engine
+        await Shifts(back).undo(shift)
+        if when == "after":
+            assert isinstance(await said(late.let_through), Conflict), "it is of another version"
+        for one in {late, back} - {engine}:
+            await one.aclose()
+        await Shifts(engine).undo(shift)
+        await standing(site)
+        assert (site.of_record("decode"), site.of_record("prefill")) == (3, 2), f"write {at}"
+        assert not [one for one in site.pods("decode").values() if COST in (one["metadata"].get("annotations") or {})], f"write {at}"
+        if when == "after":
+            assert before == (set(site.pods("prefill")), set(site.pods("decode"))), f"write {at}"
+        with pytest.raises(Rejected, match="it was taken back before"):
+            await Shifts(engine).carry(shift)
+
+
+async def test_what_is_marked_as_never_made_leaves_numbers_whose_they_are(site: Site, engine: Api) -> None:
+    """Also to Git; and who takes not even a mark of ours keeps nobody from going back."""
+    shift = await made(site)
+    site.graph(manager="argocd-controller")
+    await Shifts(engine).undo(shift)
+    fields = [one for one in site.get(GRAPHS, "llama")["metadata"]["managedFields"] if one["manager"] == "shunter-replicas"]
+    assert ["f:spec" in one["fieldsV1"] for one in fields] == [False]
+    version = site.get(GRAPHS, "llama")["metadata"]["resourceVersion"]
+    await Shifts(engine).undo(shift)
+    assert site.get(GRAPHS, "llama")["metadata"]["resourceVersion"] == version, "it is said once"
+    other = msgspec.structs.replace(shift, operation="park-2")
+    take_away = forbid(site, "true", "false", plural=GRAPHS)
+    try:
+        await refused(lambda: engine.apply(site.path(GRAPHS, "llama"), MARK, "somebody", dry_run=True), "SH256")
+        await Shifts(engine).undo(other)
+    finally:
+        take_away()
+    assert "park-2" not in str(site.get(GRAPHS, "llama")["metadata"]["annotations"])
 
 
 def forbid(site: Site, where: str, rule: str, *, plural: str = ADAPTERS) -> Callable[[], None]:

@@ -14,12 +14,12 @@ import msgspec
 
 from shunter.cluster.api import Absent, Api, Conflict, Object
 from shunter.cluster.awaiting import LOOK_S, Awaiting, Patience, not_running
-from shunter.cluster.dynamo.words import LOWEST
+from shunter.cluster.dynamo.words import COST, LOWEST
 from shunter.cluster.estate import Estate
 from shunter.cluster.operation import collection, label, stamp
 from shunter.cluster.pods import GRACE_S, HASH, JOINS, SPARE, Being, WorkerPod, worker_pod
 from shunter.cluster.spares import Goes, Stake, goes, pending
-from shunter.cluster.template import COST, IDLE, Wanted, placeholder, pod_name
+from shunter.cluster.template import IDLE, Wanted, placeholder, pod_name
 from shunter.model.errors import Problem, Rejected, Retry, Unknown
 from shunter.model.ids import NodeId, OperationId, SlotId, WorkerId, node_of
 from shunter.model.operation import OperationRecord

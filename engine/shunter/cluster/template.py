@@ -13,11 +13,11 @@ from typing import Any, Final
 import msgspec
 
 from shunter.cluster.api import Object
+from shunter.cluster.dynamo.words import COST, COST_BEFORE, UNDONE
 from shunter.cluster.pods import HASH, JOINS, SPARE, chosen, json_of
 from shunter.model.ids import NodeId, OperationId, WorkerId
 from shunter.model.pod import CONTAINER, ENGINE, OPERATION, PLACEHOLDER, SERVING, STATE, WORKER
 
-COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 _HELD_BACK: Final = (HASH, "app.kubernetes.io/instance")
 """Labels by which a controller would take it at once, and end it as the one that isn't ready, or Argo CD prune it as one of its own."""
 _NOT_COPIED: Final = (
@@ -34,6 +34,8 @@ _NOT_COPIED: Final = (
     STATE,
     JOINS,
     SPARE,
+    COST_BEFORE,
+    UNDONE,
 )
 """What others wrote about the one pod, or that would have them act on the new one."""
 _ASSIGNED: Final = ("nodeName", "ephemeralContainers", "priority", "overhead", "schedulingGates")

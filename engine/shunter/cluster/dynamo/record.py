@@ -143,8 +143,9 @@ def git_has_not(one: Place) -> None:
         )
 
 
-def body(one: Place, changes: Sequence[tuple[Component, int, Mark]]) -> Object:
-    """What to apply, at the version that was read: the new replicas of these components, and the marks of that.
+def body(one: Place, changes: Sequence[tuple[Component, int | None, Mark]]) -> Object:
+    """What to apply, at the version that was read: the new replicas of these components (None: they stay whose they are), and the marks of
+    that.
 
     What server-side apply finds no more in what a manager applies, it removes. So all that is ours already is in it again, as it is.
     """
@@ -152,6 +153,7 @@ def body(one: Place, changes: Sequence[tuple[Component, int, Mark]]) -> Object:
     new = [mark for _, _, mark in changes]
     kept = [mark for mark in one.marks if not any((m.operation, m.component) == (mark.operation, mark.component) for m in new)]
     text = msgspec.json.encode([*kept, *new][-_KEPT:]).decode()
+    spec = _spec(one, {component.name: replicas for component, replicas, _ in changes if replicas is not None})
     return {
         "apiVersion": f"{GROUP}/{one.version}",
         "kind": KINDS[one.plural],
@@ -162,15 +164,18 @@ def body(one: Place, changes: Sequence[tuple[Component, int, Mark]]) -> Object:
             "resourceVersion": meta["resourceVersion"],
             "annotations": {SHIFTS: text},
         },
-        "spec": _spec(one, {component.name: replicas for component, replicas, _ in changes}),
+        **({"spec": spec} if spec else {}),
     }
 
 
 def _spec(one: Place, wanted: dict[str, int]) -> Object:
     if one.plural == ADAPTERS:
-        return {"replicas": wanted[one.component.name]}
+        number = wanted.get(one.component.name, one.replicas if MANAGER in one.managers else None)
+        return {} if number is None else {"replicas": number}
     ours = {other.name: other.replicas for other in one.graph.components if MANAGER in other.managers}
     both: dict[str, Any] = {**ours, **wanted}
+    if not both:
+        return {}
     if isinstance(one.found["spec"].get("components"), list):
         return {"components": [{"name": name, "replicas": both[name]} for name in sorted(both)]}
     return {"services": {name: {"replicas": both[name]} for name in sorted(both)}}

@@ -18,8 +18,8 @@ import asyncio
 import contextlib
 import copy
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
@@ -39,6 +39,7 @@ from shunter.cluster.dynamo.words import (
     GRAPH_LABEL,
     GRAPHS,
     LOWEST,
+    UNDONE,
     VERSIONS,
     collection,
     pods,
@@ -150,19 +151,20 @@ class Shifts:
     async def undo(self, shift: Shift) -> None:
         """Take back what of it was written, the component that gave first. Idempotent; once it was undone it isn't made any more.
 
-        Replicas that somebody else changed meanwhile stay as they are. Raises as `carry` does.
+        Where nothing was written that is marked too: a write of whoever was cut off, or has died, may be on its way still, and is refused
+        for the version at which it was made. Replicas that somebody else changed meanwhile stay as they are. Raises as `carry` does.
         """
         for _ in range(_TRIES):
             seen = await self.see(shift)
-            marked = [one for one in reversed(seen.places) if (mark := seen.mark(one)) is not None and not mark.undone]
+            left = [one for one in reversed(seen.places) if (mark := seen.mark(one)) is None or not mark.undone]
             try:
-                for writes in _together(marked):
+                for writes in _together(left):
                     await self._write_back(seen, writes)
             except Conflict:
                 continue
             break
         else:
-            raise Retry(_restless(shift))
+            raise Retry(_restless(f"{shift.namespace}/{shift.graph}"))
         if shift.uid:
             await self._cost_back(shift)
 
@@ -232,10 +234,10 @@ class Shifts:
                 certain(await self.pods(shift.namespace, shift.graph, shift.gives), shift.uid, seen.places[-1].replicas)
             with contextlib.suppress(Conflict):
                 await self._write(seen, writes)
-        raise Retry(_restless(shift))
+        raise Retry(_restless(f"{shift.namespace}/{shift.graph}"))
 
     async def _write(self, seen: Seen, writes: Sequence[Place], *, dry_run: bool = False) -> None:
-        changes: list[tuple[Component, int, Mark]] = []
+        changes: list[tuple[Component, int | None, Mark]] = []
         for one in writes:
             git_has_not(one)
             giving = one.component.name == seen.shift.gives
@@ -252,17 +254,26 @@ class Shifts:
         await self._apply(writes[0], changes, dry_run=dry_run)
 
     async def _write_back(self, seen: Seen, writes: Sequence[Place]) -> None:
-        shift, changes = seen.shift, []
+        shift = seen.shift
+        changes: list[tuple[Component, int | None, Mark]] = []
         for one in writes:
             mark = seen.mark(one)
-            assert mark is not None, "it is what is taken back"
+            if mark is None:
+                number = one.replicas
+                never = Mark(operation=shift.operation, component=one.component.name, before=number, after=number, undone=True)
+                changes.append((one.component, None, never))
+                continue
             stays = one.replicas != mark.after
             if mark.after > mark.before and not stays:
                 await self._spare_the_others(shift)
             changes.append((one.component, one.replicas if stays else mark.before, msgspec.structs.replace(mark, undone=True)))
-        await self._apply(writes[0], changes)
+        try:
+            await self._apply(writes[0], changes)
+        except Rejected:  # who takes not even a mark of ours takes no write that is late
+            if any(number is not None for _, number, _ in changes):
+                raise
 
-    async def _apply(self, one: Place, changes: Sequence[tuple[Component, int, Mark]], *, dry_run: bool = False) -> None:
+    async def _apply(self, one: Place, changes: Sequence[tuple[Component, int | None, Mark]], *, dry_run: bool = False) -> None:
         self._may()
         try:
             await self._api.apply(one.path, body(one, changes), MANAGER, dry_run=dry_run)
@@ -306,26 +317,45 @@ class Shifts:
                 await self._cost(shift.namespace, last.name, last.uid, LOWEST)
 
     async def _cost(self, namespace: str, name: str, uid: str, cost: int) -> None:
-        path = f"{pods(namespace)}/{name}"
-        annotations = ((await self._api.get(path))["metadata"].get("annotations")) or {}
-        before = annotations.get(COST_BEFORE, annotations.get(COST, ""))
-        self._may()
-        await self._api.apply(path, _annotated(namespace, name, uid, {COST: str(cost), COST_BEFORE: before}), _COST_MANAGER)
+        def chosen(there: Mapping[str, str]) -> dict[str, str]:
+            return {COST: str(cost), COST_BEFORE: there.get(COST_BEFORE, there.get(COST, ""))}
+
+        await self._annotate(namespace, name, uid, chosen)
 
     async def _cost_back(self, shift: Shift) -> None:
-        path = f"{pods(shift.namespace)}/{shift.pod}"
+        """Also where it is as it was: a write that is on its way still is refused then (see `undo`)."""
+
+        def spared(there: Mapping[str, str]) -> dict[str, str] | None:
+            before = there.get(COST_BEFORE, there.get(COST, ""))
+            kept = {COST: before} if before else {}
+            if COST_BEFORE in there:
+                return kept
+            return {**kept, UNDONE: shift.operation} if there.get(UNDONE) != shift.operation else None
+
         with contextlib.suppress(Absent, Conflict):  # it is gone, or another of its name is there
-            annotations = ((await self._api.get(path))["metadata"].get("annotations")) or {}
-            if COST_BEFORE in annotations:
-                before = annotations[COST_BEFORE]
-                kept = {COST: before} if before else {}
-                self._may()
-                await self._api.apply(path, _annotated(shift.namespace, shift.pod, shift.uid, kept), _COST_MANAGER)
+            await self._annotate(shift.namespace, shift.pod, shift.uid, spared)
 
+    async def _annotate(self, namespace: str, name: str, uid: str, wanted: Callable[[Mapping[str, str]], dict[str, str] | None]) -> None:
+        """What is to be ours of a pod's annotations, by those that it has, at the version at which it has them. None: they stay.
 
-def _annotated(namespace: str, name: str, uid: str, annotations: dict[str, Any]) -> Object:
-    meta = {"namespace": namespace, "name": name, "uid": uid, "annotations": annotations}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta}
+        Raises as `Api.apply` does, Conflict where another pod has its name.
+        """
+        path = f"{pods(namespace)}/{name}"
+        for _ in range(_TRIES):
+            meta = (await self._api.get(path))["metadata"]
+            ours = wanted(meta.get("annotations") or {})
+            if ours is None:
+                return
+            own = {"namespace": namespace, "name": name, "uid": uid, "resourceVersion": meta["resourceVersion"], "annotations": ours}
+            self._may()
+            try:
+                await self._api.apply(path, {"apiVersion": "v1", "kind": "Pod", "metadata": own}, _COST_MANAGER)
+            except Conflict:
+                if meta["uid"] != uid:
+                    raise
+            else:
+                return
+        raise Retry(_restless(f"{namespace}/{name}"))
 
 
 def _together(places: Sequence[Place]) -> list[list[Place]]:
@@ -341,9 +371,9 @@ def _webhook(said: Problem, one: Place) -> Problem:
     return Problem(code="SH275", what=f"the API server refuses other replicas of it: {said.what}", remedy=remedy, subject=one.called)
 
 
-def _restless(shift: Shift) -> Problem:
-    what = "a resource of record changes each time that it is to be written"
-    return Problem(code="SH253", what=what, remedy="Nothing to do: it is planned again", subject=f"{shift.namespace}/{shift.graph}")
+def _restless(subject: str) -> Problem:
+    what = "it changes each time that it is to be written"
+    return Problem(code="SH253", what=what, remedy="Nothing to do: it is planned again", subject=subject)
 
 
 async def served(api: Api) -> str:

@@ -26,6 +26,8 @@ LOWEST: Final = -(2**31)
 """The least that a deletion cost can be: a pod with it goes first among those that are as ready as it is."""
 COST_BEFORE: Final = "shunter.dev/pod-deletion-cost-before"
 """What the cost was before we changed it; empty: there was none."""
+UNDONE: Final = "shunter.dev/shift-undone"
+"""Annotation of a pod: the shift for which it goes no more, written where its cost hadn't been changed yet."""
 SHIFTS: Final = "shunter.dev/shifts"
 """What we changed of the replicas in a resource of record, written together with them."""
 
