@@ -791,3 +791,50 @@ async def test_a_worker_that_is_restored_is_one_of_its_pool_and_nobody_goes_for_
     finally:
         await asyncio.to_thread(estate.close)
         await pods._api.aclose()
+
+
+@pytest.mark.usefixtures("plane")
+async def test_a_pod_that_a_shift_has_chosen_stays_the_one_that_goes_though_it_was_to_go_for_another(site: Site, engine: Api) -> None:
+    """It was named when another pod joined, and its controller has ended nobody. When the shift leaves it, it is as it was before both."""
+    shift = await made(site)
+    spare = {COST: str(1 - 2**31), "shunter.dev/spare": ""}
+    estate = Estates(lambda: Api(admin(site.plane)), Where(namespace=site.namespace), times=QUICK)
+    await asyncio.to_thread(estate.wait, 15)
+    now = 1000.0
+    pods = Pods(engine, estate.estate, "fleet", "default", clock=lambda: now)
+
+    def annotations() -> dict[str, str]:
+        return dict(site.pods("decode")[shift.pod]["metadata"].get("annotations") or {})
+
+    async def tidied(after: float) -> None:
+        nonlocal now
+        now += after
+        await pods.tidy(lambda _pod: False, {}, [], led)
+
+    costs: list[str | None] = []
+
+    async def sleep(_seconds: float) -> None:
+        await tidied(61)
+        costs.append(annotations().get(COST))
+
+    try:
+        site.edit("pods", shift.pod, {"metadata": {"annotations": spare}})
+        await waiting(lambda: estate.estate().pods[shift.uid].spare is not None)
+        site.stands = True
+        await tidied(0)
+        ticks = iter((0.0, 1.0, 2.0, 99.0))
+        with pytest.raises(Retry):
+            await Shifts(engine, clock=lambda: next(ticks), sleep=sleep).carry(shift)
+        assert costs == [str(-(2**31))] * 2
+        assert annotations() == spare
+        await waiting(lambda: not estate.estate().pods[shift.uid].retired)
+        await tidied(61)
+        assert annotations() == {}
+        await waiting(lambda: estate.estate().pods[shift.uid].spare is None)
+        await tidied(1)
+        site.edit("pods", shift.pod, {"metadata": {"annotations": spare}})
+        await waiting(lambda: estate.estate().pods[shift.uid].spare is not None)
+        await tidied(1)
+        assert annotations() == spare, "named once more, it has as long as the first time"
+    finally:
+        await asyncio.to_thread(estate.close)

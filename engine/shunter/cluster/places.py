@@ -14,7 +14,7 @@ import msgspec
 
 from shunter.cluster.api import Absent, Api, Conflict, Object
 from shunter.cluster.awaiting import LOOK_S, Awaiting, Patience, not_running
-from shunter.cluster.dynamo.words import COST, LOWEST
+from shunter.cluster.dynamo.words import COST, COST_BEFORE, LOWEST
 from shunter.cluster.estate import Estate
 from shunter.cluster.operation import collection, label, stamp
 from shunter.cluster.pods import GRACE_S, HASH, JOINS, SPARE, Being, WorkerPod, worker_pod
@@ -169,7 +169,7 @@ class Pods:
         joined: set[tuple[str, str]] = set()
         """Controllers to which a pod was given just now: their pods aren't seen as they are any more."""
         pods = self._estate().pods
-        self._since = {key: at for key, at in self._since.items() if key[1] in pods}
+        self._since = {key: at for key, at in self._since.items() if key[1] in pods and _still(key[0], pods[key[1]])}
         for pod in tuple(pods.values()):
             if pod.spare is not None:
                 await self._spared(pod, still_leads)
@@ -183,7 +183,7 @@ class Pods:
             elif pod.being is Being.RUNNING:
                 found = goes(pod, pods.values(), under_way, stake) if pod.joins and pod.ready else None
                 owner = (pod.pod.namespace, pod.joins.get(HASH, ""))
-                waits = bool(pod.joins) and (owner in joined or pending(pod, pods.values()))
+                waits = bool(pod.joins) and (owner in joined or pending(pod, pods.values(), self._chosen))
                 said = await self._settle(pod, found, still_leads, shown=lived_in.get(pod.pod.uid, False), waits=waits)
                 if said:
                     joined.add(owner)
@@ -248,24 +248,38 @@ class Pods:
             return []
         return [told]
 
+    def _chosen(self, pod: WorkerPod) -> bool:
+        """A shift has chosen it as the one that goes, and it hasn't had the time for that yet."""
+        return pod.retired and self._clock() - self._since.setdefault(("chosen", pod.pod.uid), self._clock()) < SPARE_S
+
     async def _named(self, pod: WorkerPod, still_leads: Callable[[], None]) -> bool:
-        """It goes before all that are as ready as it is. False: it has gone already."""
-        still_leads()
+        """It goes before all that are as ready as it is. False: it has gone already, or goes for a shift that has just chosen it."""
         before = pod.spare if pod.spare is not None else str(pod.cost or "")
+        if pod.retired:  # for long: it goes first as it is
+            return True
+        return await self._cost(pod, {COST: str(LOWEST + 1), SPARE: before}, still_leads)
+
+    async def _spared(self, pod: WorkerPod, still_leads: Callable[[], None]) -> None:
+        """Its controller has ended nobody: from now on it is as good as any other again. One that a shift has chosen meanwhile is the
+        shift's, which gives it back as it has found it.
+        """
+        since = self._since.setdefault(("goes", pod.pod.uid), self._clock())
+        if self._clock() - since >= SPARE_S and pod.being is not Being.ENDING:
+            await self._cost(pod, {COST: pod.spare or None, SPARE: None}, still_leads)
+
+    async def _cost(self, pod: WorkerPod, annotations: dict[str, str | None], still_leads: Callable[[], None]) -> bool:
+        """Unless it isn't there any more, or a shift has chosen it, which our copy needn't show."""
+        found = await self._get(pod.pod.namespace, pod.pod.name)
+        meta = found["metadata"] if found is not None else {}
+        if meta.get("uid") != pod.pod.uid or COST_BEFORE in (meta.get("annotations") or {}):
+            return False
+        still_leads()
         try:
-            await self._patch(pod.pod, {"metadata": {"annotations": {COST: str(LOWEST + 1), SPARE: before}}})
+            version = {"uid": pod.pod.uid, "resourceVersion": meta["resourceVersion"]}
+            await self._patch(pod.pod, {"metadata": {**version, "annotations": annotations}})
         except (Absent, Conflict):
             return False
         return True
-
-    async def _spared(self, pod: WorkerPod, still_leads: Callable[[], None]) -> None:
-        """Its controller has ended nobody: from now on it is as good as any other again."""
-        since = self._since.setdefault(("goes", pod.pod.uid), self._clock())
-        if self._clock() - since < SPARE_S or pod.being is Being.ENDING:
-            return
-        still_leads()
-        with contextlib.suppress(Absent, Conflict):
-            await self._patch(pod.pod, {"metadata": {"annotations": {COST: pod.spare or None, SPARE: None}}})
 
     # -- one pod
 
@@ -404,6 +418,11 @@ class Pods:
     @staticmethod
     def _path(namespace: str) -> str:
         return f"/api/v1/namespaces/{namespace}/pods"
+
+
+def _still(what: str, pod: WorkerPod) -> bool:
+    """What was waited for is: else it begins anew the next time."""
+    return {"goes": pod.spare is not None, "chosen": pod.retired}.get(what, True)
 
 
 def _known(found: Object) -> WorkerPod:

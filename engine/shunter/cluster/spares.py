@@ -65,9 +65,11 @@ def goes(
     return Goes(pod=first, costs=busy(first) or not (own.empty or starts))
 
 
-def pending(joining: WorkerPod, pods: Iterable[WorkerPod]) -> bool:
-    """One of the controller's pods was told to go for another that joined, and is there still: who goes for the next can't be said."""
-    return any(pod.spare is not None and _counted(pod, joining) for pod in pods)
+def pending(joining: WorkerPod, pods: Iterable[WorkerPod], chosen: Callable[[WorkerPod], bool] = lambda pod: pod.retired) -> bool:
+    """One of the controller's pods was told to go for another that joined, or is `chosen` to go otherwise, and is there still: who goes for
+    the next can't be said.
+    """
+    return any((pod.spare is not None or chosen(pod)) and _counted(pod, joining) for pod in pods)
 
 
 def _counted(pod: WorkerPod, joining: WorkerPod) -> bool:

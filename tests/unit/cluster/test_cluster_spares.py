@@ -45,6 +45,7 @@ def test_while_one_is_about_to_go_nobody_else_is_told_to() -> None:
     assert pending(MOVED, [pod("old"), pod("cold", spare=""), MOVED])
     assert not pending(MOVED, [pod("old"), pod("cold", spare="", being=Being.ENDING), MOVED]), "it goes"
     assert not pending(MOVED, [pod("other", spare="", labels={"pod-template-hash": "77"})])
+    assert pending(MOVED, [pod("old"), pod("cold", retired=True), MOVED]), "it goes for a change of sides"
 
 
 def test_kubernetes_own_order_goes_before_that() -> None:
