@@ -14,11 +14,11 @@ import msgspec
 
 from shunter.cluster.api import Absent, Api, Conflict, Object
 from shunter.cluster.awaiting import LOOK_S, Awaiting, Patience, not_running
-from shunter.cluster.dynamo.words import COST, COST_BEFORE, LOWEST
+from shunter.cluster.dynamo.words import COST, COST_BEFORE
 from shunter.cluster.estate import Estate
 from shunter.cluster.operation import collection, label, stamp
 from shunter.cluster.pods import GRACE_S, HASH, JOINS, SPARE, Being, WorkerPod, worker_pod
-from shunter.cluster.spares import Goes, Stake, goes, pending
+from shunter.cluster.spares import NAMED, Goes, Stake, goes, pending
 from shunter.cluster.template import IDLE, Wanted, placeholder, pod_name
 from shunter.model.errors import Problem, Rejected, Retry, Unknown
 from shunter.model.ids import NodeId, OperationId, SlotId, WorkerId, node_of
@@ -257,7 +257,7 @@ class Pods:
         before = pod.spare if pod.spare is not None else str(pod.cost or "")
         if pod.retired:  # for long: it goes first as it is
             return True
-        return await self._cost(pod, {COST: str(LOWEST + 1), SPARE: before}, still_leads)
+        return await self._cost(pod, {COST: str(NAMED), SPARE: before}, still_leads)
 
     async def _spared(self, pod: WorkerPod, still_leads: Callable[[], None]) -> None:
         """Its controller has ended nobody: from now on it is as good as any other again. One that a shift has chosen meanwhile is the

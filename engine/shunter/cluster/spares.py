@@ -1,8 +1,9 @@
 """Which pod its controller ends once one more joins it, and whether sessions end with that one. Pure.
 
 In the place of a pod that a worker has left its controller starts another one, and there is one too many when the worker's new pod joins.
-Which one goes follows from phase and readiness first, then from the pods' deletion cost, and then from the nodes that they share and their
-age, which have nothing to do with what they hold: so the one with the least is given the lowest cost.
+Which one goes follows from node, phase and readiness first, then from the pods' deletion cost, and then from the nodes that they share and
+their age, which have nothing to do with what they hold: so the one with the least of those that come first by readiness is given a cost below
+all others' (`NAMED`), and what cost it has by now has a say only between those that hold the same.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,9 +12,12 @@ from typing import Final
 
 import msgspec
 
+from shunter.cluster.dynamo.words import LOWEST
 from shunter.cluster.pods import HASH, Being, WorkerPod
 from shunter.model.ids import WorkerId
 
+NAMED: Final = LOWEST + 1
+"""The deletion cost of the pod that goes when another one joins. Below it is only who goes for a change of sides."""
 _TAKES: Final = (Being.COMING, Being.RUNNING)
 
 
@@ -52,10 +56,11 @@ def goes(
     def held(pod: WorkerPod) -> Stake:
         return NOTHING if pod.resident.role == "prefill" or pod.being is Being.COMING else stake(pod.resident.id)
 
-    def order(pod: WorkerPod) -> tuple[bool, bool, bool, int, bool, float, float, str]:
+    def order(pod: WorkerPod) -> tuple[bool, bool, bool, bool, bool, bool, float, float, int, str]:
         own = held(pod)
         tokens, sessions = (inf if one is None else one for one in (own.tokens, own.sessions))
-        return (pod.node is not None, pod.being is Being.RUNNING, pod.ready, pod.cost, busy(pod), tokens, sessions, pod.pod.name)
+        fixed = (pod.node is not None, pod.being is Being.RUNNING, pod.ready, pod.cost > NAMED)
+        return (*fixed, busy(pod), not own.empty, tokens, sessions, pod.cost, pod.pod.name)
 
     first = min((pod for pod in pods if _counted(pod, joining)), key=order, default=None)
     if first is None:

@@ -3,6 +3,7 @@ from typing import Any
 import msgspec
 import pytest
 from shunter.app.housed import stake
+from shunter.cluster.dynamo.words import LOWEST
 from shunter.cluster.pods import Being, WorkerPod
 from shunter.cluster.spares import NOTHING, Stake, goes, pending
 from shunter.model.ids import NodeId, WorkerId
@@ -52,7 +53,17 @@ def test_kubernetes_own_order_goes_before_that() -> None:
     assert chosen(pod("old"), pod("cold", being=Being.COMING, ready=False, node=None), pod("idle")) == ("cold", False)
     assert chosen(pod("old"), pod("new", ready=False), pod("idle")) == ("new", False), "it is being started, and has told of nothing yet"
     assert chosen(pod("old", ready=False), pod("idle")) == ("old", True), "nothing keeps its controller from that one"
-    assert chosen(pod("idle", cost=1), pod("old")) == ("old", True)
+
+
+def test_the_cost_that_a_pod_has_is_no_reason_to_end_sessions() -> None:
+    """It gets the lowest of all, so whoever holds least may be named. Pods that workers moved to have one of 1, and new ones none."""
+    assert chosen(pod("idle", cost=1), pod("old")) == ("idle", False)
+    assert chosen(pod("idle", cost=1), pod("new"), held={"idle": Stake(tokens=500, sessions=0), "new": Stake(tokens=9, sessions=3)}) == (
+        "idle", False,
+    )  # fmt: skip
+    same = {"a": Stake(tokens=5, sessions=1), "b": Stake(tokens=5, sessions=1)}
+    assert chosen(pod("a", cost=7), pod("b", cost=-3), held=same) == ("b", True), "between those it is what others want"
+    assert chosen(pod("idle"), pod("old", cost=LOWEST)) == ("old", True), "nothing that we could name goes before that one"
 
 
 def test_one_that_an_operation_is_about_isnt_given_away() -> None:
