@@ -153,6 +153,8 @@ class Nodes:
     # -- a ReplicaSet's controller
 
     def _reconcile(self, name: str, pods: list[Any]) -> None:
+        if name not in self.replicas:  # it was taken away meanwhile
+            return
         selector, wanted, make = self.replicas[name]
         owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": name, "uid": f"uid-{name}", "controller": True}
         own = []

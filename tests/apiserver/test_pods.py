@@ -173,7 +173,7 @@ async def test_a_worker_that_came_is_given_to_its_controller_which_ends_nobody_f
     if replaced:
         until(lambda: len(bench.names()) == 4, 10, "another one")
     await bench.pods.keep(move, pod)
-    bench.until_seen(lambda e: e.pods[pod.uid].ready)
+    bench.until_seen(lambda e: e.pods[pod.uid].ready and any(one.controller and one.pod.name not in names for one in e.pods.values()))
     # what was started in its place may be ready by now, and has nothing yet
     said = await bench.pods.tidy(*OVER, {pod.uid: True}, *ANSWER, lambda one: Stake(sessions=float(one in names)))
     assert said == [f"gave the pod {pod} to its controller"]

@@ -36,6 +36,8 @@ JOIN_S: Final = 600.0
 """For so long a pod whose worker serves isn't given to its controller while that would end sessions of another one."""
 SPARE_S: Final = 60.0
 """After so long a controller has ended the pod that was to go, or it had none too many."""
+_TRIES: Final = 4
+"""Of a change of what others change as well."""
 _TEMPLATE_MOST: Final = 200_000
 """Bytes. An object's annotations may take 256 KiB in all."""
 
@@ -127,7 +129,7 @@ class Pods:
         if len(text) > _TEMPLATE_MOST:
             raise Rejected(_no_template(record.planned.worker, f"its pod's specification takes {len(text):,} bytes, too many to be kept"))
         where = f"{collection(self._operations)}/{record.id}"
-        for _ in range(4):
+        for _ in range(_TRIES):
             one = await self._api.get(where)
             meta = one["metadata"]
             annotations = {**(meta.get("annotations") or {}), TEMPLATE: text}
@@ -268,18 +270,25 @@ class Pods:
             await self._cost(pod, {COST: pod.spare or None, SPARE: None}, still_leads)
 
     async def _cost(self, pod: WorkerPod, annotations: dict[str, str | None], still_leads: Callable[[], None]) -> bool:
-        """Unless it isn't there any more, or a shift has chosen it, which our copy needn't show."""
-        found = await self._get(pod.pod.namespace, pod.pod.name)
-        meta = found["metadata"] if found is not None else {}
-        if meta.get("uid") != pod.pod.uid or COST_BEFORE in (meta.get("annotations") or {}):
-            return False
-        still_leads()
-        try:
+        """Change them at the version that is there. False: it isn't there any more, or a shift has chosen it, which our copy needn't show.
+        Raises Retry where others change it at each try.
+        """
+        path = f"{self._path(pod.pod.namespace)}/{pod.pod.name}"
+        for tries_left in reversed(range(_TRIES)):
+            found = await self._get(pod.pod.namespace, pod.pod.name)
+            meta = found["metadata"] if found is not None else {}
+            if meta.get("uid") != pod.pod.uid or COST_BEFORE in (meta.get("annotations") or {}):
+                return False
+            still_leads()
             version = {"uid": pod.pod.uid, "resourceVersion": meta["resourceVersion"]}
-            await self._patch(pod.pod, {"metadata": {**version, "annotations": annotations}})
-        except (Absent, Conflict):
-            return False
-        return True
+            try:
+                await self._api.merge(path, {"metadata": {**version, "annotations": annotations}})
+            except (Rejected, Conflict, Absent) as error:  # it is gone, or another has its name
+                if not tries_left:
+                    raise Retry(error.problem) from error
+            else:
+                return True
+        raise AssertionError
 
     # -- one pod
 

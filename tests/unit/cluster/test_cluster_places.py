@@ -82,3 +82,46 @@ async def test_which_pods_were_deleted_is_known_afterwards() -> None:
     await made.retire(HERE)
     assert "u" in made.deleted
     assert [one["preconditions"] for one in server.deleted] == [{"uid": "u"}]
+
+
+class Restless(Server):
+    """Others change the pod right before each of our changes, until `after` of them."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__("u", Conflict(said("SH253")))
+        self.after, self.versions = after, 0
+        self.merged: list[Any] = []
+
+    async def get(self, path: str, query: Any = None) -> Any:
+        found = await super().get(path, query)
+        found["metadata"]["resourceVersion"] = str(self.versions)
+        return found
+
+    async def merge(self, path: str, body: Any, *, strategic: bool = False) -> Any:
+        self.versions += 1
+        if self.versions <= self.after:
+            raise self.answer
+        self.merged.append(body["metadata"])
+
+
+@pytest.mark.parametrize(("after", "done"), [(2, True), (99, False)])
+async def test_the_cost_of_a_pod_that_others_change_as_well_is_tried_again(after: int, done: bool) -> None:
+    spare = WorkerPod(
+        pod=HERE, resident=Resident(id=WorkerId("decode-0"), role="decode", graph="g", engine=""), node=NodeId("a"), being=Being.RUNNING,
+        ready=True, why="", labels={}, tolerations=(), gpus=1, controller="", gated=False, spare="5",
+    )  # fmt: skip
+    server, now = Restless(after), iter((0.0, 0.0, 61.0, 61.0))
+    estate = Estate(namespace="dynamo", nodes={}, agents={}, pods={HERE.uid: spare})
+    made = Pods(server, lambda: estate, "fleet", "shunter", clock=lambda: next(now))  # type: ignore[arg-type]
+
+    async def tidied() -> None:
+        await made.tidy(lambda _pod: False, {}, (), lambda: None)
+
+    await tidied()
+    if done:
+        await tidied()
+    else:
+        with pytest.raises(Retry):
+            await tidied()
+    before = {"controller.kubernetes.io/pod-deletion-cost": "5", "shunter.dev/spare": None}
+    assert server.merged == ([{"uid": "u", "resourceVersion": str(after), "annotations": before}] if done else [])
