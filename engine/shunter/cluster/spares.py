@@ -2,8 +2,8 @@
 
 In the place of a pod that a worker has left its controller starts another one, and there is one too many when the worker's new pod joins.
 Which one goes follows from node, phase and readiness first, then from the pods' deletion cost, and then from the nodes that they share and
-their age, which have nothing to do with what they hold: so the one with the least of those that come first by readiness is given a cost below
-all others' (`NAMED`), and what cost it has by now has a say only between those that hold the same.
+their age, which have nothing to do with what they hold: so of those that come first by readiness the one with the least is given a cost
+below all others' (`NAMED`). What cost it has by then has a say only between those that hold the same.
 """
 
 from collections.abc import Callable, Iterable
