@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from shunter.model.errors import Problem, Stalled
+from shunter.model.errors import Problem, ShunterError, Stalled
 
 from shunter_agent import gpus
 from shunter_agent.drivers import make_runtime
@@ -173,11 +173,16 @@ async def _until_told_to_end(holds: "asyncio.Task[None]") -> None:
 
 
 async def let_go(node: Node, service: AgentService) -> None:
-    """Put back what stands still, as the agent's death would: frozen copies run on, held ones die."""
-    for worker in tuple(node.frozen):
-        await service.source.end_hold(worker, "the agent was ended")
-    for worker in tuple(node.held):
-        await service.destination.end_hold(worker, "the agent was ended")
+    """Put back what stands still, as the agent's death would: frozen copies run on, held ones die. What fails is logged, and keeps no other
+    one standing.
+    """
+    ends = [(worker, service.source.end_hold) for worker in node.frozen]
+    ends += [(worker, service.destination.end_hold) for worker in node.held]
+    for worker, end_hold in ends:
+        try:
+            await end_hold(worker, "the agent was ended")
+        except ShunterError as error:
+            node.log.problem(error.problem, worker=worker)
     await node.finish_background()
 
 

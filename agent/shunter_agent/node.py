@@ -255,10 +255,14 @@ class Node:
         if removing is not None:
             await removing
 
-    async def finish_background(self) -> None:
-        """Wait for all of it, but for what is kept (see `keep`), which is cancelled."""
-        for task in self._kept:
+    def end_kept(self) -> None:
+        """Cancel what is kept (see `keep`)."""
+        for task in tuple(self._kept):
             task.cancel()
+
+    async def finish_background(self) -> None:
+        """Wait for all of it, but for what is kept, which is cancelled."""
+        self.end_kept()
         self._finishing = True
         try:
             while self._background:

@@ -90,29 +90,34 @@ async def _one(node: Node, destination: Destination, worker: str, wait: Callable
     """All that there is of a worker. Raises Stalled until the agent has `started`: then it is told, and tried again. All of that is under
     the worker's lock: what an order does meanwhile must not be taken for what the agent before this one has left.
     """
+    freed: set[str] = set()
     async with destination.orders.lock(worker):
-        while True:
-            try:
-                await _put_right(node, destination, worker, wait)
-            except Stalled as error:
-                if not started.is_set():
-                    raise
-                node.trouble(f"settle {worker}", msgspec.structs.replace(error.problem, subject=worker))
-                await asyncio.sleep(UNWRITTEN_S)
-            else:
-                node.trouble(f"settle {worker}", None)
-                return
+        try:
+            while True:
+                try:
+                    await _put_right(node, destination, worker, wait, freed)
+                except Stalled as error:
+                    if not started.is_set():
+                        raise
+                    node.trouble(f"settle {worker}", msgspec.structs.replace(error.problem, subject=worker))
+                    await asyncio.sleep(UNWRITTEN_S)
+                else:
+                    return
+        finally:  # whatever ended it: nobody tries it any more
+            node.trouble(f"settle {worker}", None)
 
 
-async def _put_right(node: Node, destination: Destination, worker: str, wait: Callable[[float], None]) -> None:
-    """Raises Stalled; what else goes wrong is logged, and tried again if that can help (see `orders.holds`)."""
+async def _put_right(node: Node, destination: Destination, worker: str, wait: Callable[[float], None], freed: set[str]) -> None:
+    """Raises Stalled; what else goes wrong is logged, and tried again if that can help (see `orders.holds`). `freed` are the slots whose
+    network an earlier try has removed.
+    """
     open_steps = [entry for entry in node.journal.open_steps() if entry.worker == worker]
     try:
         row = node.journal.worker(worker)
         if row is not None:
             await _worker(node, row, wait)
         for kept in [kept for kept in node.journal.reservations().values() if kept.worker_id == worker]:
-            await _reservation(node, destination, kept, wait)
+            await _reservation(node, destination, kept, wait, freed)
     except Stalled:
         raise
     except ShunterError as error:
@@ -171,7 +176,9 @@ async def _runs(node: Node, reservation: Reservation, process: Process, wait: Ca
     """
     if not await node.in_thread(_alive, node, process, DYING_S, wait):
         return False
-    network, began = await node.in_thread(node.runtime.network, reservation.spec, process), node.elapsed()
+    began, network = node.elapsed(), node.networks.get(reservation.worker_id)  # an earlier try may have found it
+    if network is None:
+        network = await node.in_thread(node.runtime.network, reservation.spec, process)
     while not await node.in_thread(node.runtime.stillborn, process):
         try:
             await node.in_thread(node.runtime.settle, process, network, (), node.elapsed() - began)
@@ -193,7 +200,9 @@ def _resumed(node: Node, row: WorkerRow) -> None:
     node.journal.done(row.operation, "resume", row.spec.worker, node.clock(), reply.SerializeToString(), reply.probe)
 
 
-async def _reservation(node: Node, destination: Destination, reservation: Reservation, wait: Callable[[float], None]) -> None:
+async def _reservation(
+    node: Node, destination: Destination, reservation: Reservation, wait: Callable[[float], None], freed: set[str]
+) -> None:
     """A held copy dies with its agent, unless it was just let run: then it is the worker."""
     worker, process = reservation.spec.worker, reservation.process
     resume = node.journal.entry(reservation.operation, "resume")
@@ -204,10 +213,11 @@ async def _reservation(node: Node, destination: Destination, reservation: Reserv
         _resumed(node, node.row(worker))
         node.log.info("resumed worker found running", worker=worker, operation=reservation.operation)
         return
-    if row is None:  # else the network is that of the worker that lives here
+    if row is None and worker not in node.networks and reservation.slot not in freed:  # else it is there, or was
         try:
             node.networks[worker] = await node.in_thread(node.runtime.network, reservation.spec)
         except ShunterError as error:
             node.log.problem(error.problem, worker=worker)
+    freed.add(reservation.slot)
     # its driver ends a held copy too, but nobody may ever find it running
     await destination.free(reservation, "the agent died, and the held copy with it")

@@ -52,8 +52,7 @@ class Orders:
         A step that is about a whole image alone names it: it leaves the worker free, whose hold may have to be ended meanwhile.
         """
         node, subject = self.node, f"image {image}" if image else asked.worker
-        if self._closed:
-            raise retry("SH607", "the agent is about to end", "Order it again once the agent is back")
+        self._still_takes_orders()
         guard.check_head(asked, node.seen(asked))
         node.journal.raise_epoch(asked.epoch)
         key = (asked.operation, step)
@@ -70,10 +69,17 @@ class Orders:
         return reply
 
     async def close(self) -> None:
-        """Take no more orders, and wait for those that are being carried out."""
+        """Take no more orders, and wait for those that are being carried out. One that waits for its turn isn't begun any more; what the
+        node keeps on trying would keep it waiting for ever.
+        """
         self._closed = True
+        self.node.end_kept()
         while self._tasks:
             await asyncio.wait(tuple(self._tasks.values()))
+
+    def _still_takes_orders(self) -> None:
+        if self._closed:
+            raise retry("SH607", "the agent is about to end", "Order it again once the agent is back")
 
     def _over(self, key: tuple[str, str], done: asyncio.Task[Message]) -> None:
         self._tasks.pop(key, None)
@@ -82,6 +88,7 @@ class Orders:
 
     async def _locked(self, step: str, asked: Asked, kind: type[M], effect: Effect[M], subject: str) -> Message:
         async with self.lock(subject):
+            self._still_takes_orders()
             node, seen = self.node, self.node.seen(asked)
             reply = guard.answered(step, seen)
             if reply is not None:

@@ -5,9 +5,13 @@ from pathlib import Path
 
 import grpc
 import pytest
-from agent_fakes import PROCESS, Bench, FakeHeld, problem
+from agent_fakes import PROCESS, SPEC, Bench, FakeHeld, problem
+from msgspec.structs import replace
 from shunter.model.errors import Rejected, Stalled, Unknown
+from shunter.wire import agent_pb2 as pb
 from shunter_agent import inventory
+from shunter_agent.agent import let_go
+from shunter_agent.journal import WorkerRow
 from shunter_agent.refusals import Undone
 from shunter_agent.runtime.port import Process
 from shunter_agent.server import status_of
@@ -206,3 +210,20 @@ async def test_a_release_that_is_unknown_is_watched_to_its_end(bench: Bench, mon
     with pytest.raises(Unknown):
         await bench.source.release(bench.step())
     assert watched == {"w": PROCESS}
+
+
+async def test_an_agent_that_ends_on_a_full_disk_leaves_nobody_standing_still(bench: Bench) -> None:
+    """The first of them can't be written down: that is no reason to leave the others to chance."""
+    other, process = "v", Process(pid=PROCESS.pid + 7, started=7)
+    bench.runtime.alive.add(process)
+    bench.journal.put_worker(WorkerRow(spec=replace(SPEC, worker=other), process=process, slot="n/2", incarnation=0))
+    bench.node.networks[other] = bench.runtime.network(replace(SPEC, worker=other), process)
+    await frozen(bench)
+    order = bench.step("op-v", worker=other)
+    await bench.source.fence(order)
+    await bench.source.freeze(pb.FreezeOrder(order=order.order, image="image-op-v", hold_s=60.0))
+    assert set(bench.node.frozen) == {"w", "v"}
+    full(bench)()
+    await let_go(bench.node, bench)  # type: ignore[arg-type]  # it has a service's parts
+    assert {PROCESS, process} <= bench.runtime.running
+    assert "SH610" in bench.said()

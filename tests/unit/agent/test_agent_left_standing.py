@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -295,6 +296,40 @@ class TestMany:
                 await asyncio.sleep(0.001)
         assert (bench.state(), step(bench, "release")) == ("none", "done")
 
+    async def test_an_agent_ends_in_time_though_a_worker_isnt_settled_and_orders_wait_for_it(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its disk is full, and nobody says how long: it was killed then, with what stood still on it."""
+        monkeypatch.setattr(recovery, "UNWRITTEN_S", 0.0)
+        await releasing(bench)
+        self.seven_more(bench)
+        gate = Gate()
+
+        def dies() -> None:
+            gate()
+            raise Rejected(problem("SH710"))
+
+        bench.faults.at["settle"] = dies
+        await agent_dies(bench, within_s=0.05)
+        full(bench, "drop_worker")()
+        bench.runtime.alive.clear()
+        gate.open()
+        async with asyncio.timeout(10):
+            while not bench.node.troubles:
+                await asyncio.sleep(0.001)
+            waiting = asyncio.create_task(bench.source.thaw(bench.step()))
+            await asyncio.sleep(0)
+            await bench.orders.close()
+            with pytest.raises(Retry) as refused:
+                await waiting
+            await bench.node.finish_background()
+        assert refused.value.problem.code == "SH607"
+        assert step(bench, "thaw") == "", "nothing of it was begun"
+        assert bench.node.troubles == (), "nobody tries it any more"
+        mend(bench)
+        await agent_dies(bench)
+        assert (bench.state(), step(bench, "release")) == ("none", "done"), "the next agent does"
+
     async def test_a_start_on_a_disk_that_takes_nothing_fails(self, bench: Bench) -> None:
         await releasing(bench)
         bench.runtime.alive.clear()
@@ -350,6 +385,43 @@ class TestDestination:
         empty.runtime.never_ran.clear()
         await empty.destination.resume(empty.step())
         assert empty.state() == "fenced"
+
+    @pytest.mark.parametrize("lives", [True, False])
+    async def test_a_disk_that_takes_nothing_has_no_network_made_at_each_try(
+        self, empty: Bench, monkeypatch: pytest.MonkeyPatch, lives: bool
+    ) -> None:
+        """Each holds descriptors, or is an interface and a helper."""
+        monkeypatch.setattr(recovery, "UNWRITTEN_S", 0.0)
+        await self.held(empty)
+        empty.journal.begin("op", "resume", "w", 1.0)
+        made, real, gate = [], empty.runtime.network, Gate()
+
+        def network(*arguments: Any) -> FakeNetwork:
+            made.append(real(*arguments))
+            if len(made) == 1:
+                gate()
+            return made[-1]
+
+        monkeypatch.setattr(empty.runtime, "network", network)
+        if not lives:
+            empty.runtime.alive.clear()
+        await agent_dies(empty, within_s=0.05)
+        tries: list[None] = []
+
+        def refuse(*_arguments: object) -> None:
+            tries.append(None)
+            raise Stalled(problem("SH610"))
+
+        monkeypatch.setattr(empty.journal, "drop_reservation", refuse)
+        gate.open()
+        async with asyncio.timeout(10):
+            while len(tries) < 5:
+                await asyncio.sleep(0.001)
+            monkeypatch.delattr(empty.journal, "drop_reservation")
+            while empty.node.troubles:
+                await asyncio.sleep(0.001)
+        assert len(made) == 1
+        assert (empty.state(), made[0].exists) == (("fenced", True) if lives else ("none", False))
 
     async def test_a_copy_that_its_driver_still_lets_go_is_waited_for(self, empty: Bench) -> None:
         await self.held(empty)
