@@ -6,7 +6,7 @@ SQLite in WAL mode with synchronous FULL: what a method wrote is on disk when it
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Literal, TypeVar
 
@@ -337,8 +337,9 @@ class Journal:
             self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
     def _roll_back(self) -> None:
-        if self._depth == 0 and self._db.in_transaction:
-            self._db.execute("ROLLBACK")
+        with suppress(sqlite3.Error):  # what it undoes has failed already, and that is the error to tell
+            if self._depth == 0 and self._db.in_transaction:
+                self._db.execute("ROLLBACK")
 
     def _stalled(self, error: Exception) -> Stalled:
         return Stalled(

@@ -1,7 +1,6 @@
 """How a node keeps its images by its settings, and what is done about them now and then."""
 
 import asyncio
-import contextlib
 import hashlib
 import random
 from collections.abc import Callable
@@ -80,16 +79,24 @@ async def keep(node: Node) -> None:
 
 async def _seal(node: Node) -> None:
     while True:
-        with contextlib.suppress(OSError):
-            seal_what_is_left(node)
+        _try(node, "seal images", lambda: seal_what_is_left(node))
         await asyncio.sleep(SEAL_S)
 
 
 async def _forget(node: Node) -> None:
     while True:
-        with contextlib.suppress(Stalled):  # of a disk that takes no writes others tell
-            node.journal.forget_before(node.clock() - KEEP_S)
+        _try(node, "forget old steps", lambda: node.journal.forget_before(node.clock() - KEEP_S))
         await asyncio.sleep(FORGET_S)
+
+
+def _try(node: Node, what: str, call: Callable[[], None]) -> None:
+    """Whatever goes wrong with it ends nothing else. Of a disk that takes no writes others tell."""
+    try:
+        call()
+    except (OSError, Stalled):
+        return
+    except Exception as error:
+        node.log.error("background work failed", task=what, error=f"{type(error).__name__}: {error}")
 
 
 async def _look(node: Node, listed: Listed | None) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
-from shunter.model.errors import Problem, ShunterError, Stalled
+from shunter.model.errors import Problem, Stalled
 from shunter.wire import agent_pb2 as pb
 
 from shunter_agent.convert import notice_message
@@ -298,7 +298,7 @@ class Node:
     def _sync(self, image: str, latest: float, loop: asyncio.AbstractEventLoop) -> None:
         try:
             self.depot.sync(image, partial(self._give_way, image, latest))
-        except (OSError, ShunterError) as error:
+        except Exception as error:  # whatever it is: engines take it for durable in the end
             loop.call_soon_threadsafe(self._unsynced, image, error)
         else:
             loop.call_soon_threadsafe(self.trouble, f"sync {image}", None)

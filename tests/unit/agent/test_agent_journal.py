@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from agent_fakes import PROCESS, SPEC, problem
@@ -169,5 +170,48 @@ async def test_an_agent_that_runs_for_long_forgets_as_one_that_is_begun_anew(tmp
     now[0] += 2.0
     assert not await looks()
     assert not forgetting.done()
+    forgetting.cancel()
+    journal.close()
+
+
+class Broken:
+    """A connection on whose disk from now on even a ROLLBACK fails, as SQLite says of one that gives errors."""
+
+    def __init__(self, real: sqlite3.Connection) -> None:
+        self._real, self.tries = real, 0
+
+    @property
+    def in_transaction(self) -> bool:
+        return True
+
+    def execute(self, text: str, *values: Any) -> Any:
+        if text.startswith("BEGIN"):
+            self.tries += 1
+        raise sqlite3.OperationalError("disk I/O error")
+
+    def close(self) -> None:
+        self._real.close()
+
+
+async def test_a_disk_with_errors_ends_none_of_what_is_looked_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "FORGET_S", 0.0)
+    journal = Journal(tmp_path / "j")
+    broken = Broken(journal._db)
+    journal._db = broken  # type: ignore[assignment]
+    with pytest.raises(Stalled, match=r"SH610.*disk I/O error"):
+        journal.begin("op", "fence", "w", 1.0)
+    said: list[str] = []
+    log = SimpleNamespace(error=lambda _what, **more: said.append(more["error"]))
+    node = SimpleNamespace(journal=journal, clock=lambda: 1.0, log=log)
+    forgetting = asyncio.create_task(keeping._forget(node))  # type: ignore[arg-type]
+    async with asyncio.timeout(10):
+        while broken.tries < 3:
+            await asyncio.sleep(0)
+    assert (forgetting.done(), said) == (False, []), "the disk is told of by others"
+    monkeypatch.setattr(journal, "forget_before", lambda _at: 1 / 0)
+    async with asyncio.timeout(10):
+        while len(said) < 2:
+            await asyncio.sleep(0)
+    assert (forgetting.done(), said[0]) == (False, "ZeroDivisionError: division by zero")
     forgetting.cancel()
     journal.close()

@@ -85,10 +85,11 @@ async def test_an_image_that_an_order_reads_is_left_as_it_is(bench: Bench) -> No
     assert await synced(bench) == 1
 
 
-async def test_what_the_disk_does_not_take_is_told_and_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("No space left in the manifest")])
+async def test_what_the_disk_does_not_take_is_told_and_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """Once more it was only logged: the engine counted on a copy that a power cut would take away."""
     monkeypatch.setattr(nodes, "SYNC_AGAIN_S", 0.0)
-    bench.faults.at["sync"] = OSError(28, "No space left on device")
+    bench.faults.at["sync"] = error
     bench.node.sync_later("image")
     bench.node.sync_later("image")
     async with asyncio.timeout(10):
