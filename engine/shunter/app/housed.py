@@ -124,8 +124,11 @@ class Housed:
         self._tidied = self._clock()
         lived_in = {w.pod.uid: w.state is WorkerState.RUNNING for w in fleet.workers if w.pod is not None and w.slot is not None}
         answering = {node.id for node in fleet.nodes if node.reachable}
+        doubted = {w.id for w in fleet.workers if w.state is WorkerState.FROZEN}  # several nodes say that they have it, each in its pod
 
         def under_way(pod: WorkerPod) -> bool:
+            if pod.resident.id in doubted:
+                return True
             active = store.active()
             touched = {one.uid for record in active for one in (record.left, record.pod) if one is not None}
             return pod.pod.uid in touched or any(record.id == pod.operation for record in active)

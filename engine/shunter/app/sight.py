@@ -48,6 +48,7 @@ class Sight:
         self.nodes = nodes
         self.gone: frozenset[NodeId] = frozenset()
         """Nodes that are dead for good, by the last look."""
+        self._namesakes: Mapping[WorkerId, frozenset[NodeId]] = {}
         self.silence = Silence()
         self.looked_at: float | None = None
         self.measured_at: float | None = None
@@ -118,6 +119,7 @@ class Sight:
             busy=frozenset(WorkerId(r.planned.worker) for r in active if not r.waits),
             gone_after=gone_after(float(self._duty.settings.hold), float(self._duty.settings.tick)),
             silent=self.silence.lasts(),
+            namesakes=self._namesakes,
         )
         self._before = tuple(self._meanwhile)
         self._meanwhile.clear()
@@ -135,6 +137,7 @@ class Sight:
             self._voice.tell(problem)
         self._remember(inventory.fleet, inventory.notices, now, moved=moved)
         scene.fleet, scene.notices, self.gone = inventory.fleet, inventory.notices, inventory.gone
+        self._namesakes = inventory.namesakes
         if answering:
             self.looked_at = now
         self._tell_of_nodes(inventory.fleet, inventory.clocks)

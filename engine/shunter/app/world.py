@@ -56,6 +56,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     of it can come to life again unseen."""
     silent: Mapping[NodeId, float] | None = None
     """For how many seconds nodes have been silent, as `app.silence` measures it; None: nobody has listened for long."""
+    namesakes: Mapping[WorkerId, frozenset[NodeId]] = {}
+    """As the round before has found them."""
 
 
 class World:
@@ -100,6 +102,7 @@ class World:
                 busy=memory.busy,
                 gone_after_s=memory.gone_after,
                 silent_s=memory.silent,
+                namesakes=memory.namesakes,
                 breathe=self._aside.breathe,
             )
             return msgspec.structs.replace(found, fleet=self._join(found.fleet))

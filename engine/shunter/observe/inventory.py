@@ -34,8 +34,11 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes that are dead for good: noticed, and silent since."""
     clocks: dict[NodeId, Problem] = {}
     """Nodes whose clock isn't ours (SH312)."""
+    namesakes: dict[WorkerId, frozenset[NodeId]] = {}
+    """Names that workers in pods of different namespaces have, and the nodes that report them, or did before they fell silent."""
 
 
+_NONE: Final[Mapping[WorkerId, frozenset[NodeId]]] = {}
 _AT_ONCE: Final = 1000
 """Images between which nothing can stand still: some milliseconds."""
 
@@ -51,6 +54,7 @@ def merge(
     busy: frozenset[WorkerId] = frozenset(),
     gone_after_s: float = 5.0,
     silent_s: Mapping[NodeId, float] | None = None,
+    namesakes: Mapping[WorkerId, frozenset[NodeId]] = _NONE,
     breathe: Callable[[], None] = lambda: None,
 ) -> Inventory:
     """The fleet at `now` (seconds since the epoch), from this round's views and the round before.
@@ -68,7 +72,9 @@ def merge(
     - `busy` are those with an operation under way, which may be between two nodes: FROZEN where they were, until it is over.
     - A worker known from its images alone (after a restart of the engine) is taken up, PARKED or LOST, once every node has answered or is
       gone.
-    - A worker that two nodes report alive is FROZEN, so that nothing is decided on it, and SH310.
+    - A worker that two nodes report alive is FROZEN, so that nothing is decided on it, and SH310. So it stays where these are pods of
+      different namespaces (`namesakes`, of the round before) and one of those nodes is silent: what the others say isn't of its worker, and
+      that none of them has it any more is no loss of it.
 
     `previous` is None in the first round. `breathe` is called where this can stand still for a moment.
     """
@@ -82,15 +88,18 @@ def merge(
     looked, archived = _archived(newest, before, now, known=any(n.archive for n in nodes))
     images, problems = _images(newest, before.images, gone, archived, breathe)
     breathe()
-    silent = frozenset(n.id for n in nodes if not n.reachable)
+    silent = frozenset(n.id for n in nodes if not n.reachable) - gone
+    named = {name: nodes & silent for name, nodes in namesakes.items() if nodes & silent}
     round_ = _Round(
-        nodes_silent=silent - gone,
+        nodes_silent=silent,
+        named=frozenset(named),
         images=_newest_image(images),
         ended=ended,
         busy=busy,
     )
     breathe()
-    reported, twice = _reported(newest, before)
+    copies = _copies(newest)
+    reported, twice = _reported(copies, before, named)
     breathe()
     known = {**_reported_away(newest), **{w.id: w for w in before.workers}}
     workers = {**round_.remembered(known.values(), reported, gone), **reported}
@@ -102,6 +111,7 @@ def merge(
         notices=notices,
         problems=(*problems, *twice),
         gone=gone,
+        namesakes=_namesakes(copies, named),
         clocks={name: told for name in sorted(newest) if (told := _clock(name, newest[name].at, now)) is not None},
     )
 
@@ -212,18 +222,28 @@ def _newest_image(images: Iterable[Image]) -> dict[WorkerId, Image]:
     return {i.worker: i for i in sorted(images, key=lambda i: (i.incarnation, i.taken_at, i.id))}
 
 
-def _reported(newest: Mapping[NodeId, NodeView], before: Fleet) -> tuple[dict[WorkerId, Worker], list[Problem]]:
-    """Workers that are alive somewhere by this round's views."""
+def _copies(newest: Mapping[NodeId, NodeView]) -> dict[WorkerId, list[Worker]]:
+    """All that are alive by this round's views, by name."""
     copies: dict[WorkerId, list[Worker]] = defaultdict(list)
     for name in sorted(newest):
         for worker in newest[name].workers:
             if worker.state not in _AWAY:
                 copies[worker.id].append(msgspec.structs.replace(worker, node=name))
+    return copies
+
+
+def _reported(
+    copies: Mapping[WorkerId, list[Worker]], before: Fleet, named: Mapping[WorkerId, frozenset[NodeId]]
+) -> tuple[dict[WorkerId, Worker], list[Problem]]:
+    """Workers that are alive somewhere by this round's views. `named` have a namesake on a node that is silent now."""
     was = {w.id: w.node for w in before.workers}
     found, problems = {}, []
     for worker_id, own in sorted(copies.items()):
         if len(own) == 1:
             found[worker_id] = own[0]
+            if worker_id in named:
+                found[worker_id] = msgspec.structs.replace(own[0], state=WorkerState.FROZEN)
+                problems.append(_namesake(worker_id, own[0], named[worker_id]))
             continue
         # The source stands still and the destination is held in the middle of every move: only a copy that serves is wrong then.
         likely = max(own, key=lambda w: (w.incarnation, w.node == was.get(w.id)))
@@ -237,6 +257,20 @@ def _reported(newest: Mapping[NodeId, NodeView], before: Fleet) -> tuple[dict[Wo
 def _reported_away(newest: Mapping[NodeId, NodeView]) -> dict[WorkerId, Worker]:
     """Workers of which an agent says itself that they have ended: as good as known from the round before."""
     return {w.id: msgspec.structs.replace(w, node=name) for name in sorted(newest) for w in newest[name].workers if w.state in _AWAY}
+
+
+def _namesakes(copies: Mapping[WorkerId, list[Worker]], named: Mapping[WorkerId, frozenset[NodeId]]) -> dict[WorkerId, frozenset[NodeId]]:
+    """Those of this round, and of before those of nodes that are silent since."""
+    found = dict(named)
+    for worker, own in copies.items():
+        if len(own) > 1 and _strangers(own):
+            found[worker] = frozenset(w.node for w in own if w.node is not None) | found.get(worker, frozenset())
+    return found
+
+
+def _strangers(copies: Sequence[Worker]) -> bool:
+    """They live in pods of different namespaces, and so aren't copies of one worker."""
+    return len({w.pod.namespace for w in copies if w.pod is not None}) > 1
 
 
 def _twice(worker: WorkerId, copies: Sequence[Worker], *, certain: bool) -> Problem:
@@ -256,11 +290,25 @@ def _twice(worker: WorkerId, copies: Sequence[Worker], *, certain: bool) -> Prob
     )
 
 
+def _namesake(worker: WorkerId, copy: Worker, silent: Collection[NodeId]) -> Problem:
+    away, here = ", ".join(sorted(silent)), f"{copy.pod} on {copy.node}" if copy.pod is not None else str(copy.node)
+    return Problem(
+        code="SH310",
+        what=f"{away} doesn't answer, where a pod of another namespace had a worker of its name, which is that of {here}; "
+        "nothing is decided on it until it does, or is gone",
+        remedy="Name in each agent's `[containers] namespaces` the namespace of this engine's workers alone, or give the pods other names",
+        subject=worker,
+        severity=Severity.WARNING,
+    )
+
+
 class _Round(msgspec.Struct, frozen=True, kw_only=True):
     """What becomes of workers that nobody reports."""
 
     nodes_silent: frozenset[NodeId]
     """Without an answer, and not gone."""
+    named: frozenset[WorkerId]
+    """Of workers of different namespaces, one of whose nodes is among those."""
     images: dict[WorkerId, Image]
     ended: frozenset[WorkerId]
     busy: frozenset[WorkerId]
@@ -283,6 +331,8 @@ class _Round(msgspec.Struct, frozen=True, kw_only=True):
             return self._put_away(worker)
         if worker.node in self.nodes_silent:
             return worker
+        if worker.id in self.named and worker.state not in _AWAY:
+            return msgspec.structs.replace(worker, state=WorkerState.FROZEN)
         return msgspec.structs.replace(worker, state=WorkerState.LOST, node=None, slot=None)
 
     def _put_away(self, worker: Worker) -> Worker | None:

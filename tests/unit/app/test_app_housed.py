@@ -88,6 +88,11 @@ async def test_what_an_operation_has_in_hand_is_left_alone_until_it_is_over(tmp_
     assert not under_way(pod("old"))
     await tick()
     assert len(places.asked) == 1, "not each tick"
+    running = msgspec.structs.replace(running, state=WorkerState.FROZEN)
+    now += TIDY_S
+    await tick()
+    assert places.asked.pop()[0](pod("other")), "which of the pods of that name has the worker isn't known"
+    running = msgspec.structs.replace(running, state=WorkerState.RUNNING)
     now += TIDY_S
     await tick()
     assert len(places.asked) == 2

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from shunter.app.leading import Leading
 from shunter.app.silence import Silence
 from shunter.app.world import World
 from shunter.model.errors import Problem, Retry
 from shunter.model.ids import Epoch, Incarnation, NodeId, NoticeId, SlotId, WorkerId
+from shunter.model.pod import Pod
 from shunter.model.snapshot import Node, Notice, NoticeKind, Slot, Worker, WorkerState
 from shunter.model.view import NodeView
 from shunter.observe.catalog import Catalog
@@ -137,3 +139,31 @@ async def test_a_clock_that_is_set_forward_makes_nobody_lost_and_real_silence_do
         assert await w.look(5001.0 + n, answers=False) is WorkerState.RUNNING, n
     assert await w.look(5080.0, answers=False) is WorkerState.LOST
     assert w.leading.sight.gone == {A}
+
+
+class Namesake(Living):
+    """A node with a pod of some namespace whose worker has that name."""
+
+    def __init__(self, node: NodeId, namespace: str) -> None:
+        super().__init__(0.0)
+        self.id, self.pod = node, Pod(namespace=namespace, name="w", uid=namespace)
+
+    async def view(self) -> NodeView:
+        told = await super().view()
+        own = [msgspec.structs.replace(one, node=self.id, slot=SlotId(f"{self.id}/0"), pod=self.pod) for one in told.workers]
+        return msgspec.structs.replace(told, node=msgspec.structs.replace(told.node, id=self.id), workers=tuple(own), notices=())
+
+
+async def test_while_a_namesake_doesnt_answer_nothing_is_decided_on_the_other(stage: Callable[[int], Stage]) -> None:
+    s, other = stage(0), NodeId("node-b")
+    nodes = {A: Namesake(A, "dynamo"), other: Namesake(other, "somebodys")}
+    s.leading.sight.world = World(nodes, None, Catalog())  # type: ignore[arg-type]
+    s.leading.sight.nodes = tuple(nodes)
+    states = []
+    for now, answers in ((1.0, True), (2.0, False), (3.0, False), (4.0, True)):
+        nodes[A].answers = answers
+        for node in nodes.values():
+            node.now = now
+        await s.leading.sight.look(now)
+        states += [worker.state for worker in s.engine.scene.fleet.workers]
+    assert states == [WorkerState.FROZEN] * 4

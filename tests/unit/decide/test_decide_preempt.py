@@ -18,6 +18,8 @@ from decide_world import (
     operation,
     ops,
     preemption,
+    reassignment,
+    rebalancing,
     snap,
     worker,
 )
@@ -423,3 +425,24 @@ def test_lost_workers_that_are_pinned_stay_lost():
     result = decide([preemption()], snap([A, B], [lost], [image("i", lost, "b")]))
     assert not ops(result)
     assert "its pod was deleted" in finding(result, "decode-0").reason
+
+
+@pytest.mark.parametrize("on", ["a", "b"])
+def test_nothing_is_done_with_a_name_that_two_workers_have(on):
+    """By their nodes' reports it is one that stands still by nobody's order: no policy moves, parks, saves or makes room with it."""
+    named = [worker("decode-0", "a/0", state=WorkerState.FROZEN), worker("prefill-0", "c/0", state=WorkerState.FROZEN)]
+    others = [worker("decode-1", "d/0"), worker("prefill-1", "c/1")]
+    fleet = [node("a", ("decode-0",)), node("b", ("decode-0",)), node("c", ("prefill-0", "prefill-1")), node("d", ("decode-1", None))]
+    policies = [
+        preemption(move=moving(make_room="prefill")),
+        checkpoints(every=Duration(1)),
+        reassignment(when=ex("True")),
+        rebalancing(when=ex("True")),
+    ]
+    notices = [notice(on), notice("c"), notice(on, kind=NoticeKind.MAINTENANCE, id="m")]
+    result = decide(policies, snap(fleet, [*named, *others], notices=notices, samples=HELD))
+    assert not {"decode-0", "prefill-0"} & ops(result).keys()
+    said = finding(result, "prefill-0", "save")
+    assert (said.verdict, said.reason) == (Verdict.HOLD, "it is frozen, and no operation is known that did it")
+    known = [msgspec.structs.replace(one, state=WorkerState.RUNNING) for one in named]
+    assert {"decode-0", "prefill-0"} & ops(decide(policies, snap(fleet, [*known, *others], notices=notices, samples=HELD))).keys()

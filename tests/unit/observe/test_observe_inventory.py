@@ -1,6 +1,7 @@
 """Agents' reports merged into one fleet."""
 
 import itertools
+from typing import Any
 
 import msgspec
 import pytest
@@ -278,6 +279,59 @@ def test_two_workers_of_one_name_in_two_namespaces_arent_called_copies_that_some
     assert "end all copies" not in problem.remedy
     same = merge([view(A, lives(A, "dynamo")), view(B, lives(B, "dynamo"))], FIRST.fleet, (), BOTH, NOW)
     assert "more than one node" in same.problems[0].what
+
+
+class TestNamesakes:
+    """A worker of the engine's own, and one of its name in a pod of another namespace."""
+
+    OURS = msgspec.structs.replace(worker(W, A), pod=Pod(namespace="dynamo", name="w", uid="ours"))
+    OTHERS = msgspec.structs.replace(worker(W, B, incarnation=1), pod=Pod(namespace="other", name="w", uid="others"))
+    SAVED = image(W, B)
+
+    def both(self) -> Inventory:
+        return merge([view(A, self.OURS), view(B, self.OTHERS, images=(self.SAVED,))], FIRST.fleet, (), BOTH, NOW)
+
+    def after(self, before: Inventory, *views: NodeView, **more: Any) -> Inventory:
+        return merge(views, before.fleet, more.pop("notices", before.notices), BOTH, NOW, namesakes=before.namesakes, **more)
+
+    def test_nothing_is_decided_on_the_one_that_answers_while_the_other_doesnt(self) -> None:
+        """It was decided on as if it were the engine's own, for as long as that one's agent was away."""
+        for own, at, away in ((self.OURS, A, "b"), (self.OTHERS, B, "a")):
+            left = self.after(self.both(), view(at, own))
+            assert (only(left).state, only(left).node) == (WorkerState.FROZEN, at)
+            (problem,) = left.problems
+            assert problem.code == "SH310"
+            assert f"{away} doesn't answer" in problem.what
+            again = self.after(left, view(A, self.OURS), view(B, self.OTHERS))
+            assert only(again).state is WorkerState.FROZEN
+
+    def test_the_end_of_the_one_is_no_loss_of_the_other_whose_node_is_silent(self) -> None:
+        """It was taken for lost and restored from its image, while it ran on the node that didn't answer."""
+        ended = self.after(self.both(), view(B, images=(self.SAVED,)))
+        assert only(ended).state is WorkerState.FROZEN
+        still = self.after(ended, view(B, images=(self.SAVED,)))
+        assert only(still).state is WorkerState.FROZEN
+        back = self.after(still, view(A, self.OURS), view(B, images=(self.SAVED,)))
+        assert only(back) == self.OURS
+        assert (back.problems, back.namesakes) == ((), {})
+
+    def test_a_node_that_is_gone_is_waited_for_no_longer(self) -> None:
+        gone = self.after(self.both(), view(B, self.OTHERS), notices=(notice(A, NoticeKind.GONE),))
+        assert only(gone) == self.OTHERS
+        assert (gone.problems, gone.namesakes) == ((), {})
+        lost = self.after(self.both(), view(B, images=(self.SAVED,)), notices=(notice(A, NoticeKind.GONE),))
+        assert only(lost).state is WorkerState.LOST
+
+    def test_what_an_operation_has_ended_on_purpose_is_put_away_as_ever(self) -> None:
+        parked = self.after(self.both(), view(B, images=(self.SAVED,)), ended=frozenset({W}))
+        assert only(parked).state is WorkerState.PARKED
+
+    def test_the_source_of_a_move_that_falls_silent_leaves_no_doubt(self) -> None:
+        """Both ends are pods of one namespace."""
+        source = msgspec.structs.replace(self.OURS, state=WorkerState.FROZEN)
+        there = msgspec.structs.replace(self.OTHERS, pod=Pod(namespace="dynamo", name="w-2", uid="new"), incarnation=Incarnation(1))
+        merged = self.after(merge([view(A, source), view(B, there)], FIRST.fleet, (), BOTH, NOW), view(B, there))
+        assert only(merged) == there
 
 
 def test_the_two_ends_of_a_move_are_no_fault() -> None:
