@@ -4,7 +4,7 @@ An engine asks for them many times a second, and for all of them in each tick; t
 A record that hasn't changed is the very same object from one time to the next.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterable
 from operator import attrgetter
 
@@ -21,8 +21,10 @@ class Kept:
         """`active` in the order in which they were inserted; `ended` are all that did at `since` (seconds since the epoch) or later."""
         self.since = since
         self._active = {record.id: record for record in active}
-        self._order = sorted((_at(record), record.id) for record in ended)
         self._ended = {record.id: record for record in ended}
+        self._records = sorted(self._ended.values(), key=_key)
+        self._order = [_key(record) for record in self._records]
+        """Of those, beside them."""
 
     def put(self, records: Iterable[OperationRecord]) -> None:
         """These are so from now on."""
@@ -32,8 +34,17 @@ class Kept:
                 continue
             self._active.pop(record.id, None)
             if record.outcome.at >= self.since:
-                insort(self._order, (record.outcome.at, record.id))
-                self._ended[record.id] = record
+                self._end(record)
+
+    def _end(self, record: OperationRecord) -> None:
+        before = self._ended.get(record.id)
+        if before is not None:
+            place = bisect_left(self._order, _key(before))
+            del self._order[place], self._records[place]
+        place = bisect_left(self._order, _key(record))
+        self._order.insert(place, _key(record))
+        self._records.insert(place, record)
+        self._ended[record.id] = record
 
     def get(self, operation: OperationId) -> OperationRecord | None:
         """None: it isn't here, and may be on the disk."""
@@ -45,18 +56,17 @@ class Kept:
 
     def recent(self, since: float) -> tuple[OperationRecord, ...]:
         """Those that ended at `since` or later, which may not be before the `since` that this one knows of; newest last."""
-        first = bisect_left(self._order, (since, ""))
-        return tuple(self._ended[name] for _, name in self._order[first:])
+        return tuple(self._records[bisect_left(self._order, (since, "")) :])
 
     def forget(self, before: float) -> None:
         """Keep no more of those that ended before that."""
         first = bisect_left(self._order, (before, ""))
         for _, name in self._order[:first]:
-            del self._ended[OperationId(name)]
-        del self._order[:first]
+            del self._ended[name]
+        del self._order[:first], self._records[:first]
         self.since = max(self.since, before)
 
 
-def _at(record: OperationRecord) -> float:
+def _key(record: OperationRecord) -> tuple[float, OperationId]:
     assert record.outcome is not None
-    return record.outcome.at
+    return record.outcome.at, record.id

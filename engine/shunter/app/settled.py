@@ -1,6 +1,8 @@
 """What ended operations say of the fleet, before the agents say it themselves. Pure."""
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from math import inf
 
 import msgspec
 
@@ -38,7 +40,7 @@ def settled(fleet: Fleet, records: Iterable[OperationRecord]) -> Fleet:
     return msgspec.structs.replace(fleet, workers=tuple(workers[name] for name in sorted(workers)))
 
 
-def unseen(state: EngineState, ended: Iterable[OperationRecord]) -> EngineState:
+def unseen(state: EngineState, ended: Sequence[OperationRecord]) -> EngineState:
     """The state for a decision on a fleet that was looked at before these operations ended. Workers that were parked or drained, of which
     `settled` can't show where they are now, count as under way until the next look.
 
@@ -49,4 +51,10 @@ def unseen(state: EngineState, ended: Iterable[OperationRecord]) -> EngineState:
     if not hidden:
         return state
     under_way = (*(r for r in state.active if r.id not in hidden), *hidden.values())
-    return EngineState(active=under_way, recent=tuple(r for r in state.recent if r.id not in hidden))
+    first = bisect_left(state.recent, min(_at(r) for r in ended if r.id in hidden), key=_at)  # all that ended before stay
+    shown = tuple(r for r in state.recent[first:] if r.id not in hidden)
+    return EngineState(active=under_way, recent=(*state.recent[:first], *shown))
+
+
+def _at(record: OperationRecord) -> float:
+    return record.outcome.at if record.outcome is not None else inf

@@ -53,6 +53,22 @@ def test_what_succeeded_and_cant_be_seen_yet_counts_as_under_way() -> None:
     assert unseen(EngineState(recent=(parked,)), []) == EngineState(recent=(parked,))
 
 
+def test_only_what_cant_be_seen_yet_is_hidden_whatever_ended_beside_it() -> None:
+    def ended(number: int, at: float, kind: OperationKind) -> OperationRecord:
+        made = record(Status.SUCCEEDED, kind)
+        planned = msgspec.structs.replace(made.planned, id=OperationId(f"o-{number}"))
+        return msgspec.structs.replace(made, planned=planned, outcome=Outcome(status=Status.SUCCEEDED, at=at))
+
+    kinds = (OperationKind.PARK, OperationKind.CHECKPOINT, OperationKind.DRAIN, OperationKind.MOVE)
+    recent = tuple(ended(n, float(n // 3), kinds[n % 4]) for n in range(24))  # three at one time
+    under_way = msgspec.structs.replace(recent[4], outcome=None)
+    for some in ((recent[16],), (recent[20], recent[8]), recent[12:], (ended(99, 1.0, OperationKind.PARK),)):
+        found = unseen(EngineState(active=(under_way,), recent=recent), some)
+        hidden = {r.id for r in some if r.planned.kind in (OperationKind.PARK, OperationKind.DRAIN)}
+        assert [r.id for r in found.recent] == [r.id for r in recent if r.id not in hidden]
+        assert {r.id for r in found.active} == hidden | {under_way.id}
+
+
 def test_a_destination_that_falls_silent_right_after_the_move_doesnt_make_its_worker_lost() -> None:
     """The last look was in the middle of the move, and the next one gets no answer from the destination."""
     source = NodeView(node=Node(id=A, slots=()), workers=(), images=(), notices=(), epoch=Epoch(1), at=3.0)
