@@ -1,10 +1,12 @@
 """Where else than on its disk the store keeps what a next engine has to know: a place that outlives the machine."""
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
+from shunter.model.canon import check, compressed, decode
 from shunter.model.errors import Stalled
 from shunter.model.operation import OperationRecord
 from shunter.model.snapshot import Fleet, Notice
@@ -16,6 +18,19 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     fleet: Fleet
     notices: tuple[Notice, ...] = ()
+
+
+def pack(remembered: Remembered, breathe: Callable[[], None] = lambda: None) -> bytes:
+    """As it is kept: canonical JSON, compressed, so that ten megabytes of a large fleet don't go to the disk while orders wait. `breathe`
+    is called between its parts. Raises NotCanonical.
+    """
+    check((remembered.at, remembered.fleet.doubles, remembered.notices))
+    return compressed(remembered, breathe)
+
+
+def unpack(body: bytes) -> Remembered:
+    """What `pack` was given. Raises what `decode` does, and zlib.error."""
+    return decode(body if body.startswith(b"{") else zlib.decompress(body), Remembered)
 
 
 class Deposed(Stalled):

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from shunter.act.beyond import Beyond, Deposed, Remembered
+from shunter.act.beyond import Beyond, Deposed, Remembered, pack, unpack
 from shunter.act.kept import Kept
 from shunter.act.volatile import Volatile
 from shunter.model.canon import decode, encode
@@ -162,7 +162,7 @@ class Store:
             self._set_meta("epoch", epoch)
             here = self.load_fleet()
             if fleet is not None and (here is None or here.at < fleet.at):
-                self._put_fleet(encode(fleet))
+                self._put_fleet(pack(fleet))
             self._change("DELETE FROM operations")
             self._change("DELETE FROM ended")
             for record in sorted(records, key=lambda r: (r.outcome.at if r.outcome else float("inf"), r.created_at)):
@@ -298,18 +298,18 @@ class Store:
 
         return self._write(work)
 
-    def save_fleet(self, fleet: Fleet, notices: tuple[Notice, ...], at: float) -> None:
-        """Remember the fleet, so that a restarted engine knows its parked and lost workers; in memory if need be."""
+    def save_fleet(self, fleet: Fleet, notices: tuple[Notice, ...], at: float, packed: bytes | None = None) -> None:
+        """Remember the fleet, so that a restarted engine knows its parked and lost workers; in memory if need be. `packed` is what
+        `beyond.pack` makes of the three; None: it is made here.
+        """
         remembered = Remembered(at=at, fleet=fleet, notices=notices)
-        body = encode(remembered)
+        body = packed if packed is not None else pack(remembered)
         self._write(lambda: self._put_fleet(body), _always)
         if self._beyond is not None:
             self._beyond.remember(remembered)
 
     def save_notices(self, fleet: Fleet, notices: tuple[Notice, ...], at: float) -> None:
-        """Remember these with a fleet in which nothing has changed its place since `save_fleet`: a large one takes a tenth of a second to
-        write, and orders wait meanwhile. In memory if need be.
-        """
+        """Remember these with a fleet in which nothing has changed its place since `save_fleet`. In memory if need be."""
         body = encode(notices)
         self._write(lambda: self._change("INSERT OR REPLACE INTO noticed VALUES (1, ?)", body), _always)
         if self._beyond is not None:
@@ -318,7 +318,7 @@ class Store:
     def load_fleet(self) -> Remembered | None:
         """What `save_fleet` was last given, with the notices of a later `save_notices`; None before the first time."""
         rows = self._rows("SELECT body FROM fleet")
-        remembered = decode(rows[0][0], Remembered) if rows else None
+        remembered = unpack(rows[0][0]) if rows else None
         if remembered is None or not self._rows(
             "SELECT 1 FROM sqlite_master WHERE name='noticed'"
         ):  # written before there was such a table

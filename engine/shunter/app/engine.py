@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from shunter.act.lease import Leadership, Lease
 from shunter.act.store import Store
+from shunter.app.aside import Aside
 from shunter.app.audits import audit_path, shipping, write
 from shunter.app.degraded import Watch
 from shunter.app.duty import Duty
@@ -71,10 +72,11 @@ class Engine(Duty):
             stack.enter_context(self.serving())
             housed, graphs = await housing(self.settings), await graphed(self.settings)
             agents = named(self.settings)
-            prometheus = Prometheus(self.settings.prometheus.url, deadline_s=float(self.settings.prometheus.deadline))
+            aside, asked = Aside(), self.settings.prometheus
+            prometheus = Prometheus(asked.url, deadline_s=float(asked.deadline), breathe=aside.breathe)
             keeping = Keeping(audit, journal, keeper, shipper)
             try:
-                await Leading(self, store, lease, trail, watch, agents, prometheus, keeping, housed, origins, graphs).run(stop)
+                await Leading(self, store, lease, trail, watch, agents, prometheus, keeping, housed, origins, graphs, aside).run(stop)
             finally:
                 await asyncio.gather(agents.close(), prometheus.aclose(), *(one.close() for one in (housed, graphs) if one is not None))
 

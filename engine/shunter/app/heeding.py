@@ -15,7 +15,6 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeAlias
 
 import msgspec
@@ -32,7 +31,7 @@ from shunter.decide.world import AWAY
 from shunter.lang.bulk import BulkCelRules
 from shunter.model.canon import digest
 from shunter.model.finding import Verdict, chapters
-from shunter.model.ids import Commit, Digest, Epoch, NodeId, NoticeId
+from shunter.model.ids import Commit, Epoch, NodeId, NoticeId
 from shunter.model.operation import EngineState, OperationRecord
 from shunter.model.plan import Evaluation
 from shunter.model.policy import FleetProfile, Policy, PolicySet, PreemptionPolicy, WorkerSelector
@@ -170,7 +169,7 @@ class Heeding:
         urgent = self._urgent(policies)
         chosen = concerned(urgent, snapshot) if self._rehearsed is policies else urgent
         with paused():
-            evaluate(chosen, [snapshot], state, now, Breathing(BulkCelRules(), self._breathe), self._duty.profile, memory)
+            evaluate(chosen, [snapshot], state, now, Breathing(BulkCelRules(), self._breathe), self._duty.profile, memory, self._breathe)
         self._rehearsed = policies
         return Ready(fleet=fleet, samples=samples, digests=digests, memory=memory, pools=_by_node(fleet))
 
@@ -237,16 +236,11 @@ class Heeding:
         return Heard(evaluation=evaluation, policies=policies, snapshot=snapshot, state=state, records=records)
 
     def _evaluate(self, policies: PolicySet, snapshot: Snapshot, state: EngineState, now: float) -> Evaluation:
-        """The snapshot's digest is made beside it: what takes long of that leaves the interpreter to others."""
         ready = self.ready
         digests, memory = (ready.digests, ready.memory) if ready is not None else (Digests(), Memory())
-        vars(snapshot)["id"] = Digest("")
-        with ThreadPoolExecutor(1, "digest") as beside:
-            digesting = beside.submit(digests.take, snapshot)
-            with paused():
-                found = evaluate(policies, [snapshot], state, now, BulkCelRules(), self._duty.profile, memory)
-            digesting.result()
-        return Evaluation(findings=found.findings, plan=msgspec.structs.replace(found.plan, snapshot=snapshot.id))
+        digests.take(snapshot)
+        with paused():
+            return evaluate(policies, [snapshot], state, now, BulkCelRules(), self._duty.profile, memory)
 
     def _urgent(self, whole: PolicySet) -> PolicySet:
         known = self._policies

@@ -95,13 +95,14 @@ class Leading:
         housed: Housed | None = None,
         origins: Origins | None = None,
         graphs: Graphs | None = None,
+        aside: Aside | None = None,
     ) -> None:
         self.duty, self.store, self.lease, self.trail, self.watch, self.agents = duty, store, lease, trail, watch, agents
         self.keeping, self.housed, self.graphs = keeping, housed, graphs
         self.epoch: Epoch = lease.epoch
         self.voice = Voice.of(duty, trail, self.epoch)
         self.prometheus = prometheus
-        self.aside = Aside()
+        self.aside = aside or Aside()
         self.heeding = Heeding(duty, self.epoch, self.aside.breathe)
         self.haste = Haste(self.aside)
         self.standing = Standing(
@@ -111,7 +112,7 @@ class Leading:
         self.sight = Sight(duty, store, watch, world, agents, self.voice, self.aside, self.standing.knows)
         self.origins = origins or Origins()
         self.following = Following(duty, self.voice, self._learn)
-        self.sightings = Sightings(duty.settings.state, float(duty.settings.tick))
+        self.sightings = Sightings(duty.settings.state, float(duty.settings.tick), self.aside.breathe)
         self.snapshots: deque[Snapshot] = deque()
         """Those behind the policies' `for`, oldest first."""
         self.tracker = Tracker()
@@ -307,8 +308,9 @@ class Leading:
             digests.take(snapshot)
             self.memory.learn(indexed)
             with paused(), duty.metrics.decide_seconds.time():
-                found = evaluate(policies, snapshots, state, now, self.rules, duty.profile, self.memory)
-            news = None if crowded else self.tracker.observe(found, now, self.epoch, snapshot.fleet)
+                found = evaluate(policies, snapshots, state, now, self.rules, duty.profile, self.memory, self.aside.breathe)
+            news = None if crowded else self.tracker.observe(found, now, self.epoch, snapshot.fleet, self.aside.breathe)
+            self.aside.breathe()
             return found, news, tally(found.findings)
 
         evaluation, news, verdicts = await self.aside.call(weigh)

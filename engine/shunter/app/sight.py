@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
+from shunter.act.beyond import Remembered, pack
 from shunter.act.store import Store
 from shunter.app import gone
 from shunter.app.aside import Aside
@@ -22,6 +23,7 @@ from shunter.model.policy import PolicySet
 from shunter.model.record import RecordKind
 from shunter.model.sample import Known, say
 from shunter.model.snapshot import Fleet, Notice, Samples, Snapshot
+from shunter.observe.inventory import Inventory
 
 SAVE_S = 30.0
 """A fleet in which nothing has changed its place is written down so often, for what was measured of it."""
@@ -60,6 +62,7 @@ class Sight:
         """Notices that came since then."""
         self._saved_at = float("-inf")
         self._saved: tuple[Notice, ...] = ()
+        self._saved_places: object = None
 
     def recall(self) -> None:
         """Begin with what the engine before remembered."""
@@ -125,7 +128,8 @@ class Sight:
         self._meanwhile.clear()
         self._heard.clear()
         inventory = await self.world.look(memory, now)
-        moved = await self._aside.call(lambda: places(inventory.fleet) != places(scene.fleet))
+        seen = Remembered(at=now, fleet=inventory.fleet, notices=inventory.notices)
+        packed = await self._aside.call(lambda: self._packed(seen))
         self.silence.looked(self.world.unreachable, inventory.notices, now)
         # what ended while we looked is news to what was seen
         inventory = msgspec.structs.replace(
@@ -135,13 +139,14 @@ class Sight:
         answering = frozenset(self.nodes) - frozenset(self.world.unreachable)
         for problem in gone.void(said, answering):
             self._voice.tell(problem)
-        self._remember(inventory.fleet, inventory.notices, now, moved=moved)
+        self._remember(seen, packed, inventory)
         scene.fleet, scene.notices, self.gone = inventory.fleet, inventory.notices, inventory.gone
         self._namesakes = inventory.namesakes
         if answering:
             self.looked_at = now
         self._tell_of_nodes(inventory.fleet, inventory.clocks)
-        self._duty.metrics.fleet.show(inventory.fleet, inventory.notices, active, self.nodes, self.world.unreachable, now)
+        gauges, nodes, silent = self._duty.metrics.fleet, tuple(self.nodes), self.world.unreachable
+        self._aside.later(lambda: gauges.show(inventory.fleet, inventory.notices, active, nodes, silent, now))
         for problem in inventory.problems:
             self._voice.tell(problem)
         news = [notice for notice in inventory.notices if notice.id not in before]
@@ -163,15 +168,22 @@ class Sight:
             self._voice.tell_or_clear(f"notices {seen.id}", next(iter(seen.problems), None))
             self._voice.tell_or_clear(f"troubles {seen.id}", next(iter(seen.troubles), None))
 
-    def _remember(self, fleet: Fleet, notices: tuple[Notice, ...], now: float, *, moved: bool) -> None:
-        """Not each tick: a large fleet takes long to write, and orders wait meanwhile. On a full disk only what must be remembered."""
-        due = now - self._saved_at >= SAVE_S and self._watch.now is None
-        if due or moved:
-            self._store.save_fleet(fleet, notices, now)
-            self._saved_at, self._saved = now, notices
-        elif notices != self._saved:
-            self._store.save_notices(fleet, notices, now)
-            self._saved = notices
+    def _packed(self, seen: Remembered) -> tuple[object, bytes] | None:
+        """What has its place where, and all of it as it is written down; None where it needn't be. Not each tick: only once a worker, an
+        image or a node has changed its place, or now and then; on a full disk, only the former.
+        """
+        where = places(seen.fleet)
+        due = seen.at - self._saved_at >= SAVE_S and self._watch.now is None
+        return (where, pack(seen, self._aside.breathe)) if due or where != self._saved_places else None
+
+    def _remember(self, seen: Remembered, packed: tuple[object, bytes] | None, inventory: Inventory) -> None:
+        """What operations that ended meanwhile have done isn't in it: who reads it knows those."""
+        if packed is not None:
+            self._store.save_fleet(seen.fleet, seen.notices, seen.at, packed[1])
+            self._saved_at, self._saved, self._saved_places = seen.at, seen.notices, packed[0]
+        if inventory.notices != self._saved:
+            self._store.save_notices(inventory.fleet, inventory.notices, seen.at)
+            self._saved = inventory.notices
 
 
 def _with(notices: tuple[Notice, ...], heard: list[Notice]) -> tuple[Notice, ...]:

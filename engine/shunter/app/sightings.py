@@ -9,7 +9,7 @@ import contextlib
 import sqlite3
 import zlib
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +18,7 @@ import msgspec
 from shunter.app.degraded import places
 from shunter.app.pictures import TABLES, Keeping, Pictured, Pictures, rows
 from shunter.decide.hold import MIN_TOLERANCE, STEPS
-from shunter.model.canon import decode, encode
+from shunter.model.canon import compressed, decode
 from shunter.model.errors import Problem
 from shunter.model.ids import PoolId, WorkerId
 from shunter.model.sample import Known
@@ -61,8 +61,9 @@ def slack(tick: float) -> float:
 class Sightings:
     """The engine's side: `note` each snapshot that it decides on."""
 
-    def __init__(self, folder: Path, tick: float) -> None:
-        self._path, self._slack = sightings_path(folder), slack(tick)
+    def __init__(self, folder: Path, tick: float, breathe: Callable[[], None] = lambda: None) -> None:
+        """`breathe` is called where noting can stand still for a moment."""
+        self._path, self._slack, self._breathe = sightings_path(folder), slack(tick), breathe
         self._db: sqlite3.Connection | None = None
         self._retry_at = float("-inf")
         self._row: int | None = None
@@ -109,11 +110,13 @@ class Sightings:
 
     def _note(self, db: sqlite3.Connection, snapshot: Snapshot, reach: float) -> None:
         at, key = snapshot.at, _read(snapshot)
+        self._breathe()
         lasts = self._row is not None and 0 <= at - self._seen <= self._slack
         same = lasts and key == self._key
         kept_s = max(KEPT_S, 1.1 * reach + 60)
         sighting = Sighting(fleet=snapshot.fleet, notices=snapshot.notices, desired=_desired(snapshot))
-        body = b"" if same else zlib.compress(encode(sighting), 1)
+        body = b"" if same else compressed(sighting, self._breathe)
+        self._breathe()
         db.execute("BEGIN IMMEDIATE")
         try:
             if not lasts:

@@ -368,6 +368,8 @@ def relayed(fleet: Fleet, knows: Callable[[OperationId], bool] = lambda _operati
     it knows of it: `knows` tells which those are.
     """
     silent = {node.id: node.seen_at for node in fleet.nodes if not node.reachable}
+    if not silent:
+        return ()
     homes = {(w.id, w.incarnation): w.node for w in fleet.workers if w.node in silent}
     found: dict[NodeId, Notice] = {}
     for image in fleet.images:

@@ -5,7 +5,7 @@ Agents that don't answer in time are unreachable for this snapshot, and metrics 
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -26,6 +26,8 @@ GONE_TICKS = 6.0
 """And in any case so many ticks: a node has to hear from us twice before it knows that we have heard from it."""
 VIEW_TIMEOUT_S = 2.0
 """An agent that takes longer is unreachable for this snapshot."""
+_AT_ONCE: Final = 100
+"""So many are asked in one step of the loop."""
 
 
 def gone_after(hold: float, tick: float) -> float:
@@ -86,7 +88,15 @@ class World:
     async def look(self, memory: Memory, now: float) -> Inventory:
         """Nodes, workers, images and notices at `now` (seconds since the epoch)."""
         nodes = tuple(self._agents)
-        answers = await asyncio.gather(*(self._view(node) for node in nodes))
+        asked: list[asyncio.Task[NodeView | Problem]] = []
+        try:
+            for begin in range(0, len(nodes), _AT_ONCE):  # so that a notice needn't wait until all are asked
+                asked += [asyncio.create_task(self._view(node)) for node in nodes[begin : begin + _AT_ONCE]]
+                await asyncio.sleep(0)
+            answers = await asyncio.gather(*asked)
+        finally:
+            for task in asked:
+                task.cancel()
         views = [answer for answer in answers if isinstance(answer, NodeView)]
         self.unreachable = {node: answer for node, answer in zip(nodes, answers, strict=True) if isinstance(answer, Problem)}
         self._told(views)
@@ -111,7 +121,8 @@ class World:
 
     async def _view(self, node: NodeId) -> NodeView | Problem:
         try:
-            return await asyncio.wait_for(self._agents[node].view(), VIEW_TIMEOUT_S)
+            async with asyncio.timeout(VIEW_TIMEOUT_S):
+                return await self._agents[node].view()
         except ShunterError as error:
             return error.problem
         except TimeoutError:

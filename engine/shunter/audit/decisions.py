@@ -50,19 +50,26 @@ class Tracker(msgspec.Struct, frozen=True, kw_only=True):
     planned_since: float | None = None
     planned_ticks: int = 0
 
-    def observe(self, evaluation: Evaluation, at: float, epoch: Epoch, fleet: Fleet | None = None) -> "tuple[Tracker, tuple[Record, ...]]":
+    def observe(
+        self, evaluation: Evaluation, at: float, epoch: Epoch, fleet: Fleet | None = None, breathe: Callable[[], None] = lambda: None
+    ) -> "tuple[Tracker, tuple[Record, ...]]":
         """The tracker after this tick, and the records of what changed: findings in their own order, policy by policy, those no longer
         made, then the plan. Evidence is only worked out for those that are recorded.
 
-        `at` is the time of the records, seconds since the epoch; `fleet` says which nodes only pretend (None: none does).
+        `at` is the time of the records, seconds since the epoch; `fleet` says which nodes only pretend (None: none does). `breathe` is
+        called where this can stand still for a moment.
         A finding's body: `policy`, `lane`, `verdict`, `gate`, `reason`, `since`, `evidence`, `previous`. The last is None for a first
         one, else it has `verdict`, `gate`, `reason`, `since` and `ticks`. One that is no longer made, because its policy or subject is
         gone, has the verdict "none". A plan's body: `operations`, `counts`, `previous` (`since`, `ticks`, `operations`, or None).
         """
         stamp = _Stamp(evaluation.plan, at, epoch, Pretending(fleet), self.tick + 1)
         said = chapters(evaluation.findings)
+        breathe()
         records: list[Record] = []
-        seen = {chapter.policy: _observed(chapter, self.seen.get(chapter.policy, {}), stamp, records) for chapter in said}
+        seen: dict[PolicyName, Mapping[str, Seen]] = {}
+        for chapter in said:
+            breathe()
+            seen[chapter.policy] = _observed(chapter, self.seen.get(chapter.policy, {}), stamp, records)
         for policy, before in self.seen.items():
             if (now := seen.get(policy)) is not before:
                 records += [stamp.gone(policy, subject, one) for subject, one in before.items() if _gone(subject, one, now)]

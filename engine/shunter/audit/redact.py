@@ -64,6 +64,7 @@ _SECRET_WORDS: Final = frozenset(
 )
 _SECRET_PAIRS: Final = frozenset({("api", "key"), ("access", "key"), ("private", "key"), ("signing", "key"), ("secret", "key")})
 _SPOKEN: Final = frozenset({"prompt", "prompts", "completion", "completions"})
+_SHORT: Final = 200
 _LABELS: Final = "labels"
 _LABEL: Final = re.compile(r"\.labels(?:\[\"(?P<key>.*)\"\])?$", re.DOTALL)
 """How an input is named that is a label's value, `node.labels["tier"]`, or all labels."""
@@ -157,13 +158,17 @@ def _is_spoken(key: str) -> bool:
 
 
 def _text(text: str) -> str:
+    return _name(text) if len(text) <= _SHORT else _searched(text)
+
+
+def _searched(text: str) -> str:
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]} {LEFT_OUT}"
     return _IN_TEXT.sub(_masked, _TOKEN.sub(MASKED, text))
 
 
-_name = lru_cache(maxsize=4096)(_text)
-"""The same for keys: there are few, and each of many operations has them."""
+_name = lru_cache(maxsize=16384)(_searched)
+"""Keys, and what is as short: the operations of one plan, and of the next, are told in the same words."""
 
 
 def _masked(found: re.Match[str]) -> str:

@@ -49,16 +49,20 @@ class Deciding:
         rules: Rules,
         profile: Profile,
         memory: Memory | None = None,
+        breathe: Callable[[], None] = lambda: None,
     ) -> None:
+        """Arguments as `evaluate` has them."""
         self.policies, self.now, self.rules = policies, now, in_bulk(rules)
         self._lasting = self.rules is rules  # what is made for this evaluation alone is asked by no other
         memory = memory or Memory()
         seen = memory.worlds(snapshots)
         self.worlds, self._all_scopes = [world for world, _ in seen], [scopes for _, scopes in seen]
         self.world, self.scopes = seen[-1]
+        breathe()
         self.history = memory.history(state)
         self.costs = Costs(profile, self.history.past.measured)
         self.ledger = Ledger(self.history.active, self.world.vacant, self.world.failing, self.world.pinned)
+        breathe()
         self.rooms = Rooms(self.world, self.history.active)
         self.finder = Finder(self.world, self.scopes, self.rules, self.ledger, self.rooms)
         self._concerning: dict[tuple[str, str], list[Policy]] = {}

@@ -30,6 +30,7 @@ def evaluate(
     rules: Rules,
     profile: Profile = _DEFAULT,
     memory: Memory | None = None,
+    breathe: Callable[[], None] = lambda: None,
 ) -> Evaluation:
     """Say what each policy says of each subject, and what is to be done.
 
@@ -42,22 +43,27 @@ def evaluate(
     for its turn in a plan that was accepted keeps its own from other voluntary work alone.
 
     `memory`, given to one evaluation after the other, spares work where the next is given the same objects; no answer depends on it.
+    `breathe` is called where this can stand still for a moment.
     """
     if not snapshots:
         raise ValueError("there is no snapshot to decide on")
     if any(a.at > b.at for a, b in pairwise(snapshots)):
         raise ValueError("the snapshots aren't in the order of their times")
-    d = Deciding(policies, snapshots, state, now, rules, profile, memory)
+    d = Deciding(policies, snapshots, state, now, rules, profile, memory, breathe)
     in_force = sorted((p for p in policies.policies if p.acts and p.mode != "off"), key=_precedence)
     for policy in in_force:
+        breathe()
         if lane_of(policy) == "voluntary":
             d.keep_promises()
         _rule(policy)(d, policy)
     for policy in in_force:
         if isinstance(policy.document, CheckpointPolicy):
+            breathe()
             retain(d, policy)
+    breathe()
     d.budgets.report(d.find)
     plan = Plan(at=now, commit=policies.commit, policy_set=policies.digest, snapshot=snapshots[-1].id, operations=ordered(d.ranked))
+    breathe()
     return Evaluation(findings=Findings(d.close()), plan=plan)
 
 

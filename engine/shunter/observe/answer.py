@@ -59,6 +59,8 @@ class _Whole(msgspec.Struct):
     histograms: list[tuple[float, Any]] = []
 
 
+_AT_ONCE: Final = 2000
+"""Series that are read in one go."""
 _ELEMENTS: Final = msgspec.json.Decoder(list[_Element])
 _WHOLE: Final = msgspec.json.Decoder(list[_Whole])
 _LABELS: Final = msgspec.json.Decoder(Labels)
@@ -144,17 +146,31 @@ def scalar(result: msgspec.Raw) -> Series:
     return Series(labels={}, points=((at, number(text)),))
 
 
-def series_of(result: msgspec.Raw, labels: Callable[[Sequence[bytes]], list[Labels]]) -> tuple[Series, ...]:
-    """The series of a vector or a matrix. Raises ValueError for what is neither, and for a series without a value."""
+def series_of(
+    result: msgspec.Raw, labels: Callable[[Sequence[bytes]], list[Labels]], breathe: Callable[[], None] = lambda: None
+) -> tuple[Series, ...]:
+    """The series of a vector or a matrix. Raises ValueError for what is neither, and for a series without a value. `breathe` is called
+    where this can stand still for a moment.
+    """
     elements = _ELEMENTS.decode(result)
+    breathe()
     own = labels([bytes(element.metric) for element in elements])
+    breathe()
     texts = [bytes(element.values) for element in elements]
     plain = all(texts) and not any(e.histograms is not _NOTHING or e.histogram is not _NOTHING for e in elements)
-    newest = _newest(texts) if plain else None
-    if newest is None:
+    found: list[Series] = []
+    for begin in range(0, len(texts), _AT_ONCE) if plain else ():
+        breathe()
+        some = texts[begin : begin + _AT_ONCE]
+        newest = _newest(some)
+        if newest is None:
+            plain = False
+            break
+        both = zip(own[begin : begin + _AT_ONCE], newest, some, strict=True)
+        found += [Series(labels=known, points=Points(last if isfinite(last[1]) else (last[0], None), text)) for known, last, text in both]
+    if not plain:
         return tuple(Series(labels=known, points=points) for known, points in zip(own, map(_points, _WHOLE.decode(result)), strict=True))
-    both = zip(own, newest, texts, strict=True)
-    return tuple([Series(labels=known, points=Points(last if isfinite(last[1]) else (last[0], None), text)) for known, last, text in both])
+    return tuple(found)
 
 
 def _newest(texts: Sequence[bytes]) -> list[tuple[float, float]] | None:

@@ -99,7 +99,8 @@ def merge(
     )
     breathe()
     copies = _copies(newest)
-    reported, twice = _reported(copies, before, named)
+    breathe()
+    reported, twice = _reported(copies, before, named, breathe)
     breathe()
     known = {**_reported_away(newest), **{w.id: w for w in before.workers}}
     workers = {**round_.remembered(known.values(), reported, gone), **reported}
@@ -188,10 +189,12 @@ def _images(
     for name in sorted(newest):
         for image in newest[name].images:
             held[image.id].append((name, image))
+    breathe()
     for image in previous:
         for holder in image.nodes:
             if holder not in newest and holder not in gone:
                 held[image.id].append((holder, image))
+    breathe()
     images, problems = [], []
     for place, image_id in enumerate(sorted({*held, *archived})):
         if place % _AT_ONCE == 0:
@@ -233,12 +236,17 @@ def _copies(newest: Mapping[NodeId, NodeView]) -> dict[WorkerId, list[Worker]]:
 
 
 def _reported(
-    copies: Mapping[WorkerId, list[Worker]], before: Fleet, named: Mapping[WorkerId, frozenset[NodeId]]
+    copies: Mapping[WorkerId, list[Worker]],
+    before: Fleet,
+    named: Mapping[WorkerId, frozenset[NodeId]],
+    breathe: Callable[[], None],
 ) -> tuple[dict[WorkerId, Worker], list[Problem]]:
     """Workers that are alive somewhere by this round's views. `named` have a namesake on a node that is silent now."""
     was = {w.id: w.node for w in before.workers}
     found, problems = {}, []
-    for worker_id, own in sorted(copies.items()):
+    for place, (worker_id, own) in enumerate(sorted(copies.items())):
+        if place % (5 * _AT_ONCE) == 0:
+            breathe()
         if len(own) == 1:
             found[worker_id] = own[0]
             if worker_id in named:

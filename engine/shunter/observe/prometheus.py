@@ -5,7 +5,7 @@ Prometheus' own HTTP API, `/api/v1/query` and `/api/v1/query_range`; Thanos, Mim
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -66,8 +66,12 @@ class Prometheus:
         headers: Mapping[str, str] | None = None,
         ca: Path | None = None,
         cert: tuple[Path, Path] | None = None,
+        breathe: Callable[[], None] = lambda: None,
     ) -> None:
-        """`url` is the server's base, with any path prefix. Raises Rejected SH306 for a URL or certificates that can't be used."""
+        """`url` is the server's base, with any path prefix. `breathe` is called where reading an answer can stand still for a moment.
+        Raises Rejected SH306 for a URL or certificates that can't be used.
+        """
+        self._breathe = breathe
         self.where = _shown(url)
         """The server for messages: its URL without credentials."""
         self._api = url.rstrip("/") + "/api/v1"
@@ -164,7 +168,7 @@ class Prometheus:
         warnings, infos = tuple(reply.warnings), tuple(reply.infos)
         match data.result_type:
             case "vector" | "matrix" as kind:
-                series = series_of(data.result, partial(self._labels.read, promql))
+                series = series_of(data.result, partial(self._labels.read, promql), self._breathe)
                 return Answer(kind=kind, series=series, warnings=warnings, infos=infos)
             case "scalar":
                 return Answer(kind="scalar", series=(scalar(data.result),), warnings=warnings, infos=infos)

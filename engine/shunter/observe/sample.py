@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from shunter.model.errors import Rejected, Retry
@@ -23,6 +23,8 @@ _SELECTOR: Final = re.compile(r"""\s*[a-zA-Z_:][a-zA-Z0-9_:]*\s*(?:\{(?:[^{}"'`]
 _NUMBERS: Final = ("inf", "nan")
 _LIVE: Final = (WorkerState.RUNNING, WorkerState.FENCED)
 _CATALOG: Final = Catalog()
+_AT_ONCE: Final = 2000
+"""Workers whose samples are taken in one go."""
 
 
 async def sample(
@@ -60,7 +62,7 @@ async def sample(
     for field, query in sorted(fields, key=lambda f: f[0].name):  # as canonical bytes have them: writing those takes a sixth less
         breathe()
         ask = Ask(query=query, unit=field.unit, at=at, max_age=catalog.max_age)
-        for worker, value in _of_field(answers[query, None], field, ask, live, catalog.label):
+        for worker, value in _of_field(answers[query, None], field, ask, live, catalog.label, breathe):
             workers[worker.id][field.name] = value
     pools: defaultdict[str, dict[str, Sample]] = defaultdict(dict)
     for pool_field, query in of_all:
@@ -139,21 +141,24 @@ class _Own:
         return (series,) if series is not None else self._several.get(worker, ())
 
 
-def _of_field(answer: Answer | Missing, field: Field, ask: Ask, live: list[Worker], label: str) -> list[tuple[Worker, Sample]]:
+def _of_field(
+    answer: Answer | Missing, field: Field, ask: Ask, live: list[Worker], label: str, breathe: Callable[[], None]
+) -> Iterator[tuple[Worker, Sample]]:
     if not isinstance(answer, Missing):
         answer = partial(answer, ask.query) or answer
     if isinstance(answer, Missing):
-        return [(worker, answer) for worker in live]
+        yield from ((worker, answer) for worker in live)
+        return
     found = _Own(answer, label)
     gauges = {engine: field.gauges_for(engine) for engine in {w.engine for w in live}}
     plain = {engine: frozenset(g.name for g in own if not g.labels) for engine, own in gauges.items()}
-    taken: list[tuple[Worker, Sample]] = []
-    for worker in live:
+    for place, worker in enumerate(live):
+        if place % _AT_ONCE == 0:
+            breathe()
         name = found.name(worker)
         series = found.alone(name)
         known = lone(series, ask) if series is not None and series.labels.get("__name__") in plain[worker.engine] else None
-        taken.append((worker, known or _plain(one(_first_of(found.of(name), gauges[worker.engine]), ask))))
-    return taken
+        yield worker, known or _plain(one(_first_of(found.of(name), gauges[worker.engine]), ask))
 
 
 def resolved(field: Field, engine: str, series: Sequence[Series], ask: Ask) -> Sample:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from shunter.act.beyond import Remembered
 from shunter.act.lease import Lease
 from shunter.act.store import SCHEMA, Store
+from shunter.model.canon import encode
 from shunter.model.errors import Rejected, Stalled
 from shunter.model.ids import Digest, Epoch, Incarnation, NodeId, NoticeId, OperationId, PolicyName, WorkerId
 from shunter.model.operation import OperationRecord, Outcome, Status, Step
@@ -324,6 +326,7 @@ def test_notices_are_remembered_without_writing_the_fleet_again(store: Store) ->
 def test_a_store_from_before_notices_were_kept_apart_is_read(store: Store) -> None:
     store.save_fleet(Fleet(), (), 10.0)
     store._db.execute("DROP TABLE noticed")
+    store._db.execute("UPDATE fleet SET body = ?", (encode(Remembered(at=10.0, fleet=Fleet())),))
     kept = Store(store.path, read_only=True).load_fleet()
     assert kept is not None
     assert kept.at == 10.0

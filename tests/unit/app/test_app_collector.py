@@ -80,3 +80,19 @@ def test_everything_is_looked_through_when_it_is_a_good_moment_and_at_no_other()
         assert old() is None
         assert gc.get_threshold()[2] > 10**6
     assert gc.get_threshold() == before
+
+
+def test_what_a_decision_made_is_looked_at_by_the_next_sweep_and_not_before():
+    now = 0.0
+    with Sweeping(lambda: now) as sweeping:
+        with paused():
+            seen = ref(Ring())
+        gc.collect()
+        assert seen() is not None, "nobody looks through it"
+        now += EVERY_S
+        sweeping.sweep()
+        assert seen() is None
+        with paused():
+            late = ref(Ring())
+    gc.collect()
+    assert late() is None, "nothing is hidden for good once nobody sweeps"

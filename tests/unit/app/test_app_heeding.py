@@ -13,7 +13,6 @@ from shunter.app import leading as leadings
 from shunter.app.aside import Aside
 from shunter.app.digests import Digests
 from shunter.app.heeding import HELD_S, IN_A_ROW, Haste
-from shunter.model.canon import digest
 from shunter.model.errors import Stalled
 from shunter.model.ids import Digest, Epoch, Incarnation, NodeId, NoticeId, OperationId, PolicyName, SlotId
 from shunter.model.operation import OperationRecord, Outcome, Status
@@ -219,7 +218,7 @@ async def test_a_plan_that_was_carried_out_before_to_the_letter_ends_no_tick(
 
 
 async def test_a_fleet_that_cant_be_digested_is_decided_on_by_nobody(looking: Looking, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is digested beside the decision: what goes wrong there mustn't leave a plan whose snapshot has no name."""
+    """What goes wrong there mustn't leave a plan whose snapshot has no name."""
     s, _, offered = looking
     await s.leading.sight.look(100.0)
 
@@ -291,7 +290,7 @@ async def test_a_notice_that_comes_while_the_next_fleet_is_made_ready_is_decided
     await s.leading.tick(101.0)
     (plan,) = offered
     seen = Snapshot(at=100.0, fleet=before.fleet, samples=before.samples, notices=s.engine.scene.notices)
-    assert plan.snapshot == digest(seen), "what is recorded is what it was decided on"
+    assert plan.snapshot == seen.id, "what is recorded is what it was decided on"
     assert s.leading.heeding.ready is not before
     s.leading.sightings.close()
 

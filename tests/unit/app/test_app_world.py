@@ -200,3 +200,32 @@ async def test_a_look_stands_still_while_something_cant_wait() -> None:
     aside.asked = 0
     await looking.measure(found.fleet, policies(), NOW, within_s=1.0)
     assert aside.asked >= 5
+
+
+async def test_whoever_cant_wait_has_a_turn_while_a_thousand_agents_are_asked() -> None:
+    asked: list[NodeId] = []
+
+    class Asked(Answers):
+        async def view(self) -> NodeView:
+            asked.append(NodeId(self.node))
+            return await super().view()
+
+    names = [f"node-{n:04}" for n in range(1000)]
+    looking = asyncio.create_task(seen({name: Asked(name) for name in names}).look(Memory(), NOW))
+    turns: list[int] = []
+    while not looking.done():
+        turns.append(len(asked))
+        await asyncio.sleep(0)
+    assert len((await looking).fleet.nodes) == 1000
+    assert len(set(turns)) >= 10, "one after the other in portions, not all in one step of the loop"
+
+
+async def test_a_look_that_is_given_up_leaves_no_question_behind() -> None:
+    hangs = [Hangs() for _ in range(3)]
+    looking = asyncio.create_task(seen({f"node-{n}": one for n, one in enumerate(hangs)}).look(Memory(), NOW))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    looking.cancel()
+    await asyncio.gather(looking, return_exceptions=True)
+    await asyncio.sleep(0)
+    assert all(one.given_up for one in hangs)

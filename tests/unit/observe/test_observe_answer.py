@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shunter.model.errors import Retry
+from shunter.observe import answer
 from shunter.observe.answer import LabelSets, Points, series_of
 
 VALUES = st.one_of(
@@ -40,10 +41,20 @@ def plainly(element: dict[str, object]) -> tuple[dict[str, str], tuple[tuple[flo
     return element["metric"], tuple(sorted(points, key=lambda p: p[0]) if "histograms" in element else points)  # type: ignore[return-value]
 
 
-@given(st.lists(ELEMENT, max_size=5))
+@given(st.lists(ELEMENT, max_size=5), st.sampled_from([1, 2, 2000]))
 @settings(max_examples=150)
-def test_what_is_read_late_is_what_was_there(elements: list[dict[str, object]]) -> None:
-    assert repr(read(elements)) == repr(tuple(map(plainly, elements))), "to the bit, -0.0 too"
+def test_what_is_read_late_and_in_portions_is_what_was_there(elements: list[dict[str, object]], at_once: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(answer, "_AT_ONCE", at_once)
+        assert repr(read(elements)) == repr(tuple(map(plainly, elements))), "to the bit, -0.0 too"
+
+
+def test_reading_a_long_answer_can_stand_still_again_and_again() -> None:
+    asked: list[None] = []
+    elements = [{"metric": {"worker": f"w{n}"}, "values": [[1, "2"]]} for n in range(10_000)]
+    found = series_of(msgspec.Raw(json.dumps(elements).encode()), lambda texts: LabelSets().read("q", texts), lambda: asked.append(None))
+    assert len(found) == 10_000
+    assert len(asked) >= 5
 
 
 @given(st.lists(st.fixed_dictionaries({"metric": LABELS, "values": st.lists(POINT, min_size=1, max_size=4)}), min_size=1, max_size=4))
