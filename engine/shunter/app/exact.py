@@ -13,16 +13,17 @@ from typing import Final, Literal, NoReturn, Self
 import msgspec
 
 from shunter.app.assumed import SOURCE
+from shunter.app.packed import packed, unpacked
 from shunter.app.private import write_private
 from shunter.app.recording import Recording
 from shunter.app.recording import decoded as recording_of
-from shunter.model.canon import decode, digest, encode, plain
+from shunter.model.canon import decode, digest, plain
 from shunter.model.errors import Problem, Rejected, Retry
 from shunter.model.ids import Digest
 from shunter.model.plan import Plan, PlannedOperation
 from shunter.report.words import moment, span
 
-FORMAT: Final = "shunter.dev/exact-plan/v2"
+FORMAT: Final = "shunter.dev/exact-plan/v3"
 MAX_BYTES: Final = 64 * 2**20
 _MAX_RECORDING: Final = 512 * 2**20
 EXPIRES_S: Final = 600.0
@@ -32,11 +33,12 @@ _AHEAD_S: Final = 5.0
 
 
 class ExactPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file. `digest` is the plan's, `expires_at` in seconds since the epoch, `recording` what it was decided on (canonical JSON,
+    """The file. `digest` is the plan's, `expires_at` in seconds since the epoch, `recording` what it was decided on (as `packed` gives it,
     compressed by zlib; base64 in the file), `seal` a digest over all the rest.
     """
 
-    format: Literal["shunter.dev/exact-plan/v2"] = FORMAT
+    format: Literal["shunter.dev/exact-plan/v3", "shunter.dev/exact-plan/v2"] = FORMAT
+    """v2: the recording isn't packed. It is read still."""
     digest: Digest
     expires_at: float
     plan: Plan
@@ -67,11 +69,11 @@ class ExactPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                     remedy="Plan on the live fleet; what was recorded long ago can be looked at, not carried out",
                 )
             )
-        data = encode(recording)
+        data = packed(recording)
         if len(data) > _MAX_RECORDING:
-            raise _too_large(len(data))
-        packed, expires_at = zlib.compress(data), plan.at + lasts
-        return cls(digest=plan.digest, expires_at=expires_at, plan=plan, recording=packed, seal=_seal(plan, expires_at, packed))
+            raise _too_large(len(data), _MAX_RECORDING)
+        small, expires_at = zlib.compress(data), plan.at + lasts
+        return cls(digest=plan.digest, expires_at=expires_at, plan=plan, recording=small, seal=_seal(FORMAT, plan, expires_at, small))
 
     @property
     def operations(self) -> tuple[PlannedOperation, ...]:
@@ -85,15 +87,18 @@ class ExactPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             data = unpacking.decompress(self.recording, _MAX_RECORDING)
             if not unpacking.eof:
                 _refuse(self.digest, "what it was decided on is cut off, or has more than can be read")
-            return recording_of(data)
+            return unpacked(data) if self.format == FORMAT else recording_of(data)
         except (zlib.error, msgspec.DecodeError, ValueError) as error:
             _refuse(self.digest, f"what it was decided on can't be read: {error}")
 
 
 def save(exact: ExactPlan, path: Path) -> None:
-    """Write it for people and programs, mode 0600. Raises Retry SH952."""
+    """Write it for people and programs, mode 0600. Raises Rejected SH947 when `load` wouldn't read it, Retry SH952."""
+    data = to_json(exact)
+    if len(data) > MAX_BYTES:
+        raise _too_large(len(data), MAX_BYTES)
     try:
-        write_private(path, to_json(exact))
+        write_private(path, data)
     except OSError as error:
         what = f"the plan can't be written: {error.strerror}"
         raise Retry(Problem(code="SH952", what=what, remedy="Check the folder, its permissions and the disk", subject=str(path))) from error
@@ -128,18 +133,18 @@ def verify(exact: ExactPlan, subject: str) -> None:
     """Raises Rejected SH953 when digest or seal aren't those of what it holds."""
     if exact.digest != exact.plan.digest:
         _refuse(subject, f"it says that its plan is {exact.digest}, and the plan in it is {exact.plan.digest}")
-    seal = _seal(exact.plan, exact.expires_at, exact.recording)
+    seal = _seal(exact.format, exact.plan, exact.expires_at, exact.recording)
     if exact.seal != seal:
         _refuse(subject, f"its seal is {exact.seal}, and that of what it holds is {seal}")
 
 
-def _seal(plan: Plan, expires_at: float, recording: bytes) -> Digest:
+def _seal(form: str, plan: Plan, expires_at: float, recording: bytes) -> Digest:
     decided_on = hashlib.sha256(recording).hexdigest()
-    return digest({"digest": plan.digest, "expires_at": expires_at, "format": FORMAT, "recording": decided_on})
+    return digest({"digest": plan.digest, "expires_at": expires_at, "format": form, "recording": decided_on})
 
 
-def _too_large(size: int) -> Rejected:
-    what = f"what the plan was decided on has {size:,} bytes, and an exact plan can carry {_MAX_RECORDING:,}"
+def _too_large(size: int, most: int) -> Rejected:
+    what = f"what the plan was decided on has {size:,} bytes, and an exact plan can carry {most:,}"
     remedy = "Shorten the longest `for` of the policies, or have the engine carry it out by itself: it needs no exact plan"
     return Rejected(Problem(code="SH947", what=what, remedy=remedy))
 

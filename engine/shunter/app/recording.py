@@ -143,7 +143,11 @@ def load(path: Path) -> Recording:
 
 def decoded(data: bytes) -> Recording:
     """Read its JSON. Raises ValueError and msgspec.DecodeError."""
-    recording = decode(data, Recording)
+    return checked(decode(data, Recording))
+
+
+def checked(recording: Recording) -> Recording:
+    """The same. Raises ValueError where its parts don't fit together."""
     known = len(recording.sightings)
     if any(past.seen is not None and not 0 <= past.seen < known for past in recording.history):
         raise ValueError(f"its history names a fleet that isn't among its {known} sightings")

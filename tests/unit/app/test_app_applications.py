@@ -172,7 +172,7 @@ def test_what_comes_after_the_others_were_weighed_waits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("broken", [b"", b"zlib?", zlib.compress(b"[]"), zlib.compress(encode(RECORDING))[:-1]])
 def test_what_came_with_a_plan_can_be_anything(tmp_path: Path, broken: bytes) -> None:
     """Sealed anew, as whoever may write to the inbox can."""
-    seal = exact._seal(PLAN, EXACT.expires_at, broken)
+    seal = exact._seal(exact.FORMAT, PLAN, EXACT.expires_at, broken)
     engine, ticket = Engine(tmp_path), submit(tmp_path, msgspec.structs.replace(EXACT, recording=broken, seal=seal))
     engine.tick()
     answer = ticket.answer()

@@ -2,6 +2,7 @@
 
 import json
 import stat
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from shunter.app.recording import load as load_recording
 from shunter.app.recording import save as save_recording
 from shunter.decide.profile import Profile
 from shunter.lang.load import load as load_policies
+from shunter.model.canon import encode
 from shunter.model.errors import Rejected, Retry
 from shunter.model.finding import Lane
 from shunter.model.ids import (
@@ -121,6 +123,22 @@ def test_one_that_nobody_could_read_isnt_written(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(Rejected, match="SH947") as caught:
         ExactPlan.of(plan(operation()), SEEN, now=NOW)
     assert "can carry 100" in caught.value.problem.what
+
+
+def test_one_that_is_too_large_as_a_file_isnt_written_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "MAX_BYTES", 100)
+    with pytest.raises(Rejected, match="SH947"):
+        save(ExactPlan.of(plan(operation()), SEEN, now=NOW), tmp_path / "plan.json")
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_of_before_recordings_were_packed_is_read_still() -> None:
+    made, small = ExactPlan.of(plan(operation()), SEEN, now=NOW), zlib.compress(encode(SEEN))
+    seal = exact._seal("shunter.dev/exact-plan/v2", made.plan, made.expires_at, small)
+    older = msgspec.structs.replace(made, format="shunter.dev/exact-plan/v2", recording=small, seal=seal)
+    assert from_json(to_json(older), "plan.json").basis() == SEEN
+    with pytest.raises(Rejected, match="its seal is"):
+        from_json(to_json(msgspec.structs.replace(older, format=made.format)), "plan.json")
 
 
 def test_what_is_assumed_or_past_cannot_be_carried_out() -> None:
