@@ -32,6 +32,8 @@ LOOK_S: Final = 120.0
 """Seconds, at most, between looks what is in the archive. What this node puts there or deletes it knows at once."""
 FORGET_S: Final = 86400.0
 """Seconds between looks for what of the journal nobody asks for any more."""
+FORGET_AGAIN_S: Final = 600.0
+"""Seconds until the next one, where it couldn't be forgotten."""
 SWEEP_S: Final = 6 * 3600.0
 """Seconds, at most, between looks for what no image in the archive needs any more."""
 
@@ -85,18 +87,20 @@ async def _seal(node: Node) -> None:
 
 async def _forget(node: Node) -> None:
     while True:
-        _try(node, "forget old steps", lambda: node.journal.forget_before(node.clock() - KEEP_S))
-        await asyncio.sleep(FORGET_S)
+        done = _try(node, "forget old steps", lambda: node.journal.forget_before(node.clock() - KEEP_S))
+        await asyncio.sleep(FORGET_S if done else FORGET_AGAIN_S)
 
 
-def _try(node: Node, what: str, call: Callable[[], None]) -> None:
-    """Whatever goes wrong with it ends nothing else. Of a disk that takes no writes others tell."""
+def _try(node: Node, what: str, call: Callable[[], None]) -> bool:
+    """Whether it is done. Whatever goes wrong with it ends nothing else; of a disk that takes no writes others tell."""
     try:
         call()
     except (OSError, Stalled):
-        return
+        return False
     except Exception as error:
         node.log.error("background work failed", task=what, error=f"{type(error).__name__}: {error}")
+        return False
+    return True
 
 
 async def _look(node: Node, listed: Listed | None) -> None:

@@ -194,7 +194,7 @@ class Broken:
 
 
 async def test_a_disk_with_errors_ends_none_of_what_is_looked_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "FORGET_S", 0.0)
+    monkeypatch.setattr(keeping, "FORGET_AGAIN_S", 0.0)  # and not only a day later
     journal = Journal(tmp_path / "j")
     broken = Broken(journal._db)
     journal._db = broken  # type: ignore[assignment]
