@@ -97,7 +97,7 @@ class Scheduler:
         for planned in new:
             self._waiting.pop(planned.id, None)  # the newer plan's order counts
             self._waiting[planned.id] = Waiting(planned=planned, plan=plan.digest)
-        self.pump()
+        self.pump(hurried=not whole)
 
     def _waits_as_of(self, operation: OperationId, plan: Digest) -> bool:
         waiting = self._waiting.get(operation)
@@ -111,9 +111,9 @@ class Scheduler:
         self._executor.accept(plan)
         self.pump()
 
-    def pump(self) -> None:
+    def pump(self, *, hurried: bool = False) -> None:
         """Start whatever may start now, and take up again what was left active. Called whenever something ended or has dumped, and each
-        tick.
+        tick. `hurried`: what is voluntary isn't looked at, hundreds of which may wait; a tick sees to it.
         """
         self._raise_crash()
         if self._stopped:
@@ -127,7 +127,9 @@ class Scheduler:
             elif record.id not in self._running:
                 self._spawn(record.planned, self._take_up(record))
         promised: set[NodeId] = set()
-        for waiting in sorted((*chained, *self._waiting.values()), key=lambda w: w.planned.lane != "involuntary"):
+        everything = (*chained, *self._waiting.values())
+        urgent = [w for w in everything if w.planned.lane == "involuntary"]
+        for waiting in (*urgent, *(() if hurried else (w for w in everything if w.planned.lane != "involuntary"))):
             self._consider(self._as_it_is(waiting), promised)
 
     def cancel(self, operation: OperationId, because: str) -> bool:
@@ -340,6 +342,8 @@ class Scheduler:
     def _rest_of_chain(self, planned: PlannedOperation) -> list[PlannedOperation]:
         """All that waits and is linked to it, taken out of what is known here alone."""
         others = [w.planned for w in self._waiting.values()]
+        if not planned.after and not any(planned.id in other.after for other in others):
+            return []
         (chain,) = [chain for chain in linked([planned, *others]) if planned.id in chain]
         rest = [o for o in others if o.id in chain]
         for other in rest:

@@ -123,6 +123,28 @@ async def test_a_leading_engine_keeps_to_its_limit_and_says_what_waits(
     await leading.scheduler.stop()
 
 
+async def test_what_waits_is_passed_over_while_a_notice_is_answered_and_begins_with_the_next_tick(
+    stage: Callable[[int], Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s = stage(0)
+    scheduler = s.leading.scheduler
+
+    async def carry(record: OperationRecord) -> OperationRecord:
+        await asyncio.Event().wait()
+        return record
+
+    monkeypatch.setattr(s.leading.executor, "carry", carry)
+    monkeypatch.setattr(scheduler, "_voluntary", 0)
+    scheduler.offer(plan(planned("o0"), planned("o1")))
+    monkeypatch.setattr(scheduler, "_voluntary", 2)
+    scheduler.offer(plan(planned("urgent", "involuntary")), whole=False)
+    assert [o.id for o in scheduler.running] == ["urgent"]
+    assert [o.id for o in scheduler.waiting] == ["o0", "o1"], "they wait as they did"
+    scheduler.pump()
+    assert [o.id for o in scheduler.running] == ["urgent", "o0", "o1"]
+    await scheduler.stop()
+
+
 async def test_each_tick_says_what_waits(stage: Callable[[int], Stage], monkeypatch: pytest.MonkeyPatch) -> None:
     s = stage(0)
     s.leading.sight.world = Serving()  # type: ignore[assignment]
