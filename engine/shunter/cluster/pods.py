@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from shunter.cluster.api import Object
-from shunter.cluster.dynamo.words import COST, COST_BEFORE
+from shunter.cluster.dynamo.words import COST, COST_BEFORE, RESTORE_FROM, RESTORE_TARGET
 from shunter.model.ids import NodeId
 from shunter.model.pod import CONTAINER, MAIN, OPERATION, SERVING, STATE, Pod, Resident, resident
 from shunter.model.snapshot import Toleration
@@ -72,6 +72,8 @@ class WorkerPod(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Of its deletion, for whoever removes pods: the lowest first."""
     spare: str | None = None
     """The engine has named it as the one that goes when another one joins; its deletion cost before that, empty: it had none."""
+    restored: bool = False
+    """Its worker is one that Dynamo Snapshot restores, or has restored."""
     retired: bool = False
     """The engine has deleted it, by its grace, or has named it as the one that goes: whoever lived in it was to leave it."""
 
@@ -89,6 +91,8 @@ class WorkerPod(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def held_by(self) -> str:
         """Why its worker can't live in another pod, in words; empty: it can."""
         kind, _, name = self.controller.partition("/")
+        if self.restored:
+            return "Dynamo Snapshot has restored it beside the first process of its container, which is what an agent would take for it"
         if kind not in _HANDED_OVER:
             return f"its pod belongs to {kind} {name}, which would start another one in its place"
         if kind and HASH not in self.labels:
@@ -124,6 +128,7 @@ def worker_pod(found: Object) -> WorkerPod | None:
         address=str(status.get("podIP") or ""),
         cost=_cost(annotations),
         spare=annotations.get(SPARE),
+        restored=RESTORE_FROM in annotations or labels.get(RESTORE_TARGET) == "true",
         retired=COST_BEFORE in annotations or (bool(meta.get("deletionTimestamp")) and meta.get("deletionGracePeriodSeconds") == GRACE_S),
     )
 

@@ -119,6 +119,19 @@ def test_controllers_that_know_their_pods_by_name_hold_them() -> None:
     assert read(raw(labels=bare, ownerReferences=[])).held_by == ""
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"annotations": {"nvidia.com/restore-from": "gold"}},
+        {"labels": {**DYNAMO, "nvidia.com/snapshot-is-restore-target": "true"}},
+    ],
+    ids=["by-annotation", "by-label"],
+)
+def test_a_worker_that_dynamo_snapshot_has_restored_stays_where_it_is(more: dict[str, Any]) -> None:
+    """Its container's first process, which agents take for the worker, does nothing but sleep."""
+    assert "Dynamo Snapshot has restored it" in read(raw(**more)).held_by
+
+
 def test_nodes_and_agents() -> None:
     taints = [{"key": "k", "value": "v", "effect": "NoSchedule"}, {"key": "x", "effect": "New"}]
     node = cluster_node({"metadata": {"name": "n", "labels": {"zone": "a"}}, "spec": {"taints": taints}, "status": {}})

@@ -21,6 +21,8 @@ KINDS: Final = {
 
 GRAPH_LABEL: Final = "nvidia.com/dynamo-graph-deployment-name"
 COMPONENT_LABEL: Final = "nvidia.com/dynamo-component"
+HASH_LABEL: Final = "nvidia.com/dynamo-worker-hash"
+"""Of what a component's pods are like, on them and on the PodSnapshots that Dynamo has taken of such: where it differs they don't fit."""
 COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 LOWEST: Final = -(2**31)
 """The least that a deletion cost can be: a pod with it goes first among those that are as ready as it is."""
@@ -30,6 +32,16 @@ UNDONE: Final = "shunter.dev/shift-undone"
 """Annotation of a pod: the shift for which it goes no more, written where its cost hadn't been changed yet."""
 SHIFTS: Final = "shunter.dev/shifts"
 """What we changed of the replicas in a resource of record, written together with them."""
+RESTORE_FROM: Final = "nvidia.com/restore-from"
+"""Annotation of a pod, at its creation: the PodSnapshot of its namespace that Dynamo Snapshot's agent restores in it."""
+RESTORE_TARGET: Final = "nvidia.com/snapshot-is-restore-target"
+"""Label of such a pod in releases that had no annotation for it."""
+CANDIDATE: Final = "nvidia.com/dynamo-checkpoint-restore-candidate"
+"""Annotation of a pod that Dynamo's operator itself has restored, where the component has checkpoints of its own."""
+GMS: Final = "nvidia.com/dynamo-snapshot-gms-mode"
+"""Annotation of a PodSnapshot: how GPU memory was served besides; anything but `disabled` needs more than one pod's specification."""
+RESTORED: Final = "nvidia.com/Restored"
+"""Condition of a pod: what became of its restore."""
 
 
 def collection(version: str, plural: str, namespace: str) -> str:
