@@ -85,7 +85,7 @@ def _spec() -> Schema:
     spec = _named(PlannedOperation)
     del spec["properties"]["id"]  # the resource's name
     spec["properties"]["deadline"] = {**_TIME, "description": "When it must have ended."}
-    for key in ("worker", "fromSlot", "toSlot", "image", "policy", "notice", "pool", "handsTo"):
+    for key in ("worker", "fromSlot", "toSlot", "image", "policy", "notice", "pool", "handsTo", "golden"):
         spec["properties"][key]["maxLength"] = _NAME
     batch = {
         "type": "object",

@@ -61,6 +61,7 @@ WHOLE: dict[str, str] = {
   revert: {when: pools.prefill.waiting < 3, for: 1m}
   pick: {where: worker.sessions < 4, prefer: -worker.kvTokens}
   sessions: move
+  goldenImages: use
   method: auto
   limits: {from: {min: 2}, to: {max: 4}, step: 1}
   cooldown: 5m

@@ -57,6 +57,7 @@ WHOLE: dict[str, dict[str, Any]] = {
   revert: {when: pools.prefill.waiting < 3, for: 1m}
   pick: {where: worker.sessions < 4, prefer: -worker.kvTokens}
   sessions: park
+  goldenImages: use
   follow: thresholds
   method: in-place
   limits: {from: {min: 2}, to: {max: 4}, step: 1}

@@ -19,6 +19,7 @@ FOLDER = ROOT / "tests" / "apiserver" / "dynamo"
 NAMES = itertools.count()
 GRAPHS, ADAPTERS, DEPLOYMENTS = "dynamographdeployments", "dynamographdeploymentscalingadapters", "dynamocomponentdeployments"
 COST = "controller.kubernetes.io/pod-deletion-cost"
+RESTORE_FROM, RESTORED = "nvidia.com/restore-from", "nvidia.com/Restored"
 
 
 def install(plane: ControlPlane) -> None:
@@ -52,6 +53,12 @@ class Site:
         self._numbers = itertools.count()
         self._deployed: dict[str, int] = {}
         self._endpoints: list[Any] = []
+        self.restores = "RestoreSucceeded"
+        """The reason that Dynamo Snapshot's agent gives of each restore; empty: it says nothing of any."""
+        self.serving_removed: list[str] = []
+        """Pods that were ready when their controller removed them."""
+        self.hash = "h1"
+        """Of what the operator makes worker pods like."""
         self.slow = False
         """The kubelets look at no readiness gates."""
 
@@ -133,6 +140,7 @@ class Site:
         for one in pods:
             if "pod-template-hash" not in one["metadata"]["labels"] and "nodeName" not in one["spec"]:
                 await self._start(one)  # whoever made it has seen to its place
+            await self._restore(one)
             await self._ready_or_not(one)
         await self._slices(pods)
         self._note(counts)
@@ -179,6 +187,8 @@ class Site:
         await self._adopt(own, name)
         for one in sorted(own, key=_first_to_go)[: max(0, len(own) - number)]:
             await self.api.delete(self.path("pods", one["metadata"]["name"]))
+            if _ready(one):
+                self.serving_removed.append(one["metadata"]["name"])
             own.remove(one)
             found.remove(one)
         new = [await self.api.create(self.path("pods"), self._pod(name)) for _ in range(number - len(own))]
@@ -195,9 +205,11 @@ class Site:
         labels = {
             "nvidia.com/dynamo-graph-deployment-name": "llama", "nvidia.com/dynamo-component": name,
             "nvidia.com/dynamo-component-type": name, "role": name, "pod-template-hash": f"{name}-5f",
+            "nvidia.com/dynamo-worker-hash": self.hash,
         }  # fmt: skip
         meta = {"name": f"llama-{name}-5f-{next(self._numbers)}", "labels": labels, "ownerReferences": [_owner(name)]}
-        spec = {"containers": [{"name": "main", "image": "dynamo"}], "readinessGates": [{"conditionType": "shunter.dev/serving"}]}
+        main = {"name": "main", "image": "dynamo", "command": ["python3"], "args": ["-m", "dynamo.vllm"]}
+        spec = {"containers": [main], "readinessGates": [{"conditionType": "shunter.dev/serving"}]}
         return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
     async def _adopt(self, own: list[Any], name: str) -> None:
@@ -208,10 +220,19 @@ class Site:
                 one.update(await self.api.replace(self.path("pods", one["metadata"]["name"]), one))
 
     async def _start(self, pod: Any) -> None:
-        """The scheduler, the kubelet and the worker at once: it serves."""
-        pod["spec"]["nodeName"] = "node-a"
+        """The scheduler, the kubelet and the worker at once: it serves, unless it waits to be restored."""
+        pod["spec"]["nodeName"] = _node(pod)
         pod.update(await self.api.replace(self.path("pods", pod["metadata"]["name"]), pod))
-        status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "False" if _restoring(pod) else "True"}]}
+        pod.update(await self.api.replace(self.path("pods", pod["metadata"]["name"]) + "/status", {**pod, "status": status}))
+
+    async def _restore(self, pod: Any) -> None:
+        """Dynamo Snapshot's agent on the pod's node, and the kubelet's startup probe: what is restored is ready."""
+        if not (self.restores and _restoring(pod) and pod["spec"].get("nodeName")) or _condition(pod, RESTORED):
+            return
+        said = "True" if self.restores == "RestoreSucceeded" else "False"
+        told = {"type": RESTORED, "status": said, "reason": self.restores, "message": "as the test has it"}
+        status = {**pod["status"], "conditions": [{"type": "Ready", "status": said}, told]}
         pod.update(await self.api.replace(self.path("pods", pod["metadata"]["name"]) + "/status", {**pod, "status": status}))
 
     async def _ready_or_not(self, pod: Any) -> None:
@@ -219,6 +240,8 @@ class Site:
         conditions = {one["type"]: one["status"] for one in (pod.get("status") or {}).get("conditions") or ()}
         counted = "pod-template-hash" in pod["metadata"]["labels"]
         wanted = "True" if conditions.get("shunter.dev/serving", "True" if counted else "False") == "True" else "False"
+        if _restoring(pod) and conditions.get(RESTORED) != "True":
+            wanted = "False"  # its startup probe
         if self.slow or conditions.get("Ready") in (None, wanted):
             return
         status = pod["status"]
@@ -253,6 +276,21 @@ class Site:
 
 def _owner(name: str) -> Any:
     return {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": f"llama-{name}-5f", "uid": f"rs-{name}", "controller": True}
+
+
+def _condition(pod: Any, kind: str) -> str:
+    return next((one["status"] for one in (pod.get("status") or {}).get("conditions") or () if one["type"] == kind), "")
+
+
+def _restoring(pod: Any) -> bool:
+    return RESTORE_FROM in (pod["metadata"].get("annotations") or {})
+
+
+def _node(pod: Any) -> str:
+    """The one that it asks for by name, else any."""
+    affinity = ((pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}).get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    fields = [field for term in affinity.get("nodeSelectorTerms") or () for field in term.get("matchFields") or ()]
+    return str(fields[0]["values"][0]) if fields else "node-a"
 
 
 def _ready(pod: Any) -> bool:

@@ -3,10 +3,11 @@
 from shunter.act.back import fenced, joined, must_view, show
 from shunter.act.counting import changed, may_change
 from shunter.act.drive import Machine
-from shunter.act.housing import gone, home_of, shown_soon
+from shunter.act.housing import home_of, shown_soon
 from shunter.act.move import fence, source_of
 from shunter.act.port import CopyView
 from shunter.act.run import Run, late_problem, problem
+from shunter.act.starting import over, start
 from shunter.model.errors import Problem, Rejected
 from shunter.model.operation import Status, Step
 
@@ -32,8 +33,7 @@ async def _drain(run: Run) -> None:
 async def _done(run: Run) -> None:
     """Where its pool can't be kept at one less, the worker has left all the same, and another is started in its place."""
     why = await changed(run)
-    await gone(run)
-    run.finish(Status.SUCCEEDED, why)
+    await over(run, why, counted=why is None)
 
 
 async def _roll_back(run: Run) -> None:
@@ -65,8 +65,8 @@ async def _refused(run: Run, why: Problem) -> None:
 
 
 DRAIN = Machine(
-    {Step.INTENDED: _begin, Step.FENCED: _drain, Step.RELEASED: _done, Step.ROLLING_BACK: _roll_back},
-    committed=frozenset({Step.RELEASED}),
+    {Step.INTENDED: _begin, Step.FENCED: _drain, Step.RELEASED: _done, Step.STARTING: start, Step.ROLLING_BACK: _roll_back},
+    committed=frozenset({Step.RELEASED, Step.STARTING}),
     refused=_refused,
     source=source_of,
     destination=lambda _run: None,

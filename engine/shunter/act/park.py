@@ -4,12 +4,13 @@ from shunter.act.back import thaw_back, thaw_soon
 from shunter.act.copies import send_copies
 from shunter.act.counting import change, changed, may_change, taken_back
 from shunter.act.drive import Machine
-from shunter.act.housing import gone, home_of, remembered
+from shunter.act.housing import home_of, remembered
 from shunter.act.move import fence, freeze, release, release_refused, source_of
 from shunter.act.run import Run
+from shunter.act.starting import over, start, succeeded
 from shunter.model.errors import Problem
 from shunter.model.ids import NodeId, node_of
-from shunter.model.operation import Status, Step
+from shunter.model.operation import Step
 
 
 def _first(run: Run) -> NodeId | None:
@@ -48,15 +49,13 @@ async def _release(run: Run) -> None:
     short = run.record.problem if run.record.problem and run.record.problem.code == "SH518" else None
     await change(run)
     await release(run)
-    await gone(run)
-    run.finish(Status.SUCCEEDED, short, run.image)
+    await over(run, short)
 
 
 async def _done(run: Run) -> None:
     """Also for a worker that died before it was ended: it has left all the same."""
     why = await changed(run)
-    await gone(run)
-    run.finish(Status.SUCCEEDED, why, run.image)
+    await over(run, why, counted=why is None)
 
 
 async def _roll_back(run: Run) -> None:
@@ -67,7 +66,10 @@ async def _roll_back(run: Run) -> None:
 
 
 async def _refused(run: Run, why: Problem) -> None:
-    await release_refused(run, why)
+    if run.record.step is Step.STARTING:
+        succeeded(run, why)
+    else:
+        await release_refused(run, why)
 
 
 PARK = Machine(
@@ -79,9 +81,10 @@ PARK = Machine(
         Step.COPIED: _commit,
         Step.COMMITTING: _release,
         Step.RELEASED: _done,
+        Step.STARTING: start,
         Step.ROLLING_BACK: _roll_back,
     },
-    committed=frozenset({Step.COMMITTING, Step.RELEASED}),
+    committed=frozenset({Step.COMMITTING, Step.RELEASED, Step.STARTING}),
     refused=_refused,
     source=source_of,
     destination=lambda _run: None,

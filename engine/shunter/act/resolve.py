@@ -56,6 +56,8 @@ def resolve(record: OperationRecord, source: CopyView | None, destination: CopyV
     kind = record.planned.kind
     if record.step is Step.ROLLING_BACK:
         return go_on(Step.ROLLING_BACK, "it was being rolled back")
+    if record.step is Step.STARTING:
+        return go_on(Step.STARTING, "its worker has left for good, and what is started in its place is asked of the API server")
     if kind in (OperationKind.MOVE, OperationKind.PARK):
         return _leaving(record, source, destination)
     if kind is OperationKind.RESTORE:

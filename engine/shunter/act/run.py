@@ -16,6 +16,7 @@ from shunter.act.port import Agent, CopyView
 from shunter.act.replicas import Replicas
 from shunter.act.resolve import image_of
 from shunter.act.router import Router
+from shunter.act.starts import Starts
 from shunter.act.store import Store
 from shunter.model.errors import Problem, Rejected, Retry, ShunterError, Stalled, Unknown
 from shunter.model.ids import ImageId, NodeId, OperationId, SlotId, WorkerId, node_of
@@ -37,7 +38,8 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
     `quick` bounds orders that move no bytes, `bulk` is the least given to those that do (six times the estimate if that is more). `hold` is
     how long a copy stands still without an order, `margin` what is added when waiting for a hold to end. `settle` is how long an unknown
-    outcome is looked into before the operation is left for later, `pause` the first wait between two tries, doubled up to 5 s.
+    outcome is looked into before the operation is left for later, `pause` the first wait between two tries, doubled up to 5 s. `serve` is
+    how long a worker that starts from a golden image may take until it serves, `look` the time between two looks at it.
     """
 
     quick: float = 15.0
@@ -47,6 +49,8 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     settle: float = 60.0
     pause: float = 0.2
     drain: float = 300.0
+    serve: float = 300.0
+    look: float = 1.0
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +62,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     `lead` is asked before each order whether we still lead; None: that can't be lost while it runs. `places` makes the pods that workers
     come to; None: they live in none.
     `replicas` changes how many workers pools are kept at; None: nobody keeps them at a number. `router` sees whether routers find a worker
-    by its pod; None: they don't.
+    by its pod; None: they don't. `starts` starts workers from golden images; None: they start natively.
     """
 
     store: Store
@@ -75,6 +79,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     places: Places | None = None
     replicas: Replicas | None = None
     router: Router | None = None
+    starts: Starts | None = None
     times: Times = Times()
 
     def write(self, records: Sequence[Record]) -> None:

@@ -22,16 +22,18 @@ from shunter.cluster.dynamo.following import Following, View
 from shunter.cluster.dynamo.pools import lines, merged, troubles
 from shunter.cluster.dynamo.record import component_of
 from shunter.cluster.dynamo.shift import Shift, Shifts
+from shunter.cluster.dynamo.starting import GoldenStarts, Wanted
 from shunter.model.errors import Problem
-from shunter.model.ids import Epoch, PoolId
+from shunter.model.ids import Epoch, PoolId, node_of
 from shunter.model.operation import OperationRecord
 from shunter.model.plan import OperationKind
-from shunter.model.pod import Pod
+from shunter.model.pod import Pod, Started
 from shunter.model.snapshot import Samples
 
 REQUEST_S: Final = 3.0
 LISTED_S: Final = 3.0
 """For so long an engine that begins waits for the first lists; what isn't known by then is missing."""
+_NOWHERE: Final = "the operation leaves no slot for it"
 NOW_S: Final = 30.0
 """Samples older than this are of the past."""
 
@@ -43,6 +45,7 @@ class Graphs:
         """Raises Stalled SH250 for an access that can't work. `clock`: seconds since the epoch. Touches nothing yet."""
         self._access = reached(lease.kubeconfig, lease.context)
         pods = lease.pods.namespace if lease.pods is not None else ""
+        self._makes_pods = lease.pods is not None
         self.namespace = dynamo.namespace or pods or lease.namespace or self._access.namespace
         self._clock = clock
         self._written: Shown | None = None
@@ -51,12 +54,16 @@ class Graphs:
         self._api: Api
         self.replicas: Counted
         self.router: Slices
+        self.starts: Golden | None = None
+        """None: there are no workers in pods for us to make."""
 
     async def open(self) -> Self:
         """Follow. What isn't known yet is missing."""
         self._following = Following(lambda: Api(self._access), self.namespace)
         self._api = Api(self._access, timeout_s=REQUEST_S)
-        self.replicas, self.router = Counted(Shifts(self._api), self.namespace), Slices(self._api)
+        shifts = Shifts(self._api)
+        self.replicas, self.router = Counted(shifts, self.namespace), Slices(self._api)
+        self.starts = Golden(GoldenStarts(self._api, shifts), self.namespace) if self._makes_pods else None
         return self
 
     async def listed(self, within_s: float) -> None:
@@ -139,6 +146,44 @@ class Counted:
             pod=left.name if left is not None else "",
             uid=left.uid if left is not None else "",
             takes=takes,
+        )
+
+
+class Golden:
+    """`act.starts.Starts` over Dynamo Snapshot's PodSnapshots."""
+
+    def __init__(self, starts: GoldenStarts, namespace: str) -> None:
+        self._starts, self._namespace = starts, namespace
+
+    async def begin(self, record: OperationRecord, may: Callable[[], None]) -> str:
+        """See `Starts`."""
+        wanted = self._wanted(record)
+        return await self._starts.under(may).begin(wanted) if wanted is not None else _NOWHERE
+
+    async def look(self, record: OperationRecord) -> Started:
+        """See `Starts`."""
+        wanted = self._wanted(record)
+        return await self._starts.look(wanted) if wanted is not None else Started(state="instead", why=_NOWHERE)
+
+    async def end(self, record: OperationRecord, may: Callable[[], None]) -> bool:
+        """See `Starts`."""
+        wanted = self._wanted(record)
+        return await self._starts.under(may).end(wanted) if wanted is not None else True
+
+    def _wanted(self, record: OperationRecord) -> Wanted | None:
+        """None: it isn't for another pool, or in no slot."""
+        planned = record.planned
+        slot = planned.from_slot or planned.expect.at
+        if planned.hands_to is None or slot is None:
+            return None
+        graph, _, role = planned.hands_to.rpartition("/")
+        return Wanted(
+            operation=planned.id,
+            namespace=record.left.namespace if record.left is not None else self._namespace,
+            graph=graph,
+            role=role,
+            golden=planned.golden,
+            node=node_of(slot),
         )
 
 

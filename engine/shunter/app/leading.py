@@ -137,6 +137,7 @@ class Leading:
             places=housed.places if housed is not None else None,
             replicas=graphs.replicas if graphs is not None else None,
             router=graphs.router if graphs is not None else None,
+            starts=graphs.starts if graphs is not None else None,
             times=Times(hold=float(duty.settings.hold)),
         )
         self.executor = Executor(parts, self.epoch)

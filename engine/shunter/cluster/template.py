@@ -16,7 +16,7 @@ from shunter.cluster.api import Object
 from shunter.cluster.dynamo.words import COST, COST_BEFORE, UNDONE
 from shunter.cluster.pods import HASH, JOINS, SPARE, chosen, json_of
 from shunter.model.ids import NodeId, OperationId, WorkerId
-from shunter.model.pod import CONTAINER, ENGINE, OPERATION, PLACEHOLDER, SERVING, STATE, WORKER
+from shunter.model.pod import CONTAINER, ENGINE, OPERATION, PLACEHOLDER, SERVING, STARTED_BY, STATE, WORKER
 
 _HELD_BACK: Final = (HASH, "app.kubernetes.io/instance")
 """Labels by which a controller would take it at once, and end it as the one that isn't ready, or Argo CD prune it as one of its own."""
@@ -31,6 +31,7 @@ _NOT_COPIED: Final = (
     "nvidia.com/restore",
     COST,
     OPERATION,
+    STARTED_BY,
     STATE,
     JOINS,
     SPARE,
@@ -64,7 +65,7 @@ def pod_name(operation: OperationId, worker: WorkerId, node: NodeId) -> str:
 
 def placeholder(source: Object, wanted: Wanted) -> Object:
     """The pod to create, from one as the server gives it."""
-    meta, spec = source["metadata"], msgspec.json.decode(msgspec.json.encode(source["spec"]))
+    meta, spec = source["metadata"], source["spec"]
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
     kept = json_of(annotations.get(JOINS, ""))  # of one that was made so itself, and hasn't joined yet
     joins = {**kept, **{name: labels[name] for name in _HELD_BACK if name in labels}}
@@ -76,36 +77,44 @@ def placeholder(source: Object, wanted: Wanted) -> Object:
             "name": pod_name(wanted.operation, wanted.worker, wanted.node),
             "namespace": meta["namespace"],
             "labels": {
-                **{key: value for key, value in labels.items() if key not in _HELD_BACK and _copied(key)},
+                **{key: value for key, value in labels.items() if key not in _HELD_BACK and copied(key)},
                 OPERATION: wanted.operation,
                 STATE: "placeholder",
                 **({ENGINE: wanted.engine} if wanted.engine else {}),
             },
             "annotations": {
-                **{key: value for key, value in annotations.items() if _copied(key)},
+                **{key: value for key, value in annotations.items() if copied(key)},
                 WORKER: wanted.worker,
                 CONTAINER: container.get("name", ""),
                 JOINS: msgspec.json.encode(joins, order="sorted").decode(),
             },
         },
-        "spec": _spec(spec, container, wanted),
+        "spec": _spec(spec, container.get("name", ""), wanted),
     }
 
 
-def _copied(key: str) -> bool:
+def copied(key: str) -> bool:
+    """A label or an annotation is of what the pod is for, and not about this one pod."""
     return not key.startswith(_NOT_COPIED)
 
 
-def _spec(spec: Object, container: Object, wanted: Wanted) -> Object:
+def again(spec: Object) -> Object:
+    """The specification of a pod to create, from one that was created: without what admission and the scheduler have filled in."""
     tokens = {one["name"] for one in spec.get("volumes") or () if _TOKEN.fullmatch(one.get("name", ""))}
-    made = {key: value for key, value in spec.items() if key not in _ASSIGNED}
-    made["volumes"] = [one for one in spec.get("volumes") or () if one["name"] not in tokens]
-    made["containers"] = [
-        _idling(_mounted(one, tokens), wanted) if one is container else _mounted(one, tokens) for one in spec.get("containers") or ()
-    ]
-    made["initContainers"] = [_mounted(one, tokens) for one in _initial(spec, container)]
-    made["affinity"] = _affinity(spec.get("affinity") or {}, wanted.node)
-    gates = [gate for gate in spec.get("readinessGates") or () if gate.get("conditionType") != SERVING]
+    made: Object = msgspec.json.decode(msgspec.json.encode({key: value for key, value in spec.items() if key not in _ASSIGNED}))
+    made["volumes"] = [one for one in made.get("volumes") or () if one["name"] not in tokens]
+    for kind in ("containers", "initContainers"):
+        made[kind] = [_mounted(one, tokens) for one in made.get(kind) or ()]
+    return made
+
+
+def _spec(given: Object, named: str, wanted: Wanted) -> Object:
+    made = again(given)
+    container: Object = next((one for one in made["containers"] if one.get("name", "") == named), {})
+    made["initContainers"] = _initial(made, container)
+    made["containers"] = [_idling(one, wanted) if one is container else one for one in made["containers"]]
+    made["affinity"] = pinned(made.get("affinity") or {}, wanted.node)
+    gates = [gate for gate in made.get("readinessGates") or () if gate.get("conditionType") != SERVING]
     made["readinessGates"] = [*gates, {"conditionType": SERVING}]
     made["restartPolicy"] = "Never"  # when the worker ends, so does the pod: what were started again would be an empty one
     return made
@@ -154,7 +163,7 @@ def _idling(container: Object, wanted: Wanted) -> Object:
     return {**kept, "command": list(wanted.idle)}
 
 
-def _affinity(affinity: Mapping[str, Any], node: NodeId) -> Object:
+def pinned(affinity: Mapping[str, Any], node: NodeId) -> Object:
     """To the one node, in each way in which the pod may be scheduled: what it asks of its node stays, and may refuse this one. By the
     scheduler all the same, as that knows whether there are GPUs left.
     """
@@ -162,8 +171,8 @@ def _affinity(affinity: Mapping[str, Any], node: NodeId) -> Object:
     nodes: Object = affinity.get("nodeAffinity") or {}
     terms = (nodes.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or [{}]
     # a pod that was made for an earlier move names the node of that one
-    pinned = [
+    here_alone = [
         {**term, "matchFields": [*(one for one in term.get("matchFields") or () if one.get("key") != here["key"]), here]} for term in terms
     ]
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": pinned}}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": here_alone}}
     return {**affinity, "nodeAffinity": {**nodes, **required}}

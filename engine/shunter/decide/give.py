@@ -7,6 +7,7 @@ import msgspec
 
 from shunter.decide.deciding import Deciding
 from shunter.decide.gates import missing
+from shunter.decide.golden import Start, start
 from shunter.decide.jobs import Job
 from shunter.decide.numbers import number
 from shunter.decide.pick import candidates, fits
@@ -164,13 +165,15 @@ def _swap(d: Deciding, shift: Shift, leaver: Worker, waiting: Sequence[tuple[Wor
     if worth is not None and worth.refusal is not None:
         d.find(shift.policy, leaver.id, worth.verdict, worth.refusal, gate="cost", evidence=gates)
         return Stop(verdict=worth.verdict, reason=f"{leaver.id}: {worth.refusal}", gate="cost"), gates
-    left, reason = _leave(d, shift, leaver, worth.estimate if worth else None, native=pair is None)
+    started = start(d, spec, pool_id(shift.graph, spec.to)) if pair is None else None
+    left, reason = _leave(d, shift, leaver, worth.estimate if worth else None, started)
     if left is None:
         return Stop(verdict=Verdict.HOLD, reason=reason, gate="pick"), ()
     if pair is None:
-        told = f"it makes way for a {spec.to} worker that is started natively: {reason}"
-        d.find(shift.policy, leaver.id, Verdict.ACT, told, gate="pick.prefer", evidence=gates)
-        return f"{leaver.id} makes way for a {spec.to} worker that is started natively: {reason}"
+        assert started is not None, "nobody waits, so that one is started"
+        told = f"makes way for a {spec.to} worker that is started {started.how}: {reason}"
+        d.find(shift.policy, leaver.id, Verdict.ACT, f"it {told}", gate="pick.prefer", evidence=gates)
+        return f"{leaver.id} {told}"
     worker, image = pair
     assert leaver.slot is not None, "a candidate occupies a slot"
     restore(d, shift, worker, image, leaver.slot, f"{leaver.id} makes way ({spec.sessions})", after=(left.id,))
@@ -186,9 +189,11 @@ def _leaving(d: Deciding, graph: str, role: str) -> int:
     return sum(w.id in gone and w.state in STANDING for w in d.world.pools.get(pool_id(graph, role), ()))
 
 
-def _leave(d: Deciding, shift: Shift, worker: Worker, estimate: Estimate | None, *, native: bool) -> tuple[PlannedOperation | None, str]:
-    """Plan how the worker leaves its slot, and say it; or say why it can't. `estimate` is that of a move. `native`: what it leaves is for a
-    worker that is started there.
+def _leave(
+    d: Deciding, shift: Shift, worker: Worker, estimate: Estimate | None, started: Start | None
+) -> tuple[PlannedOperation | None, str]:
+    """Plan how the worker leaves its slot, and say it; or say why it can't. `estimate` is that of a move. `started`: how one is started for
+    what it leaves; None: none is.
     """
     sessions = spec_of(shift.policy).sessions
     told = holds(worker, d.scopes.worker(shift.policy, worker))
@@ -207,12 +212,13 @@ def _leave(d: Deciding, shift: Shift, worker: Worker, estimate: Estimate | None,
         worker,
         Preconditions(incarnation=worker.incarnation, at=worker.slot, free=slot),
         cause=shift.cause,
-        reason=f"{shift.why}; {told}" + (f"; a {spec_of(shift.policy).to} worker is started natively for it" if native else ""),
+        reason=f"{shift.why}; {told}" + (f"; a {spec_of(shift.policy).to} worker is started {started.for_it}" if started else ""),
         estimate=estimate,
         from_slot=worker.slot,
         to_slot=slot,
         copies=(worker.node,) if sessions == "park" and worker.node else (),
-        hands_to=pool_id(shift.graph, spec_of(shift.policy).to) if native else None,
+        hands_to=pool_id(shift.graph, spec_of(shift.policy).to) if started else None,
+        golden=started.golden if started else "",
     )
     return operation, {"move": f"it moves to {slot}", "park": "it is parked", "drain": "it finishes its streams and ends"}[sessions]
 

@@ -2,6 +2,7 @@
 
 from shunter.decide.deciding import Deciding
 from shunter.decide.give import Shift, restore, waiting_worker
+from shunter.decide.golden import start
 from shunter.decide.numbers import number
 from shunter.decide.pick import fits, kept
 from shunter.decide.shift import Stop, records, spec_of
@@ -37,6 +38,7 @@ def undo(d: Deciding, policy: Policy, graph: str, cause: str) -> tuple[Stop, tup
     pair = _parked(d, policy, graph, own)
     fitting = pair is not None and brought.slot is not None and fits(d, d.needs(pair[1]), brought, d.size(pair[0], pair[1].id))
     native = not fitting and number(d, graph, spec.from_) is not None
+    started = start(d, spec, pool_id(graph, spec.from_)) if native else None
     park = d.plan(
         policy,
         OperationKind.PARK,
@@ -47,9 +49,10 @@ def undo(d: Deciding, policy: Policy, graph: str, cause: str) -> tuple[Stop, tup
         estimate=d.phases(brought).dumping(copies=False),
         from_slot=brought.slot,
         copies=(brought.node,),
-        hands_to=pool_id(graph, spec.from_) if native else None,
+        hands_to=pool_id(graph, spec.from_) if started else None,
+        golden=started.golden if started else "",
     )
-    told = f"{brought.id} is parked" + (f", and a {spec.from_} worker is started natively" if native else "")
+    told = f"{brought.id} is parked" + (f", and a {spec.from_} worker is started {started.how}" if started else "")
     if fitting and pair is not None and brought.slot is not None:
         restore(d, shift, pair[0], pair[1], brought.slot, f"{pair[0].id} comes back", after=(park.id,))
         told = f"{told}, {pair[0].id} comes back into {brought.slot}"
@@ -75,7 +78,7 @@ def _started(standing: list[Worker], own: list[OperationRecord]) -> Worker | Non
     last = next((r for r in reversed(own) if r.planned.kind in _LEAVING and _is_shift(r)), None)
     if last is None or last.planned.hands_to is None or last.status is not Status.SUCCEEDED:
         return None
-    return min(standing, key=lambda w: (w.incarnation, w.id), default=None)
+    return min(standing, key=lambda w: (bool(w.pinned), w.incarnation, w.id), default=None)
 
 
 def _is_shift(record: OperationRecord) -> bool:

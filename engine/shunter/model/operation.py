@@ -31,6 +31,8 @@ class Step(enum.StrEnum):
     """The decision that the destination is the truth, written before the source is ended."""
     RELEASED = "released"
     """The source has confirmed that its copy is dead."""
+    STARTING = "starting"
+    """Of a worker that has left its pool for good: another pool's new worker is started from a golden image in its place."""
     RESUMED = "resumed"
     """The destination runs and has been probed."""
     UNFENCED = "unfenced"

@@ -87,6 +87,8 @@ class PlannedOperation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The pool that its worker serves in, also once the worker is gone. None: not recorded."""
     hands_to: PoolId | None = None
     """The pool that gets what the worker leaves, by a worker that is started natively for it. None: nobody is started."""
+    golden: str = ""
+    """The golden image (a `PodSnapshot` of Dynamo Snapshot) that the worker of `hands_to` starts from, if it can. Empty: none."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):

@@ -23,6 +23,8 @@ ENGINE: Final = "shunter.dev/engine"
 """Label: `vllm`, `sglang`, `trtllm` or another engine's name."""
 OPERATION: Final = "shunter.dev/operation"
 """Label: the operation that made this pod for a worker that is to come."""
+STARTED_BY: Final = "shunter.dev/started-by"
+"""Label: the operation that made this pod to start from a golden image."""
 STATE: Final = "shunter.dev/pod-state"
 """Label of such a pod: `placeholder` until a worker runs in it, then `serving`."""
 SERVING: Final = "shunter.dev/serving"
@@ -78,6 +80,17 @@ class Pod(msgspec.Struct, metaclass=InOrder, frozen=True, kw_only=True, gc=False
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a worker's start from a golden image has come. `why` is what it waits for, or what became of it, in words.
+
+    `coming`: it may serve yet; `serves`: restored, and ready; `instead`: the pool has taken its own native worker, and this one has gone;
+    `failed`: it never will.
+    """
+
+    state: Literal["coming", "serves", "instead", "failed"]
+    why: str = ""
 
 
 class Resident(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -168,6 +168,9 @@ class ReassignmentSpec(_Spec, frozen=True, kw_only=True):
     sessions: Literal["move", "park", "drain"] = "move"
     """What happens to the sessions of the worker that gives up its slot: it moves to a free slot, is parked, or is drained. Where Dynamo's
     operator keeps the other pool at a number and none of it waits in an image, one is started natively for what is parked or drained."""
+    golden_images: Literal["ignore", "use"] = "ignore"
+    """`use`: a prefill worker that is started natively for what a worker leaves starts from the newest ready `PodSnapshot` of Dynamo
+    Snapshot that fits its pool, where there is one, and natively where there is none or it fails."""
     follow: Literal["thresholds", "planner"] = "thresholds"
     """`planner`: carry out what the Dynamo planner wants (`pools.<role>.desired`), whichever way it goes between the two pools, instead of
     own thresholds. Never below `limits.from.min` of either pool, nor above `limits.to.max` of the one that is named in `to`. Where only one

@@ -28,6 +28,7 @@ _STEPS: Final = {
     "held": "it was restored there, and didn't run yet",
     "committing": "it was decided that the copy there is the one that counts",
     "released": "the copy where it came from was ended",
+    "starting": "a worker of the other pool was to start from a golden image in its place",
     "resumed": "it ran on there, and was found healthy",
     "unfenced": "the router sent it work again",
     "dumped": "its image was whole on its own node",

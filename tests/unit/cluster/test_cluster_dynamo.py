@@ -409,7 +409,8 @@ def test_people_see_numbers_registrations_and_golden_images(beta: Any) -> None:
     assert lines(view, 9.0) == (
         "llama/decode: 3 of record; wanted: 3 workers; 1 of 2 ready pods registered (llama-70b); golden image of-a-pod",
         "llama/prefill: not to be changed: a component has a scaling adapter that isn't there; "
-        "wanted: missing (a component has a scaling adapter that isn't there); golden image gold",
+        "wanted: missing (a component has a scaling adapter that isn't there); golden image gold; "
+        "no golden image to start from: it has no pod of its controller's own that says what one has to be like",
     )
 
 

@@ -29,7 +29,7 @@ def planned(kind: OperationKind = OperationKind.MOVE, worker: str = "w", **more:
         "from_slot": SlotId("a/0"), "to_slot": SlotId("b/1"), "image": ImageId("i"), "copies": (NodeId("c"),),
         "after": (OperationId("drain-1"),), "notice": NoticeId("n"), "cause": "notice:n", "attempt": 1, "deadline": 1_800_000_000.25,
         "estimate": Estimate(bytes=2**40, stopped=0.5, total=7.0, basis="measured"), "pool": PoolId("g/decode"),
-        "hands_to": PoolId("g/prefill"), "archive": True,
+        "hands_to": PoolId("g/prefill"), "golden": "gold", "archive": True,
     }  # fmt: skip
     return PlannedOperation(**(given | more))
 

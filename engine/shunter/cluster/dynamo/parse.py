@@ -1,5 +1,6 @@
 """Dynamo's resources as the server gives them, to values. What can't be read is said with its place, and hurts its own graph only. Pure."""
 
+import re
 from typing import Any, Final
 
 import msgspec
@@ -7,7 +8,21 @@ import msgspec
 from shunter.cluster.api import Object
 from shunter.cluster.dynamo.reading import Node, root
 from shunter.cluster.dynamo.values import Adapter, Component, Deployed, Golden, Graph, Pod, Registered, Replicas
-from shunter.cluster.dynamo.words import ADAPTERS, COMPONENT_LABEL, COST, DEPLOYMENTS, GRAPH_LABEL, GRAPHS, KINDS, REGISTRATIONS, SNAPSHOTS
+from shunter.cluster.dynamo.words import (
+    ADAPTERS,
+    CANDIDATE,
+    COMPONENT_LABEL,
+    COST,
+    DEPLOYMENTS,
+    GMS,
+    GRAPH_LABEL,
+    GRAPHS,
+    HASH_LABEL,
+    KINDS,
+    REGISTRATIONS,
+    SNAPSHOTS,
+)
+from shunter.model.pod import MAIN, OPERATION
 from shunter.model.snapshot import Role
 
 _ROLES: Final[dict[str, Role]] = {"prefill": "prefill", "decode": "decode", "worker": "decode"}
@@ -16,6 +31,10 @@ _CARDS: Final[dict[str, Role]] = {"prefill": "prefill", "decode": "decode"}
 _INTERNAL: Final = "worker_kv_query_source"
 """Endpoints between workers and routers that carry no requests."""
 _ENDED: Final = ("Succeeded", "Failed")
+_PYTHON: Final = re.compile(r"python(3(\.\d+)?)?")
+_PLAIN: Final = ("-u", "-B", "-E", "-I", "-O", "-OO", "-s", "-S")
+"""Options of Python's that take no value."""
+_STANDBY: Final = (["dynamo.vllm"], ["dynamo.sglang"], ["dynamo.trtllm"])
 
 
 def graph(found: Object) -> Graph:
@@ -173,6 +192,9 @@ def golden(found: Object) -> Golden:
         ready=conditions.get("Ready") == "True" and conditions.get("Failed") != "True" and not meta["deletionTimestamp"].there,
         graph=meta["labels"][GRAPH_LABEL].text(""),
         component=meta["labels"][COMPONENT_LABEL].text(""),
+        worker_hash=meta["labels"][HASH_LABEL].text(""),
+        gms=meta["annotations"][GMS].text(""),
+        created=meta["creationTimestamp"].text(""),
     )
 
 
@@ -193,7 +215,22 @@ def pod(found: Object) -> Pod:
         cost=_cost(cost),
         created=meta["creationTimestamp"].text(""),
         leaving=meta["deletionTimestamp"].there or phase in _ENDED,
+        worker_hash=meta["labels"][HASH_LABEL].text(""),
+        restored=meta["annotations"][CANDIDATE].text("") == "true",
+        moved=meta["labels"][OPERATION].there,
+        standby=any(one["name"].text("") == MAIN and standby(one.object()) for one in top["spec"]["containers"].items()),
     )
+
+
+def standby(container: Object) -> bool:
+    """A container runs an engine of Dynamo's by itself, which then waits to be restored where its environment says so. What a shell or a
+    wrapper of somebody's does can't be said: it could load the model beside the one that is restored.
+    """
+    words = [str(word) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
+    python, *rest = words or [""]
+    while rest and rest[0] in _PLAIN:
+        rest = rest[1:]
+    return bool(_PYTHON.fullmatch(python.rpartition("/")[2])) and rest[:1] == ["-m"] and rest[1:2] in _STANDBY
 
 
 def controlled(found: Object) -> bool:

@@ -2,7 +2,8 @@
 
 `settled` is 1 where its graph is as its operator wants it, and missing, with the reason, where it isn't: nothing voluntary is begun there.
 `replicas` of a pool is how many its resources of record ask for; missing, with the reason, where that isn't changed by us: nobody changes
-sides there. A pool that Dynamo has no resource of has no such samples.
+sides there. A pool that Dynamo has no resource of has no such samples. `golden` of a prefill pool names the golden image that its new
+workers can start from; missing, with the reason, where there are some and none can.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,6 +11,7 @@ from typing import Final, get_args
 
 from shunter.cluster.dynamo.drift import by_git, differences, immutable, unsettled
 from shunter.cluster.dynamo.following import View
+from shunter.cluster.dynamo.golden import Choice, choose
 from shunter.cluster.dynamo.values import Adapter, Component, Graph
 from shunter.model.errors import Problem
 from shunter.model.ids import PoolId, pool_id
@@ -19,6 +21,7 @@ from shunter.model.snapshot import Role
 SETTLED: Final = "settled"
 REPLICAS: Final = "replicas"
 DESIRED: Final = "desired"
+GOLDEN: Final = "golden"
 _ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
 
@@ -50,7 +53,18 @@ def _pool(view: View, graph: Graph, own: tuple[Component, ...], adapters: list[A
     }
     if graph.plans or any(one.adapter for one in own):
         found[DESIRED] = _unless(doubt or lacking, known)
+    choice = _choice(view, graph, own)
+    if choice is not None:
+        one = f"PodSnapshot {graph.namespace}/{choice.name}".rstrip("/")
+        found[GOLDEN] = _unless(doubt or choice.why, Known(value=1.0, unit="1", at=at, query=one, labels={"name": choice.name}))
     return found
+
+
+def _choice(view: View, graph: Graph, own: tuple[Component, ...]) -> Choice | None:
+    """Of prefill workers alone: those of the other role are in no golden image with their sessions."""
+    if len(own) != 1 or own[0].role != "prefill":
+        return None
+    return choose(view.golden, view.pods.get((graph.name, own[0].name), ()), graph.name, own[0].name)
 
 
 def _unless(why: str, known: Known) -> Sample:
@@ -79,7 +93,7 @@ def _kept(graph: Graph, own: tuple[Component, ...], adapters: list[Adapter]) -> 
 def lines(view: View, at: float) -> tuple[str, ...]:
     """A line a pool, for people: its number, why that isn't changed, who is wanted, who is registered, and golden images."""
     return tuple(
-        f"{pool}: {'; '.join((*_numbers(fields), *_registered(view, pool), *_golden(view, pool)))}"
+        f"{pool}: {'; '.join((*_numbers(fields), *_registered(view, pool), *_golden(view, pool), *_unfit(fields)))}"
         for pool, fields in sorted(samples(view, at).items())
     )
 
@@ -120,6 +134,12 @@ def _golden(view: View, pool: PoolId) -> Iterator[str]:
     own = sorted(one.name for one in view.golden if one.ready and ((one.graph == name and one.component in components) or one.pod in pods))
     if own:
         yield f"golden image {', '.join(own)}"
+
+
+def _unfit(fields: Mapping[str, Sample]) -> Iterator[str]:
+    found = fields.get(GOLDEN)
+    if isinstance(found, Missing) and found != fields.get(SETTLED):
+        yield f"no golden image to start from: {found.reason}"
 
 
 def merged(taken: Mapping[str, Mapping[str, Sample]], view: View, at: float) -> dict[PoolId, dict[str, Sample]]:

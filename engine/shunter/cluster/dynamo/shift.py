@@ -184,27 +184,16 @@ class Shifts:
         """What there is of it now. Raises Absent, Retry, Rejected SH270 and SH272."""
         version = await self.version()
         found = await self._api.get(f"{collection(version, GRAPHS, shift.namespace)}/{shift.graph}")
-        adapters = await self._all(collection(version, ADAPTERS, shift.namespace))
+        adapters = await everything(self._api, collection(version, ADAPTERS, shift.namespace))
         names = [name for name in (shift.takes, shift.gives) if name]
         return Seen(shift=shift, places=tuple(place(found, adapters, name) for name in names))
 
     async def pods(self, namespace: str, graph: str, component: str) -> tuple[Pod, ...]:
         """The pods of a component that a controller counts: a placeholder that waits for its worker isn't one of them."""
         query = {"labelSelector": f"{GRAPH_LABEL}={graph},{COMPONENT_LABEL}={component}"}
-        return tuple(read_pod(one) for one in await self._all(pods(namespace), query) if controlled(one))
+        return tuple(read_pod(one) for one in await everything(self._api, pods(namespace), query) if controlled(one))
 
     # -- inside
-
-    async def _all(self, path: str, query: dict[str, str] | None = None) -> list[Object]:
-        found: list[Object] = []
-        asked: dict[str, str | int] = {**(query or {}), "limit": 500}
-        while True:
-            page = await self._api.get(path, asked)
-            found += page.get("items") or ()
-            token = (page.get("metadata") or {}).get("continue")
-            if not token:
-                return found
-            asked["continue"] = token
 
     async def _allowed(self, seen: Seen, kept: Callable[[Graph], str]) -> None:
         shift = seen.shift
@@ -374,6 +363,19 @@ def _webhook(said: Problem, one: Place) -> Problem:
 def _restless(subject: str) -> Problem:
     what = "it changes each time that it is to be written"
     return Problem(code="SH253", what=what, remedy="Nothing to do: it is planned again", subject=subject)
+
+
+async def everything(api: Api, path: str, query: dict[str, str] | None = None) -> list[Object]:
+    """All of a collection, in as many pages as it takes. Raises as `Api.get` does."""
+    found: list[Object] = []
+    asked: dict[str, str | int] = {**(query or {}), "limit": 500}
+    while True:
+        page = await api.get(path, asked)
+        found += page.get("items") or ()
+        token = (page.get("metadata") or {}).get("continue")
+        if not token:
+            return found
+        asked["continue"] = token
 
 
 async def served(api: Api) -> str:

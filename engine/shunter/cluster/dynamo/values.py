@@ -115,7 +115,7 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Golden(msgspec.Struct, frozen=True, kw_only=True):
-    """A PodSnapshot. `graph` and `component` are those of its labels, or of the pod that it was taken of; empty: not known."""
+    """A PodSnapshot. `graph`, `component` and `worker_hash` are those of its labels; empty: not known."""
 
     namespace: str
     name: str
@@ -124,6 +124,11 @@ class Golden(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool
     graph: str = ""
     component: str = ""
+    worker_hash: str = ""
+    gms: str = ""
+    """How GPU memory was served besides; empty or `disabled`: not at all."""
+    created: str = ""
+    """RFC 3339, in UTC."""
 
 
 class Pod(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,3 +146,11 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     """RFC 3339, in UTC."""
     leaving: bool
     """It is being deleted, or has ended."""
+    worker_hash: str = ""
+    """What its component's pods were like when it was made, by its label; empty: it has none."""
+    restored: bool = False
+    """Dynamo's operator has it restored from a checkpoint of the component's own, as far as there is one."""
+    moved: bool = False
+    """An operation has made it for a worker to come to: its container isn't as its controller would have it."""
+    standby: bool = False
+    """Its worker waits to be restored instead of starting where its environment says so."""
