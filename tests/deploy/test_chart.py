@@ -1,7 +1,7 @@
 """deploy/helm: the chart is the Kustomize base, and with a Helm at hand what it renders is what Kustomize renders, object by object.
 
-Helm is `helm` on PATH, or SHUNTER_HELM: a Python that has Helm's own code as a module (`pip install helm-python-sdk` in an environment of
-its own). Without either the chart is compared with what generates it alone.
+Helm is its own code as a module for Python, which scripts/install-helm puts aside, or `helm` on PATH. Without either the chart is compared
+with what generates it alone. tests/apiserver/test_helm.py installs the chart into a real API server.
 """
 
 import importlib.machinery
@@ -22,9 +22,10 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "shunter"
 EXAMPLE = ROOT / "deploy" / "kubernetes" / "example"
-PYTHON = os.environ.get("SHUNTER_HELM", "")
+ASIDE = ROOT / ".assets" / "helm"
+PYTHON = str(ASIDE / "venv" / "bin" / "python") if (ASIDE / "ready").is_file() else ""
 HELM = shutil.which("helm")
-needs_helm = pytest.mark.skipif(not PYTHON and HELM is None, reason="no Helm: helm on PATH, or SHUNTER_HELM (see this file)")
+needs_helm = pytest.mark.skipif(not PYTHON and HELM is None, reason="no Helm: run scripts/install-helm, or put helm on PATH")
 SDK = """
 import json, sys
 from helm_python.chart import Chart, lint
