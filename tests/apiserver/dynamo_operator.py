@@ -242,7 +242,7 @@ class Site:
         wanted = "True" if conditions.get("shunter.dev/serving", "True" if counted else "False") == "True" else "False"
         if _restoring(pod) and conditions.get(RESTORED) != "True":
             wanted = "False"  # its startup probe
-        if self.slow or conditions.get("Ready") in (None, wanted):
+        if self.slow or self.stands or conditions.get("Ready") in (None, wanted):  # it may stand since this round began
             return
         status = pod["status"]
         status["conditions"] = [{**one, "status": wanted} if one["type"] == "Ready" else one for one in status["conditions"]]
