@@ -23,7 +23,7 @@ from shunter.model.ids import ImageId, NodeId, OperationId, SlotId, WorkerId, no
 from shunter.model.operation import Measured, OperationRecord, Outcome, Status, Step
 from shunter.model.plan import PlannedOperation
 from shunter.model.pod import Pod
-from shunter.model.pretending import Pretending
+from shunter.model.pretending import pretending
 from shunter.model.record import Record, RecordKind
 from shunter.model.snapshot import Fleet
 from shunter.wire import agent_pb2 as pb
@@ -134,7 +134,7 @@ def told(parts: Parts, record: OperationRecord, kind: RecordKind, what: str) -> 
         epoch=record.epoch,
         plan=record.plan,
         operation=record.id,
-        pretend=Pretending(parts.fleet()).operation(planned),
+        pretend=pretending(parts.fleet()).operation(planned),
         body=body,
     )
 

@@ -6,6 +6,17 @@ from shunter.model.ids import NodeId, node_of
 from shunter.model.plan import PlannedOperation
 from shunter.model.snapshot import Fleet
 
+_last: "tuple[Fleet | None, Pretending] | None" = None
+
+
+def pretending(fleet: Fleet | None) -> "Pretending":
+    """Of this fleet; the same one as long as it is the same fleet, as each of many records asks anew."""
+    global _last
+    known = _last
+    if known is None or known[0] is not fleet:
+        _last = known = fleet, Pretending(fleet)
+    return known[1]
+
 
 class Pretending:
     """Of one fleet; None: of none."""
