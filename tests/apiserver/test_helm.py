@@ -124,6 +124,8 @@ def test_the_chart_through_its_life(plane: ControlPlane) -> None:
 
 
 def test_a_value_that_the_chart_does_not_know_installs_nothing(plane: ControlPlane) -> None:
-    with pytest.raises(AssertionError, match="engin"):
+    with pytest.raises(AssertionError, match="properties 'engin' not allowed"):
         Helm(plane)("install", CHART, "wrong", {**values(), "engin": {}})
-    assert [one["name"] for one in Helm(plane)("list") if one["name"] == "wrong" and one["status"] == "deployed"] == []
+    secrets = plane.must("GET", "/api/v1/namespaces/shunter/secrets")["items"]
+    assert [one["metadata"]["name"] for one in secrets if "wrong" in one["metadata"]["name"]] == [], "no release of it is noted anywhere"
+    assert plane.ask("GET", f"/{ENGINE}")[0] == 404

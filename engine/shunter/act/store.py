@@ -12,6 +12,7 @@ What it can't take is what the disk can't take.
 
 import os
 import sqlite3
+import zlib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -31,7 +32,8 @@ from shunter.model.snapshot import Fleet, Notice
 
 T = TypeVar("T")
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
+"""1: the fleet wasn't compressed. It is read as well."""
 _RECENT: Final = 3600.0
 """Seconds that ended operations stay in the engine's state."""
 _AHEAD: Final = frozenset({Step.INTENDED, Step.PREPARED, Step.FENCED, Step.FROZEN, Step.HELD, Step.COMMITTING})
@@ -316,9 +318,14 @@ class Store:
             self._beyond.remember(Remembered(at=at, fleet=fleet, notices=notices))
 
     def load_fleet(self) -> Remembered | None:
-        """What `save_fleet` was last given, with the notices of a later `save_notices`; None before the first time."""
+        """What `save_fleet` was last given, with the notices of a later `save_notices`; None before the first time. Raises Stalled SH501
+        where that can't be read.
+        """
         rows = self._rows("SELECT body FROM fleet")
-        remembered = unpack(rows[0][0]) if rows else None
+        try:
+            remembered = unpack(rows[0][0]) if rows else None
+        except (zlib.error, msgspec.MsgspecError) as error:
+            raise self._stalled(error) from error
         if remembered is None or not self._rows(
             "SELECT 1 FROM sqlite_master WHERE name='noticed'"
         ):  # written before there was such a table

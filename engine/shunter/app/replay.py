@@ -21,7 +21,7 @@ from shunter.model.ids import Commit, Digest
 from shunter.model.plan import Evaluation, Plan
 from shunter.model.policy import Policy, PolicySet
 from shunter.model.record import RecordKind, Sealed
-from shunter.model.snapshot import Snapshot
+from shunter.model.snapshot import Snapshot, as_one
 from shunter.model.source import Revision, SourceFile
 
 _ANY = Redaction()
@@ -141,8 +141,9 @@ def _parsed(file: KeptFile, data: bytes) -> list[Policy]:
 
 def _snapshot(inputs: Inputs, which: Digest, *, exact: bool) -> Snapshot:
     found = inputs.snapshot(which)
-    if exact and found.id != which:
+    if exact and which not in (found.id, as_one(found)):
         raise gone(f"the snapshot {which}", "was changed")
+    vars(found)["id"] = which
     return found
 
 

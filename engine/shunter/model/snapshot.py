@@ -277,6 +277,11 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return identity(self.at, digest(self.fleet, doubtful=self.fleet.doubles), self.notices, digest(self.samples, doubtful=()))
 
 
+def as_one(snapshot: Snapshot) -> Digest:
+    """The id that it would have had in a record of an earlier version: over all of its bytes at once. Raises NotCanonical."""
+    return digest(snapshot, doubtful=(snapshot.at, snapshot.fleet.doubles, snapshot.notices))
+
+
 def identity(at: float, fleet: Digest, notices: tuple[Notice, ...], samples: Digest) -> Digest:
     """A snapshot's id, from the digests of its large parts: `sha256:...` over the canonical bytes of `{at, fleet, notices, samples}`. So
     whoever knows them needn't hash ten megabytes anew for a notice, which changes neither. Raises NotCanonical as `digest` does.

@@ -139,6 +139,14 @@ def test_it_is_written_through(store: Store) -> None:
     assert store._db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
 
 
+def test_a_fleet_that_is_damaged_is_said_and_no_traceback(store: Store) -> None:
+    store.save_fleet(Fleet(), (), 10.0)
+    for damaged in (b"x\x9cnonsense", b'{"at": "then"}'):
+        store._db.execute("UPDATE fleet SET body = ?", (damaged,))
+        with pytest.raises(Stalled, match="SH501"):
+            Store(store.path, read_only=True).load_fleet()
+
+
 def test_a_newer_format_is_refused(store: Store) -> None:
     store._db.execute("UPDATE meta SET value=? WHERE key='schema'", (SCHEMA + 1,))
     with pytest.raises(Stalled, match="SH502"):
@@ -327,6 +335,7 @@ def test_a_store_from_before_notices_were_kept_apart_is_read(store: Store) -> No
     store.save_fleet(Fleet(), (), 10.0)
     store._db.execute("DROP TABLE noticed")
     store._db.execute("UPDATE fleet SET body = ?", (encode(Remembered(at=10.0, fleet=Fleet())),))
+    store._db.execute("UPDATE meta SET value = 1 WHERE key = 'schema'")
     kept = Store(store.path, read_only=True).load_fleet()
     assert kept is not None
     assert kept.at == 10.0

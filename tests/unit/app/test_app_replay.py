@@ -14,6 +14,7 @@ from shunter.act.beyond import Deposed
 from shunter.act.lease import Lease
 from shunter.act.store import Store
 from shunter.app.degraded import Watch
+from shunter.app.digests import Digests
 from shunter.app.engine import Engine
 from shunter.app.exact import ExactPlan
 from shunter.app.inbox import Answer, Request, Ticket
@@ -34,10 +35,10 @@ from shunter.audit.redact import Redaction
 from shunter.audit.trail import Trail
 from shunter.cli.main import execute
 from shunter.model.errors import Problem, Rejected
-from shunter.model.ids import Incarnation, NodeId, NoticeId, SlotId, WorkerId
+from shunter.model.ids import Digest, Incarnation, NodeId, NoticeId, SlotId, WorkerId
 from shunter.model.record import Record, RecordKind, Sealed
 from shunter.model.sample import Known
-from shunter.model.snapshot import Fleet, Node, Notice, NoticeKind, Samples, Slot, Snapshot, Worker, WorkerState
+from shunter.model.snapshot import Fleet, Node, Notice, NoticeKind, Samples, Slot, Snapshot, Worker, WorkerState, as_one
 from shunter.model.units import Bytes, Duration
 from shunter.observe.inventory import Inventory
 
@@ -173,6 +174,28 @@ async def test_every_plan_comes_out_the_same_byte_for_byte(stage: Stage, tmp_pat
         assert (again.again, again.plan, again.remarks) == (sealed.record.plan, sealed.record.plan, ())
     rebalanced = next(s for s in made if "leave-old" in str(s.record.body) and s.record.kind is RecordKind.PLAN)
     assert replay(tmp_path, str(rebalanced.seq)).snapshots > 3, "`for` needs the earlier ones"
+
+
+async def test_what_an_earlier_version_recorded_comes_out_the_same_too(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot's id was over all of its bytes at once then."""
+
+    def take(_digests: Digests, snapshot: Snapshot) -> Digest:
+        vars(snapshot)["id"] = found = as_one(snapshot)
+        return found
+
+    with monkeypatch.context() as earlier:
+        earlier.setattr(Digests, "take", take)
+        leading, story, keeper = stage()
+        await played(leading, story)
+        keeper.close()
+    made = decisions(tmp_path)
+    assert len(made) >= 4
+    for sealed in made:
+        again = replay(tmp_path, str(sealed.seq))
+        assert again.same, again.differs
+        assert again.again == sealed.record.plan
 
 
 @pytest.mark.parametrize("knows", [True, False])

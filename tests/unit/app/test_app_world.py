@@ -63,9 +63,10 @@ class Hangs:
     """An agent that never answers; whoever gives it up ends the wait."""
 
     def __init__(self) -> None:
-        self.given_up = False
+        self.begun = self.given_up = False
 
     async def view(self) -> NodeView:
+        self.begun = True
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -221,11 +222,13 @@ async def test_whoever_cant_wait_has_a_turn_while_a_thousand_agents_are_asked() 
 
 
 async def test_a_look_that_is_given_up_leaves_no_question_behind() -> None:
-    hangs = [Hangs() for _ in range(3)]
+    """Between two portions, when nobody waits for those of the first yet."""
+    hangs = [Hangs() for _ in range(3 * world._AT_ONCE)]
     looking = asyncio.create_task(seen({f"node-{n}": one for n, one in enumerate(hangs)}).look(Memory(), NOW))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    while not any(one.begun for one in hangs):
+        await asyncio.sleep(0)
     looking.cancel()
     await asyncio.gather(looking, return_exceptions=True)
     await asyncio.sleep(0)
-    assert all(one.given_up for one in hangs)
+    assert 0 < sum(one.begun for one in hangs) < len(hangs)
+    assert [one for one in hangs if one.begun and not one.given_up] == []
