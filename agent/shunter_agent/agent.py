@@ -5,7 +5,7 @@ import concurrent.futures
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from typing import Final
 
 from shunter.model.errors import Problem, ShunterError, Stalled
@@ -173,17 +173,27 @@ async def _until_told_to_end(holds: "asyncio.Task[None]") -> None:
 
 
 async def let_go(node: Node, service: AgentService) -> None:
-    """Put back what stands still, as the agent's death would: frozen copies run on, held ones die. What fails is logged, and keeps no other
-    one standing.
+    """Put back what stands still, as the agent's death would: frozen copies run on, held ones die. What fails is logged, whatever it is; it
+    keeps no other one standing, nor does one that hangs.
     """
-    ends = [(worker, service.source.end_hold) for worker in node.frozen]
-    ends += [(worker, service.destination.end_hold) for worker in node.held]
-    for worker, end_hold in ends:
+    ends = [_end_hold(node, service, worker, node.frozen, service.source.end_hold) for worker in node.frozen]
+    ends += [_end_hold(node, service, worker, node.held, service.destination.end_hold) for worker in node.held]
+    await asyncio.gather(*ends)
+    await node.finish_background()
+
+
+async def _end_hold(
+    node: Node, service: AgentService, worker: str, standing: Container[str], end_hold: Callable[[str, str], Awaitable[None]]
+) -> None:
+    async with service.destination.orders.lock(worker):
+        if worker not in standing:  # its hold ended meanwhile, or it did
+            return
         try:
             await end_hold(worker, "the agent was ended")
         except ShunterError as error:
             node.log.problem(error.problem, worker=worker)
-    await node.finish_background()
+        except Exception as error:
+            node.log.error("a hold couldn't be ended", worker=worker, error=f"{type(error).__name__}: {error}")
 
 
 def _tls(settings: Settings) -> TlsFiles:

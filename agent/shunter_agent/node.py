@@ -255,14 +255,12 @@ class Node:
         if removing is not None:
             await removing
 
-    def end_kept(self) -> None:
-        """Cancel what is kept (see `keep`)."""
-        for task in tuple(self._kept):
-            task.cancel()
-
     async def finish_background(self) -> None:
-        """Wait for all of it, but for what is kept, which is cancelled."""
-        self.end_kept()
+        """Wait for all of it, but for what is kept (see `keep`), which is cancelled: call it once nobody looks after holds any more."""
+        kept = tuple(self._kept)
+        for task in kept:
+            task.cancel()
+        await asyncio.gather(*kept, return_exceptions=True)
         self._finishing = True
         try:
             while self._background:
@@ -404,7 +402,7 @@ class Node:
         row = self.journal.worker(worker)
         if row is None:
             return
-        if self._may_live(row.process):  # reaps it, if it is dead and was this agent's child
+        if self.may_live(row.process):  # reaps it, if it is dead and was this agent's child
             self.log.error("worker said to have ended, but may live", worker=worker, pid=row.process.pid)
             self.exits.watch_again(worker, row.process)
             return
@@ -435,7 +433,8 @@ class Node:
         """No worker is here any more, in whatever state, nor anything of one that is on its way."""
         return not (self.journal.workers() or self.frozen or self.held or self.leaving or self.busy_images)
 
-    def _may_live(self, process: Process) -> bool:
+    def may_live(self, process: Process) -> bool:
+        """The runtime finds it, or can't tell."""
         try:
             return self.runtime.find(process)
         except OSError:  # for want of descriptors, say

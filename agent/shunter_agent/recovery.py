@@ -18,6 +18,7 @@ from shunter_agent.journal import Entry, Reservation, WorkerRow
 from shunter_agent.node import Node
 from shunter_agent.orders import settling
 from shunter_agent.orders.destination import Destination
+from shunter_agent.orders.turns import Turn
 from shunter_agent.runtime.port import Process
 
 DYING_S: Final = 3.0
@@ -88,14 +89,15 @@ def stood_still(node: Node, row: WorkerRow) -> bool:
 
 async def _one(node: Node, destination: Destination, worker: str, wait: Callable[[float], None], started: asyncio.Event) -> None:
     """All that there is of a worker. Raises Stalled until the agent has `started`: then it is told, and tried again. All of that is under
-    the worker's lock: what an order does meanwhile must not be taken for what the agent before this one has left.
+    the worker's lock: what an order does meanwhile must not be taken for what the agent before this one has left. A try during which this
+    is cancelled keeps the lock until it has ended.
     """
     freed: set[str] = set()
-    async with destination.orders.lock(worker):
+    async with Turn(destination.orders.lock(worker)) as turn:
         try:
             while True:
                 try:
-                    await _put_right(node, destination, worker, wait, freed)
+                    await turn.do(_put_right(node, destination, worker, wait, freed))
                 except Stalled as error:
                     if not started.is_set():
                         raise

@@ -40,6 +40,8 @@ class Orders:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._doing: dict[str, str] = {}
         self._tasks: dict[tuple[str, str], asyncio.Task[Message]] = {}
+        self._queued: set[asyncio.Task[Message]] = set()
+        """Those that wait for their turn."""
         self._closed = False
 
     def lock(self, subject: str) -> asyncio.Lock:
@@ -69,11 +71,12 @@ class Orders:
         return reply
 
     async def close(self) -> None:
-        """Take no more orders, and wait for those that are being carried out. One that waits for its turn isn't begun any more; what the
-        node keeps on trying would keep it waiting for ever.
+        """Take no more orders, and wait for those that are being carried out. One that waits for its turn gives up: what the node keeps on
+        trying (see `recovery`) may have the worker for ever, and goes on having it, so that nobody takes its copy for one that was left.
         """
         self._closed = True
-        self.node.end_kept()
+        for task in tuple(self._queued):
+            task.cancel()
         while self._tasks:
             await asyncio.wait(tuple(self._tasks.values()))
 
@@ -86,9 +89,24 @@ class Orders:
         if not done.cancelled():
             done.exception()  # seen, also when every caller has gone away
 
-    async def _locked(self, step: str, asked: Asked, kind: type[M], effect: Effect[M], subject: str) -> Message:
-        async with self.lock(subject):
+    async def _its_turn(self, lock: asyncio.Lock) -> None:
+        """Wait for the lock. Raises Retry SH607 when the agent is about to end meanwhile."""
+        self._still_takes_orders()
+        task: asyncio.Task[Message] | None = asyncio.current_task()
+        assert task is not None
+        self._queued.add(task)
+        try:
+            await lock.acquire()
+        except asyncio.CancelledError:
             self._still_takes_orders()
+            raise
+        finally:
+            self._queued.discard(task)
+
+    async def _locked(self, step: str, asked: Asked, kind: type[M], effect: Effect[M], subject: str) -> Message:
+        lock = self.lock(subject)
+        await self._its_turn(lock)
+        try:
             node, seen = self.node, self.node.seen(asked)
             reply = guard.answered(step, seen)
             if reply is not None:
@@ -101,6 +119,8 @@ class Orders:
             finally:
                 self._doing.pop(subject, None)
                 node.spoken[asked.worker] = node.elapsed()
+        finally:
+            lock.release()
 
     async def _do(self, step: str, asked: Asked, effect: Effect[M]) -> Message:
         node, journal = self.node, self.node.journal

@@ -10,6 +10,7 @@ from shunter_agent.orders.carry import Orders
 from shunter_agent.orders.destination import Destination
 from shunter_agent.orders.settling import SILENT, left_hidden, settle, show, show_soon
 from shunter_agent.orders.source import Source
+from shunter_agent.orders.turns import Turn
 
 EVERY_S: Final = 0.2
 """How often holds are looked at: what a hold can last too long."""
@@ -32,7 +33,9 @@ class Holds:
         """What is being ended, by worker: each by itself, since one that hangs may hang for a minute."""
 
     async def run(self) -> None:
-        """Look again and again, until cancelled. Raises what nobody foresaw: without holds no copy would ever go back by itself."""
+        """Look again and again, until cancelled: what is being ended then keeps its worker's lock until it has. Raises what nobody foresaw:
+        without holds no copy would ever go back by itself.
+        """
         try:
             while True:
                 self._begin()
@@ -79,9 +82,9 @@ class Holds:
                 task.result()
 
     async def _end_one(self, worker: str) -> None:
-        async with self._orders.lock(worker):
+        async with Turn(self._orders.lock(worker)) as turn:
             try:
-                await self._end(worker)
+                await turn.do(self._end(worker))
             except ShunterError as error:
                 self._node.log.problem(error.problem, worker=worker)
 
@@ -89,7 +92,14 @@ class Holds:
         node, worker = self._node, reservation.spec.worker
         # by when the worker was spoken of last, and by no clock that is set: one set ahead would take its slot from a move under way
         over = node.elapsed() - node.spoken.get(worker, node.began) >= node.settings.reservation
-        return over and worker not in node.held and not self._orders.lock(worker).locked()
+        if not over or worker in node.held or self._orders.lock(worker).locked():
+            return False
+        resume = node.journal.entry(reservation.operation, "resume")
+        if reservation.process is None or resume is None or resume.state != "begun":
+            return True
+        return not node.may_live(
+            reservation.process
+        )  # what was to be let run may be all that there is of it: an order or a restart ends it
 
     async def _free_lapsed(self) -> None:
         node = self._node
@@ -97,11 +107,11 @@ class Holds:
             worker = reservation.spec.worker
             if not self._lapsed(reservation):
                 continue
-            async with self._orders.lock(worker):
+            async with Turn(self._orders.lock(worker)) as turn:
                 if node.journal.reservations().get(reservation.slot) != reservation:
                     continue  # it was used, or taken over, while another one lapsed
                 try:
-                    await self._destination.free(reservation, "the reservation lapsed")
+                    await turn.do(self._destination.free(reservation, "the reservation lapsed"))
                 except ShunterError as error:
                     node.log.problem(error.problem, worker=worker)
                     continue

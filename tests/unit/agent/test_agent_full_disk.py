@@ -1,11 +1,12 @@
 """The journal's disk fills up after an effect: never is a worker run twice, lost, or left standing because of it."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 import pytest
-from agent_fakes import PROCESS, SPEC, Bench, FakeHeld, problem
+from agent_fakes import PROCESS, SPEC, Bench, FakeHeld, Gate, problem
 from msgspec.structs import replace
 from shunter.model.errors import Rejected, Stalled, Unknown
 from shunter.wire import agent_pb2 as pb
@@ -212,8 +213,8 @@ async def test_a_release_that_is_unknown_is_watched_to_its_end(bench: Bench, mon
     assert watched == {"w": PROCESS}
 
 
-async def test_an_agent_that_ends_on_a_full_disk_leaves_nobody_standing_still(bench: Bench) -> None:
-    """The first of them can't be written down: that is no reason to leave the others to chance."""
+async def two_frozen(bench: Bench) -> Process:
+    """`w` and another one; the other one's process."""
     other, process = "v", Process(pid=PROCESS.pid + 7, started=7)
     bench.runtime.alive.add(process)
     bench.journal.put_worker(WorkerRow(spec=replace(SPEC, worker=other), process=process, slot="n/2", incarnation=0))
@@ -223,7 +224,54 @@ async def test_an_agent_that_ends_on_a_full_disk_leaves_nobody_standing_still(be
     await bench.source.fence(order)
     await bench.source.freeze(pb.FreezeOrder(order=order.order, image="image-op-v", hold_s=60.0))
     assert set(bench.node.frozen) == {"w", "v"}
+    return process
+
+
+async def test_an_agent_that_ends_on_a_full_disk_leaves_nobody_standing_still(bench: Bench) -> None:
+    """The first of them can't be written down: that is no reason to leave the others to chance."""
+    process = await two_frozen(bench)
     full(bench)()
     await let_go(bench.node, bench)  # type: ignore[arg-type]  # it has a service's parts
     assert {PROCESS, process} <= bench.runtime.running
     assert "SH610" in bench.said()
+
+
+@pytest.mark.parametrize("error", [KeyError("w"), OSError("no descriptors")])
+async def test_an_agent_that_ends_leaves_nobody_standing_for_what_nobody_foresaw_of_another(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    process, real = await two_frozen(bench), bench.source.end_hold
+
+    async def end_hold(worker: str, why: str) -> None:
+        if worker == "w":
+            raise error
+        await real(worker, why)
+
+    monkeypatch.setattr(bench.source, "end_hold", end_hold)
+    ended: list[None] = []
+    bench.node.in_background(lambda: ended.append(None))
+    await let_go(bench.node, bench)  # type: ignore[arg-type]
+    assert process in bench.runtime.running
+    assert type(error).__name__ in bench.said()
+    assert ended, "it waits for what is going on all the same"
+
+
+async def test_an_agent_that_ends_has_no_worker_let_run_by_two_at_once_nor_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its hold ends at that moment, and the one that dies meanwhile isn't there any more."""
+    process, gate = await two_frozen(bench), Gate()
+    bench.faults.at["thaw"] = gate
+    bench.clock.now += bench.node.frozen["w"].until
+    holds = asyncio.create_task(bench.holds.run())
+    async with asyncio.timeout(10):
+        while not gate.reached.is_set():
+            await asyncio.sleep(0.001)
+        holds.cancel()
+        await asyncio.gather(holds, return_exceptions=True)
+        ending = asyncio.create_task(let_go(bench.node, bench))  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+        assert bench.faults.done.get("thaw", 0) <= 2, "each of them once"
+        gate.open()
+        await ending
+    assert bench.faults.done["thaw"] == 2
+    assert {PROCESS, process} <= bench.runtime.running
+    assert "couldn't be ended" not in bench.said()

@@ -330,6 +330,21 @@ class TestMany:
         await agent_dies(bench)
         assert (bench.state(), step(bench, "release")) == ("none", "done"), "the next agent does"
 
+    async def test_a_try_whose_agent_ends_meanwhile_has_the_worker_until_its_thread_comes_back(self, bench: Bench) -> None:
+        await frozen(bench)
+        gate = bench.faults.at["settle"] = Gate()
+        await agent_dies(bench, within_s=0.05)
+        assert gate.reached.is_set()
+        await bench.node.finish_background()
+        bench.clock.now += 60.0
+        tried = len(bench.runtime.settled)
+        await bench.holds.expire()
+        assert len(bench.runtime.settled) == tried, "two at it at once"
+        gate.open()
+        async with asyncio.timeout(10):
+            while not is_back(bench):
+                await asyncio.sleep(0.001)
+
     async def test_a_start_on_a_disk_that_takes_nothing_fails(self, bench: Bench) -> None:
         await releasing(bench)
         bench.runtime.alive.clear()
@@ -385,6 +400,51 @@ class TestDestination:
         empty.runtime.never_ran.clear()
         await empty.destination.resume(empty.step())
         assert empty.state() == "fenced"
+
+    async def resuming_on_a_full_disk(self, empty: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The copy runs, and its source has been released: it is the only one. That can't be written down, and the reservation is old."""
+        monkeypatch.setattr(recovery, "UNWRITTEN_S", 0.0)
+        await self.held(empty)
+        empty.journal.begin("op", "resume", "w", 1.0)
+        gate = empty.faults.at["settle"] = Gate()
+        await agent_dies(empty, within_s=0.05)
+        full(empty, "put_worker", "drop_reservation")()
+        gate.open()
+        async with asyncio.timeout(10):
+            while not empty.node.troubles:
+                await asyncio.sleep(0.001)
+        empty.clock.now += empty.settings.reservation
+
+    async def test_an_agent_that_ends_frees_nothing_of_a_copy_that_it_goes_on_trying_to_write_down(
+        self, empty: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await self.resuming_on_a_full_disk(empty, monkeypatch)
+        monkeypatch.setattr(empty.node, "may_live", lambda _process: False)  # not what keeps it here
+        async with asyncio.timeout(10):
+            waiting = asyncio.create_task(empty.destination.resume(empty.step()))
+            await asyncio.sleep(0)
+            await empty.orders.close()
+            with pytest.raises(Retry):
+                await waiting
+            for _ in range(20):  # holds are looked at until the very end
+                await empty.holds.expire()
+                await asyncio.sleep(0)
+            assert COPY in empty.runtime.running
+            await empty.node.finish_background()
+        mend(empty)
+        await agent_dies(empty)
+        assert (empty.state(), COPY in empty.runtime.running, empty.journal.reservations()) == ("fenced", True, {})
+
+    async def test_a_copy_whose_resume_had_begun_never_lapses_while_it_lives(self, empty: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        await self.resuming_on_a_full_disk(empty, monkeypatch)
+        await empty.node.finish_background()  # nobody tries it any more, and nobody has its lock
+        await asyncio.sleep(0.01)
+        mend(empty)
+        await empty.holds.expire()
+        assert COPY in empty.runtime.running
+        empty.runtime.alive.clear()
+        await empty.holds.expire()
+        assert empty.journal.reservations() == {}, "nothing is left that could be it"
 
     @pytest.mark.parametrize("lives", [True, False])
     async def test_a_disk_that_takes_nothing_has_no_network_made_at_each_try(
