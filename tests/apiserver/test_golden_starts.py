@@ -16,8 +16,8 @@ import msgspec
 import pytest
 import yaml
 from conftest import running
-from control_plane import ROOT, ControlPlane
-from dynamo_operator import COST, GRAPHS, RESTORE_FROM, Site, dynamo_plane, engine_access, names, site, waiting
+from control_plane import ROOT, ControlPlane, until
+from dynamo_operator import COST, GRAPHS, RESTORE_FROM, Site, dynamo_plane, engine_access, is_ready, names, site, waiting
 from shunter.act.beyond import Deposed
 from shunter.act.execute import Executor
 from shunter.act.run import Parts, Times
@@ -68,6 +68,23 @@ class Dying(Api):
         found = await super()._ask(method, path, *rest)
         if self.writes == self.at:
             raise Crash
+        return found
+
+
+class Noting(Api):
+    """Notes which pods it deletes that are ready right before."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(rights(site))
+        self.site = site
+        self.ready_deleted: list[str] = []
+
+    async def delete(self, path: str, options: Object | None = None) -> Object:
+        name = path.rsplit("/", 1)[1]
+        was = self.site.get("pods", name)
+        found = await super().delete(path, options)
+        if is_ready(was):
+            self.ready_deleted.append(name)
         return found
 
 
@@ -240,6 +257,65 @@ async def test_one_of_which_nothing_is_said_is_given_up_after_its_time(site: Sit
     assert RESTORE_FROM not in annotations(await made.whole())
 
 
+async def test_one_that_is_ready_serves_before_dynamo_snapshot_says_so_or_without(site: Site, tmp_path: Path) -> None:
+    """Its agent lets the kubelet find it ready, and writes the condition later; that may fail."""
+    snapshot(site)
+    site.sentinel, site.restores = True, "RestoreInProgress"
+    made = await reassigned(site, tmp_path)
+    api = Noting(site)
+    record, _ = await asyncio.gather(made.engine(api, times=msgspec.structs.replace(QUICK, serve=3.0)), freed(site, made))
+    await api.aclose()
+    assert record.outcome is not None
+    assert (record.status, record.outcome.code) == (Status.SUCCEEDED, "")
+    assert api.ready_deleted == []
+    assert RESTORE_FROM in annotations(await made.whole())
+
+
+async def test_one_that_is_ready_stays_whatever_is_said_of_it(site: Site, tmp_path: Path) -> None:
+    snapshot(site)
+    site.sentinel, site.restores = True, "RestorePartiallySucceeded"
+    made = await reassigned(site, tmp_path)
+    api = Noting(site)
+    record, _ = await asyncio.gather(made.engine(api), freed(site, made))
+    await api.aclose()
+    assert record.outcome is not None
+    assert (record.status, record.outcome.code) == (Status.SUCCEEDED, "SH573")
+    assert record.pod is not None
+    assert f"its pod {record.pod} ({record.pod.uid}) wasn't removed: it is ready" in record.outcome.reason
+    assert api.ready_deleted == []
+    assert (await made.whole())["metadata"]["uid"] == record.pod.uid
+
+
+async def test_one_that_no_node_takes_is_given_up_and_its_image_isnt_blamed(site: Site, api: Api, tmp_path: Path) -> None:
+    snapshot(site)
+    made = await reassigned(site, tmp_path)
+    now = 0.0
+    starts = Golden(GoldenStarts(api, Shifts(api), clock=lambda: now), site.namespace)
+    assert await starts.begin(made.record, lambda: None) == ""
+    await waiting(lambda: [RESTORE_FROM in annotations(one) for one in made.new().values()] == [True])
+    assert (await starts.look(made.record)).state == "coming"
+    now = 31.0
+    found = await starts.look(made.record)
+    assert found.state == "instead"
+    assert "got no node within 30 s" in found.why
+    assert await starts.end(made.record, lambda: None)
+    site.gpus = 5
+    assert RESTORE_FROM not in annotations(await made.whole())
+
+
+async def test_what_it_finds_over_is_never_begun(site: Site, tmp_path: Path) -> None:
+    """An engine that takes it up when its time is over makes nothing only to remove it."""
+    snapshot(site)
+    made = await reassigned(site, tmp_path)
+    dying = Dying(site)
+    record = await made.engine(dying, times=msgspec.structs.replace(QUICK, serve=0.0))
+    await dying.aclose()
+    assert record.outcome is not None
+    assert (record.outcome.code, dying.writes) == ("SH570", 0)
+    site.gpus = 5
+    await made.whole()
+
+
 async def test_where_the_controllers_own_pod_got_a_gpu_first_it_stays(site: Site, api: Api, tmp_path: Path) -> None:
     snapshot(site)
     made = await reassigned(site, tmp_path)
@@ -407,8 +483,9 @@ async def test_its_own_pod_is_as_good_as_any_other_for_as_long_as_nothing_is_mad
     assert all(COST not in annotations(one) for one in made.new().values())
 
 
-async def test_one_that_no_controller_takes_is_none_of_the_pools(site: Site, api: Api, tmp_path: Path) -> None:
-    """However it is restored: nobody counts it, and its pool has its number without it."""
+@pytest.mark.parametrize("served", [False, True])
+async def test_one_that_no_controller_takes_is_none_of_the_pools(site: Site, api: Api, tmp_path: Path, served: bool) -> None:
+    """It goes, and its pool has its number without it; unless requests come to it by then."""
     snapshot(site)
     made = await reassigned(site, tmp_path)
     site.stands = True
@@ -417,14 +494,18 @@ async def test_one_that_no_controller_takes_is_none_of_the_pools(site: Site, api
     assert await starts.begin(made.record, lambda: None) == ""
     (name,) = [name for name, one in made.new().items() if RESTORE_FROM in annotations(one)]
     ready = [{"type": kind, "status": "True"} for kind in ("Ready", "nvidia.com/Restored")]
-    site.edit("pods", name, {"status": {"phase": "Running", "conditions": ready}}, "/status")
+    if served:
+        site.edit("pods", name, {"status": {"phase": "Running", "conditions": ready}}, "/status")
     assert (await starts.look(made.record)).state == "coming"
     now = 11.0
     found = await starts.look(made.record)
-    assert (found.state, found.why) == ("failed", f"no controller has taken its pod {name} within 10 s")
-    assert await starts.end(made.record, lambda: None)
+    assert (found.state, found.why) == ("instead", f"no controller has taken its pod {name} within 10 s")
+    assert found.pod is not None
+    assert found.pod.uid == site.get("pods", name)["metadata"]["uid"]
+    assert await starts.end(made.record, lambda: None) is not served
+    assert (name in site.pods("prefill")) is served
     site.stands, site.gpus = False, 5
-    assert RESTORE_FROM not in annotations(await made.whole())
+    assert (RESTORE_FROM in annotations(await made.whole())) is served
 
 
 async def test_two_that_are_started_at_once_each_take_the_place_of_one_of_the_controllers_own(site: Site, api: Api, tmp_path: Path) -> None:
@@ -517,6 +598,7 @@ def test_the_pod_is_one_that_a_server_takes(server: ControlPlane) -> None:
         },
     }  # fmt: skip
     where = "/api/v1/namespaces/default/pods"
+    until(lambda: server.ask("GET", "/api/v1/namespaces/default")[0] == 200, 20, "the namespace that a server makes itself")
     server.must("POST", where, source)
     own = server.must("GET", f"{where}/own")
     gold = Image(namespace="default", name="gold", pod="checkpoint", container="main", ready=True)

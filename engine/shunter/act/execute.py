@@ -129,14 +129,14 @@ class Executor:
         """Make durable that an active operation is to be given up (SH528), also by the next engine. Whether it still can be.
 
         One that waits for its turn ends at once. Otherwise the order under way is seen through; then it goes back to where it was, unless
-        it is committed by that: then it is finished.
+        it is committed by that: then it is finished, but for what it starts in another pool, which is left to start natively.
         """
         why = problem("SH528", f"it was given up: {because}", "Nothing to do: it is planned again if there is still a need", record.id)
         if record.waits:
             self.drop(record, why)
             return True
         machine = MACHINES.get(record.planned.kind)
-        if machine is not None and not machine.revocable(record.step):
+        if machine is not None and not machine.revocable(record.step) and record.step is not Step.STARTING:
             return False
         if record.cancelled is None:
             marked = self.parts.store.advance(record.id, record.step, self.parts.clock(), cancelled=why)

@@ -29,6 +29,8 @@ from shunter.model.snapshot import Fleet
 from shunter.wire import agent_pb2 as pb
 
 T = TypeVar("T")
+_KEPT = (Step.ROLLING_BACK, Step.STARTING)
+"""Steps whose problem says what has become of it, and which nothing that is only outstanding takes the place of."""
 OLD_LEADER = "SH601"
 """The agents' refusal of an epoch that another engine has overtaken."""
 
@@ -122,6 +124,8 @@ def told(parts: Parts, record: OperationRecord, kind: RecordKind, what: str) -> 
     }
     if planned.archive:
         body["archive"] = True
+    if record.step is Step.STARTING and record.pod is not None:
+        body["pod"] = msgspec.to_builtins(record.pod)
     if record.problem:
         body["problem"] = msgspec.to_builtins(record.problem)
     if record.outcome:
@@ -333,7 +337,7 @@ class Run:
 
         async def wait(why: Problem) -> None:
             nonlocal pause
-            if self.record.step is not Step.ROLLING_BACK:
+            if self.record.step not in _KEPT:
                 self.note(why)
             if self.parts.clock() >= until:
                 raise Unresolved(why)

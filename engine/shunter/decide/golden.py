@@ -15,7 +15,7 @@ from shunter.model.operation import Outcome
 from shunter.model.policy import ReassignmentSpec
 from shunter.model.sample import Known, Missing
 
-_IN_VAIN: Final = ("SH571", "SH572")
+_IN_VAIN: Final = ("SH571", "SH572", "SH573")
 """How an operation ends whose golden image was tried in vain."""
 
 

@@ -85,12 +85,13 @@ class Pod(msgspec.Struct, metaclass=InOrder, frozen=True, kw_only=True, gc=False
 class Started(msgspec.Struct, frozen=True, kw_only=True):
     """How far a worker's start from a golden image has come. `why` is what it waits for, or what became of it, in words.
 
-    `coming`: it may serve yet; `serves`: restored, and ready; `instead`: the pool has taken its own native worker, and this one has gone;
-    `failed`: it never will.
+    `coming`: it may serve yet; `serves`: restored, and ready; `instead`: the pool has taken its own native worker, this one has gone,
+    or it never came to the image; `failed`: it never will. `pod` is the one that was made; None: there is none, or that isn't known.
     """
 
     state: Literal["coming", "serves", "instead", "failed"]
     why: str = ""
+    pod: Pod | None = None
 
 
 class Resident(msgspec.Struct, frozen=True, kw_only=True, gc=False):

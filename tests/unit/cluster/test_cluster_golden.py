@@ -239,11 +239,16 @@ def test_only_a_pod_that_its_controller_has_made_is_a_pattern(own: dict[str, Any
             "it is restored, and its pod isn't ready",
         ),
         ({"phase": "Running", "restored": ("True", "RestoreSucceeded"), "ready": "True"}, "serves", ""),
-        ({"phase": "Running", "ready": "True"}, "coming", "isn't restored yet"),
+        ({"phase": "Running", "ready": "True"}, "serves", ""),
+        ({"phase": "Running", "restored": ("False", "RestoreInProgress"), "ready": "True"}, "serves", ""),
+        ({"phase": "Running", "restored": ("False", "RestorePartiallySucceeded"), "ready": "True"}, "failed", "RestorePartiallySucceeded"),
         ({"phase": "Running", "restored": ("False", "RestoreFailed")}, "failed", "RestoreFailed: because"),
         ({"phase": "Running", "restored": ("False", "RestoreIncompatible")}, "failed", "RestoreIncompatible"),
         ({"phase": "Running", "restored": ("False", "RestorePartiallySucceeded")}, "failed", "RestorePartiallySucceeded"),
         ({"phase": "Failed"}, "failed", "its pod has ended"),
+        ({"phase": "Failed", "reason": "OutOfnvidia.com/gpu"}, "instead", "its pod has ended (OutOfnvidia.com/gpu)"),
+        ({"phase": "Failed", "reason": "UnexpectedAdmissionError"}, "instead", "its pod has ended"),
+        ({"phase": "Failed", "reason": "Evicted", "restored": ("False", "RestoreFailed")}, "failed", "RestoreFailed: because"),
     ],
 )
 def test_how_far_it_has_come(own: dict[str, Any], status: dict[str, Any], state: str, said: str) -> None:
@@ -256,7 +261,7 @@ def test_how_far_it_has_come(own: dict[str, Any], status: dict[str, Any], state:
         conditions.append({"type": "nvidia.com/Restored", "status": told, "reason": reason, "message": "because" if reason else ""})
     found["metadata"]["uid"] = "u-g"
     found["spec"]["nodeName"] = "node-b"
-    found["status"] = {"phase": status["phase"], "conditions": conditions}
+    found["status"] = {"phase": status["phase"], "conditions": conditions, **({"reason": status["reason"]} if "reason" in status else {})}
     seen = outcome(found)
     assert seen.state == state
     assert said in seen.why

@@ -6,7 +6,7 @@ does. A Dynamo engine idles where its environment says so, and notes there what 
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -39,6 +39,8 @@ _SECCOMP: Final = {"type": "Localhost", "localhostProfile": "profiles/block-iour
 """As Dynamo Snapshot's chart installs it on each node: what CRIU can't restore isn't to be used after it either."""
 _FAILED: Final = ("RestoreFailed", "RestoreIncompatible", "RestorePartiallySucceeded", "RestoreReplenishmentIncompatible")
 """Reasons for which a restore is over; others are on the way."""
+_NODES: Final = ("UnexpectedAdmissionError", "NodeAffinity", "Evicted", "Preempting", "NodeShutdown", "Terminated", "Shutdown", "NodeLost")
+"""Reasons for which a node doesn't take a pod, or has ended it, which say nothing of the image; `OutOf...` besides."""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,22 +152,33 @@ def _idling(container: Object) -> Object:
 
 
 def outcome(found: Object) -> Started:
-    """How far a pod that starts from a golden image has come, by the pod."""
+    """How far a pod that starts from a golden image has come, by the pod. What is ready serves, whatever Dynamo Snapshot's agent has said
+    of it so far: it lets the kubelet find it ready first, and writes its condition later, if it can.
+    """
     meta, status = found["metadata"], found.get("status") or {}
     if meta.get("deletionTimestamp"):
         return Started(state="instead", why="its controller, or somebody else, has removed its pod")
-    if status.get("phase") in ("Succeeded", "Failed"):
-        return Started(state="failed", why=f"its pod has ended ({status.get('reason') or status['phase']})")
     told: Object = next((one for one in status.get("conditions") or () if one.get("type") == RESTORED), {})
     said = ": ".join(str(told[key]) for key in ("reason", "message") if told.get(key))
     if told.get("status") == "False" and told.get("reason") in _FAILED:
         return Started(state="failed", why=said)
+    if status.get("phase") in ("Succeeded", "Failed"):
+        reason = str(status.get("reason") or "")
+        state: Literal["instead", "failed"] = "instead" if reason.startswith("OutOf") or reason in _NODES else "failed"
+        return Started(state=state, why=f"its pod has ended ({reason or status['phase']})")
+    if ready(found):
+        return Started(state="serves")
     if told.get("status") == "True":
-        ready = truth(status, "Ready") == "True"
-        return Started(state="serves") if ready else Started(state="coming", why="it is restored, and its pod isn't ready")
+        return Started(state="coming", why="it is restored, and its pod isn't ready")
     known = worker_pod(found)
     waits = known.why if known is not None and known.why and not said else f"it isn't restored yet ({said or 'nothing is said of it'})"
     return Started(state="coming", why=waits)
+
+
+def ready(found: Object) -> bool:
+    """Requests come to it: nobody of ours removes it."""
+    status = found.get("status") or {}
+    return status.get("phase") not in ("Succeeded", "Failed") and truth(status, "Ready") == "True"
 
 
 def orphan(found: Object) -> bool:

@@ -27,7 +27,7 @@ import msgspec
 
 from shunter.cluster.api import Absent, Api, Conflict, Object
 from shunter.cluster.dynamo import parse
-from shunter.cluster.dynamo.golden import native, orphan, outcome, refuses, restoring, unfit, unfit_pods
+from shunter.cluster.dynamo.golden import native, orphan, outcome, ready, refuses, restoring, unfit, unfit_pods
 from shunter.cluster.dynamo.record import component_of
 from shunter.cluster.dynamo.shift import Shift, Shifts, everything
 from shunter.cluster.dynamo.values import Golden
@@ -35,12 +35,14 @@ from shunter.cluster.dynamo.words import COMPONENT_LABEL, COST, COST_BEFORE, GRA
 from shunter.cluster.pods import GRACE_S, HASH, SPARE
 from shunter.model.errors import Rejected, Retry
 from shunter.model.ids import NodeId, OperationId
-from shunter.model.pod import STARTED_BY, Started
+from shunter.model.pod import STARTED_BY, Pod, Started
 
 OWN_S: Final = 5.0
 """For so long it is waited for the pod that the controller makes by itself: it takes it well under a second."""
 ADOPTS_S: Final = 10.0
 """After so long a pod that no controller has taken is none of its pool's."""
+PLACED_S: Final = 30.0
+"""After so long a pod that no node takes isn't waited for: the GPU that was left is free by then, or somebody else has it."""
 _LOOK_S: Final = 0.25
 _TRIES: Final = 5
 """Of a pod that changes while it is looked at: the scheduler writes into it."""
@@ -80,8 +82,8 @@ class GoldenStarts:
     ) -> None:
         """`clock`: seconds that never go back."""
         self._api, self._shifts, self._clock, self._sleep = api, shifts, clock, sleep
-        self._orphans: dict[str, float] = {}
-        """By uid: since when (`clock`) a pod was seen that no controller has taken."""
+        self._since: dict[tuple[str, str], float] = {}
+        """By what a pod waits for, and its uid: since when (`clock`) that is seen."""
         self._may: Callable[[], None] = lambda: None
 
     def under(self, may: Callable[[], None]) -> "GoldenStarts":
@@ -108,26 +110,37 @@ class GoldenStarts:
             return Started(
                 state="instead", why="its controller has kept a pod of its own, which had the GPU first, or somebody removed its pod"
             )
-        uid = found["metadata"]["uid"]
+        meta = found["metadata"]
+        pod = Pod(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
+        return msgspec.structs.replace(self._unheard(found) or outcome(found), pod=pod)
+
+    def _unheard(self, found: Object) -> Started | None:
+        """What can be said of one that no controller has taken, or no node, which is none of the image's faults. None: it has both."""
+        uid, name = found["metadata"]["uid"], found["metadata"]["name"]
         if orphan(found):  # as long as it is none of the pool's, the pool has its number without it
-            late = self._clock() - self._orphans.setdefault(uid, self._clock()) >= ADOPTS_S
-            why = f"no controller has taken its pod {wanted.name}" + (f" within {ADOPTS_S:g} s" if late else " yet")
-            return Started(state="failed" if late else "coming", why=why)
-        self._orphans.pop(uid, None)
-        return outcome(found)
+            late = self._waited("controller", uid) >= ADOPTS_S
+            why = f"no controller has taken its pod {name}" + (f" within {ADOPTS_S:g} s" if late else " yet")
+            return Started(state="instead" if late else "coming", why=why)
+        if not found["spec"].get("nodeName") and not found["metadata"].get("deletionTimestamp"):
+            late = self._waited("node", uid) >= PLACED_S
+            return Started(state="instead", why=f"its pod {name} got no node within {PLACED_S:g} s") if late else None
+        return None
+
+    def _waited(self, what: str, uid: str) -> float:
+        return self._clock() - self._since.setdefault((what, uid), self._clock())
 
     async def end(self, wanted: Wanted) -> bool:
-        """Delete its pod, unless it serves by now: then it stays, which is False. Raises as `begin` does."""
+        """Delete its pod, unless it is ready by now, whatever is said of it: then it stays, which is False. Raises as `begin` does."""
         while (found := await self._found(wanted)) is not None:
             meta = found["metadata"]
-            if outcome(found).state == "serves" and not orphan(found):
-                return False
             if meta.get("deletionTimestamp"):
                 break
+            if ready(found):
+                return False
             self._may()
             preconditions = {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
             options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": GRACE_S, "preconditions": preconditions}
-            with contextlib.suppress(Absent, Conflict):  # it has changed meanwhile: it may serve
+            with contextlib.suppress(Absent, Conflict):  # it has changed meanwhile: it may be ready
                 await self._api.delete(f"{pods(wanted.namespace)}/{wanted.name}", options)
         return True
 
