@@ -27,7 +27,7 @@ from shunter.cluster.elector import Term
 from shunter.cluster.memory import NAME as MEMORY
 from shunter.cluster.operation import Batch, collection, record_of, resource
 from shunter.model.errors import Stalled
-from shunter.model.ids import Digest, Epoch, ImageId, NodeId, NoticeId, OperationId
+from shunter.model.ids import Digest, Epoch, ImageId, NodeId, NoticeId, OperationId, WorkerId
 from shunter.model.operation import OperationRecord, Status, Step
 from shunter.model.plan import OperationKind
 from shunter.model.snapshot import Notice, NoticeKind
@@ -316,13 +316,15 @@ def test_the_fleet_and_the_workers_that_were_ended_are_known_on_another_machine(
     ended = executor(world, first).drop(first.store.active()[0], first.lead.lost)
     assert ended.outcome is not None
     dead = Notice(id=NoticeId("gone-c"), kind=NoticeKind.GONE, node=NodeId("c"), seen_at=6.0, source=gone.SOURCE, detail="burnt down")
-    first.store.save_fleet(world.fleet(), (dead,), 7.0)
+    shared = {WorkerId("w"): frozenset({NodeId("a"), NodeId("b")})}
+    first.store.save_fleet(world.fleet(), (dead,), 7.0, namesakes=shared)
     until(lambda: plane.ask("GET", f"/api/v1/namespaces/{namespace}/configmaps/{MEMORY}")[0] == 200, 10)
     first.close()
     second = site(2)
     remembered = second.store.load_fleet()
     assert remembered is not None
     assert remembered.fleet == msgspec.structs.replace(world.fleet(), images=()), "images are reported by whoever holds them"
+    assert remembered.namesakes == shared
     assert gone.declared(tmp_path / "engine-2") == (dead,)
     assert [record.id for record in second.store.recent(0.0)] == ["park-1"]
 

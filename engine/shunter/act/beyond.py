@@ -1,13 +1,14 @@
 """Where else than on its disk the store keeps what a next engine has to know: a place that outlives the machine."""
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
 from shunter.model.canon import check, compressed, decode
 from shunter.model.errors import Stalled
+from shunter.model.ids import NodeId, WorkerId
 from shunter.model.operation import OperationRecord
 from shunter.model.snapshot import Fleet, Notice
 
@@ -18,6 +19,8 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     fleet: Fleet
     notices: tuple[Notice, ...] = ()
+    namesakes: Mapping[WorkerId, frozenset[NodeId]] = {}
+    """Workers of whose names there are others, and the nodes that have or may have one (see `observe.inventory`)."""
 
 
 def pack(remembered: Remembered, breathe: Callable[[], None] = lambda: None) -> bytes:

@@ -13,7 +13,7 @@ What it can't take is what the disk can't take.
 import os
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -25,7 +25,7 @@ from shunter.act.kept import Kept
 from shunter.act.volatile import Volatile
 from shunter.model.canon import decode, encode
 from shunter.model.errors import Problem, Rejected, Stalled
-from shunter.model.ids import Digest, Epoch, OperationId, WorkerId
+from shunter.model.ids import Digest, Epoch, NodeId, OperationId, WorkerId
 from shunter.model.operation import EngineState, OperationRecord, Outcome, Status, Step
 from shunter.model.plan import OperationKind
 from shunter.model.snapshot import Fleet, Notice
@@ -34,6 +34,7 @@ T = TypeVar("T")
 
 SCHEMA: Final = 2
 """1: the fleet wasn't compressed. It is read as well."""
+_NONE: Final[Mapping[WorkerId, frozenset[NodeId]]] = {}
 _RECENT: Final = 3600.0
 """Seconds that ended operations stay in the engine's state."""
 _AHEAD: Final = frozenset({Step.INTENDED, Step.PREPARED, Step.FENCED, Step.FROZEN, Step.HELD, Step.COMMITTING})
@@ -300,22 +301,34 @@ class Store:
 
         return self._write(work)
 
-    def save_fleet(self, fleet: Fleet, notices: tuple[Notice, ...], at: float, packed: bytes | None = None) -> None:
+    def save_fleet(
+        self,
+        fleet: Fleet,
+        notices: tuple[Notice, ...],
+        at: float,
+        packed: bytes | None = None,
+        *,
+        namesakes: Mapping[WorkerId, frozenset[NodeId]] = _NONE,
+    ) -> None:
         """Remember the fleet, so that a restarted engine knows its parked and lost workers; in memory if need be. `packed` is what
-        `beyond.pack` makes of the three; None: it is made here.
+        `beyond.pack` makes of all the others; None: it is made here.
         """
-        remembered = Remembered(at=at, fleet=fleet, notices=notices)
+        remembered = Remembered(at=at, fleet=fleet, notices=notices, namesakes=namesakes)
         body = packed if packed is not None else pack(remembered)
         self._write(lambda: self._put_fleet(body), _always)
         if self._beyond is not None:
             self._beyond.remember(remembered)
 
-    def save_notices(self, fleet: Fleet, notices: tuple[Notice, ...], at: float) -> None:
-        """Remember these with a fleet in which nothing has changed its place since `save_fleet`. In memory if need be."""
+    def save_notices(
+        self, fleet: Fleet, notices: tuple[Notice, ...], at: float, *, namesakes: Mapping[WorkerId, frozenset[NodeId]] = _NONE
+    ) -> None:
+        """Remember these with a fleet in which nothing has changed its place since `save_fleet`, and with the same `namesakes`. In memory
+        if need be.
+        """
         body = encode(notices)
         self._write(lambda: self._change("INSERT OR REPLACE INTO noticed VALUES (1, ?)", body), _always)
         if self._beyond is not None:
-            self._beyond.remember(Remembered(at=at, fleet=fleet, notices=notices))
+            self._beyond.remember(Remembered(at=at, fleet=fleet, notices=notices, namesakes=namesakes))
 
     def load_fleet(self) -> Remembered | None:
         """What `save_fleet` was last given, with the notices of a later `save_notices`; None before the first time. Raises Stalled SH501

@@ -214,7 +214,14 @@ def _remembered(settings: Settings, now: float, at: float) -> tuple[EngineState,
         busy = frozenset(WorkerId(r.planned.worker) for r in store.active() if not r.waits)
         said = declared(path.parent)
         before = tuple(n for n in last.notices if n.source != SOURCE) if last else ()
-        memory = Memory(fleet=last.fleet if last else None, notices=(*before, *said), ended=store.ended(), busy=busy, gone_after=presumed)
+        memory = Memory(
+            fleet=last.fleet if last else None,
+            notices=(*before, *said),
+            ended=store.ended(),
+            busy=busy,
+            gone_after=presumed,
+            namesakes=last.namesakes if last else {},
+        )
         state = store.state(now) if at >= now else state_at(store.active(), store.recent(at - _HOUR), at)
         return state, memory
 

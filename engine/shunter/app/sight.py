@@ -71,6 +71,7 @@ class Sight:
             scene = self._duty.scene
             scene.fleet = settled(remembered.fleet, self._store.recent(remembered.at - 1.0))
             scene.notices = remembered.notices
+            self._namesakes = remembered.namesakes
 
     def ended(self, record: OperationRecord) -> None:
         """What an operation did is seen at once, and not undone by a look that began before."""
@@ -128,7 +129,7 @@ class Sight:
         self._meanwhile.clear()
         self._heard.clear()
         inventory = await self.world.look(memory, now)
-        seen = Remembered(at=now, fleet=inventory.fleet, notices=inventory.notices)
+        seen = Remembered(at=now, fleet=inventory.fleet, notices=inventory.notices, namesakes=inventory.namesakes)
         packed = await self._aside.call(lambda: self._packed(seen))
         self.silence.looked(self.world.unreachable, inventory.notices, now)
         # what ended while we looked is news to what was seen
@@ -170,19 +171,19 @@ class Sight:
 
     def _packed(self, seen: Remembered) -> tuple[object, bytes] | None:
         """What has its place where, and all of it as it is written down; None where it needn't be. Not each tick: only once a worker, an
-        image or a node has changed its place, or now and then; on a full disk, only the former.
+        image or a node has changed its place, or has another of its name, or now and then; on a full disk, only the former.
         """
-        where = places(seen.fleet)
+        where = places(seen.fleet), seen.namesakes
         due = seen.at - self._saved_at >= SAVE_S and self._watch.now is None
         return (where, pack(seen, self._aside.breathe)) if due or where != self._saved_places else None
 
     def _remember(self, seen: Remembered, packed: tuple[object, bytes] | None, inventory: Inventory) -> None:
         """What operations that ended meanwhile have done isn't in it: who reads it knows those."""
         if packed is not None:
-            self._store.save_fleet(seen.fleet, seen.notices, seen.at, packed[1])
+            self._store.save_fleet(seen.fleet, seen.notices, seen.at, packed[1], namesakes=seen.namesakes)
             self._saved_at, self._saved, self._saved_places = seen.at, seen.notices, packed[0]
         if inventory.notices != self._saved:
-            self._store.save_notices(inventory.fleet, inventory.notices, seen.at)
+            self._store.save_notices(inventory.fleet, inventory.notices, seen.at, namesakes=seen.namesakes)
             self._saved = inventory.notices
 
 

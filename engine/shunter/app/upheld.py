@@ -106,7 +106,7 @@ class Upheld:
 
     def remember(self, remembered: Remembered) -> None:
         """See `Beyond`. Only what differs in more than ages and measurements, and without images: those that are left are reported."""
-        gist = (places(remembered.fleet), remembered.notices)
+        gist = (places(remembered.fleet), remembered.notices, remembered.namesakes)
         if gist == self._gist or self._thread is None or not self.held():
             return
         self._gist = gist

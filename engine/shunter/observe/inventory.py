@@ -35,7 +35,9 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     clocks: dict[NodeId, Problem] = {}
     """Nodes whose clock isn't ours (SH312)."""
     namesakes: dict[WorkerId, frozenset[NodeId]] = {}
-    """Names that workers in pods of different namespaces have, and the nodes that report them, or did before they fell silent."""
+    """Names that workers in pods of different namespaces have, and the nodes that report them, or did before they fell silent. Each stays
+    until it answers without such a worker, or is gone; and the name, until only one is left and answers.
+    """
 
 
 _NONE: Final[Mapping[WorkerId, frozenset[NodeId]]] = {}
@@ -89,7 +91,9 @@ def merge(
     images, problems = _images(newest, before.images, gone, archived, breathe)
     breathe()
     silent = frozenset(n.id for n in nodes if not n.reachable) - gone
-    named = {name: nodes & silent for name, nodes in namesakes.items() if nodes & silent}
+    copies = _copies(newest)
+    shared = _namesakes(copies, namesakes, silent)
+    named = {name: away for name, nodes in shared.items() if (away := nodes & silent)}
     round_ = _Round(
         nodes_silent=silent,
         named=frozenset(named),
@@ -97,8 +101,6 @@ def merge(
         ended=ended,
         busy=busy,
     )
-    breathe()
-    copies = _copies(newest)
     breathe()
     reported, twice = _reported(copies, before, named, breathe)
     breathe()
@@ -112,7 +114,7 @@ def merge(
         notices=notices,
         problems=(*problems, *twice),
         gone=gone,
-        namesakes=_namesakes(copies, named),
+        namesakes=shared,
         clocks={name: told for name in sorted(newest) if (told := _clock(name, newest[name].at, now)) is not None},
     )
 
@@ -267,12 +269,16 @@ def _reported_away(newest: Mapping[NodeId, NodeView]) -> dict[WorkerId, Worker]:
     return {w.id: msgspec.structs.replace(w, node=name) for name in sorted(newest) for w in newest[name].workers if w.state in _AWAY}
 
 
-def _namesakes(copies: Mapping[WorkerId, list[Worker]], named: Mapping[WorkerId, frozenset[NodeId]]) -> dict[WorkerId, frozenset[NodeId]]:
-    """Those of this round, and of before those of nodes that are silent since."""
-    found = dict(named)
-    for worker, own in copies.items():
-        if len(own) > 1 and _strangers(own):
-            found[worker] = frozenset(w.node for w in own if w.node is not None) | found.get(worker, frozenset())
+def _namesakes(
+    copies: Mapping[WorkerId, list[Worker]], before: Mapping[WorkerId, frozenset[NodeId]], silent: frozenset[NodeId]
+) -> dict[WorkerId, frozenset[NodeId]]:
+    """Those of this round, and those of before of which it isn't certain yet that they are over: a node that is silent may have one."""
+    found = {}
+    for worker in {*before, *(name for name, own in copies.items() if len(own) > 1 and _strangers(own))}:
+        here = {w.node for w in copies.get(worker, ()) if w.node is not None}
+        away = before.get(worker, frozenset()) & silent
+        if away or len(here) > 1:
+            found[worker] = away | here
     return found
 
 

@@ -98,10 +98,11 @@ def test_the_fleet_is_remembered(store: Store) -> None:
     assert store.load_fleet() is None
     fleet = Fleet(nodes=(Node(id=NodeId("n"), slots=()),))
     notices = (Notice(id=NoticeId("x"), kind=NoticeKind.GONE, node=NodeId("n"), seen_at=1.0),)
-    store.save_fleet(fleet, notices, 5.0)
+    shared = {WorkerId("w"): frozenset({NodeId("m"), NodeId("n")})}
+    store.save_fleet(fleet, notices, 5.0, namesakes=shared)
     kept = Store(store.path).load_fleet()
     assert kept is not None
-    assert (kept.fleet, kept.notices, kept.at) == (fleet, notices, 5.0)
+    assert (kept.fleet, kept.notices, kept.at, kept.namesakes) == (fleet, notices, 5.0, shared)
 
 
 def test_a_locked_store_stalls_and_recovers(store: Store) -> None:

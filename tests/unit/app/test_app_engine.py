@@ -256,7 +256,7 @@ async def test_while_the_disk_is_full_no_plan_that_could_wait_is_offered_and_the
     offered: list[Plan] = []
     saved: list[float] = []
     monkeypatch.setattr(s.leading.scheduler, "offer", lambda plan, **_: offered.append(plan))
-    monkeypatch.setattr(s.leading.store, "save_fleet", lambda _fleet, _notices, at, _packed: saved.append(at))
+    monkeypatch.setattr(s.leading.store, "save_fleet", lambda _fleet, _notices, at, _packed, **_: saved.append(at))
     await s.leading.tick(100.0)
     assert [o.kind for o in offered[-1].operations] == [OperationKind.CHECKPOINT]
     with monkeypatch.context() as full:

@@ -315,6 +315,30 @@ class TestNamesakes:
         assert only(back) == self.OURS
         assert (back.problems, back.namesakes) == ((), {})
 
+    def test_silence_that_changes_sides_leaves_neither_to_be_decided_on(self) -> None:
+        """Only who was silent was remembered: once it was back, and the other one away, it was taken for the engine's own."""
+        for first, then in (((A, self.OURS), (B, self.OTHERS)), ((B, self.OTHERS), (A, self.OURS))):
+            left = self.after(self.both(), view(*first))
+            left = self.after(self.after(left, view(*first)), view(*then))
+            assert (only(left).state, [p.code for p in left.problems]) == (WorkerState.FROZEN, ["SH310"])
+            neither = self.after(left)
+            assert only(neither).state is WorkerState.FROZEN
+            assert only(self.after(neither, view(*first))).state is WorkerState.FROZEN
+
+    def test_one_of_three_that_ends_leaves_the_others_in_doubt(self) -> None:
+        third = msgspec.structs.replace(worker(W, C), pod=Pod(namespace="third", name="w", uid="third"))
+        left = self.after(self.after(self.both(), view(A, self.OURS), view(B, self.OTHERS), view(C, third)), view(C, third))
+        assert left.namesakes == {W: frozenset({A, B, C})}
+        left = self.after(left, view(C))
+        assert left.namesakes == {W: frozenset({A, B})}
+        left = self.after(left, view(A, self.OURS), view(B), view(C))
+        assert (only(left), left.namesakes) == (self.OURS, {})
+
+    def test_a_copy_of_whose_pod_nothing_is_said_for_a_moment_is_forgotten_by_nobody(self) -> None:
+        bare = msgspec.structs.replace(self.OTHERS, pod=None)
+        left = self.after(self.after(self.both(), view(A, self.OURS), view(B, bare)), view(B, self.OTHERS))
+        assert only(left).state is WorkerState.FROZEN
+
     def test_a_node_that_is_gone_is_waited_for_no_longer(self) -> None:
         gone = self.after(self.both(), view(B, self.OTHERS), notices=(notice(A, NoticeKind.GONE),))
         assert only(gone) == self.OTHERS
