@@ -11,6 +11,7 @@ from gated_executor import Gated, op, plan, settle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shunter.act.scheduler import Scheduler, subjects
+from shunter.app import heeding
 from shunter.app.digests import Digests
 from shunter.app.heeding import concerned, involuntary
 from shunter.decide.evaluate import evaluate
@@ -34,6 +35,18 @@ def test_what_is_done_because_of_a_notice_is_the_same_at_once_as_in_a_tick(
     urgent = [o for o in tick.operations if o.lane == "involuntary" and not o.preview]
     assert encode(at_once.operations) == encode(urgent)
     assert list(tick.operations[: len(urgent)]) == urgent, "and comes first in it"
+
+
+@given(SITUATIONS)
+@settings(max_examples=100)
+def test_what_is_told_of_a_plan_knows_its_workers_and_no_others(situation: tuple[list[Policy], list[Snapshot], EngineState]) -> None:
+    policies, series, state = situation
+    whole = PolicySet(commit=Commit("c"), digest=Digest("sha256:p"), policies=tuple(policies))
+    found = evaluate(whole, series[-1:], state, NOW, Threshold(), PROFILE)
+    fleet = series[-1].fleet
+    fleet = msgspec.structs.replace(fleet, workers=tuple(sorted(fleet.workers, key=lambda w: w.id)))
+    planned = {o.worker for o in found.plan.operations}
+    assert heeding._about(found, fleet).workers == tuple(w for w in fleet.workers if w.id in planned)
 
 
 @given(SITUATIONS, st.booleans())

@@ -13,8 +13,10 @@ notice that comes before that is done is decided on the look before.
 import asyncio
 import contextlib
 import time
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Final, TypeAlias
 
 import msgspec
@@ -31,12 +33,12 @@ from shunter.decide.world import AWAY
 from shunter.lang.bulk import BulkCelRules
 from shunter.model.canon import digest
 from shunter.model.finding import Verdict, chapters
-from shunter.model.ids import Commit, Epoch, NodeId, NoticeId
+from shunter.model.ids import Commit, Epoch, NodeId, NoticeId, WorkerId
 from shunter.model.operation import EngineState, OperationRecord
 from shunter.model.plan import Evaluation
 from shunter.model.policy import FleetProfile, Policy, PolicySet, PreemptionPolicy, WorkerSelector
 from shunter.model.record import Record, RecordKind
-from shunter.model.snapshot import Fleet, Notice, Role, Samples, Snapshot
+from shunter.model.snapshot import Fleet, Notice, Role, Samples, Snapshot, Worker
 
 IN_A_ROW: Final = 3
 """So many ticks in a row are overtaken by notices at most: then one is carried out as it is. Whoever offers what, no worker is ordered
@@ -46,6 +48,7 @@ about twice and no slot given away twice: the scheduler sees to it, and what doe
 
 Pool: TypeAlias = tuple[str, Role]
 _FAR_S: Final = 600.0
+_ID: Final[Callable[[Worker], WorkerId]] = attrgetter("id")
 _NOWHERE: Final = NodeId("")
 HASTE_S: Final = 0.4
 """For so many seconds after a notice, what can wait stands still; or until its first worker is out of the router's sight."""
@@ -272,8 +275,11 @@ def _settled(ready: Ready, records: Sequence[OperationRecord]) -> Ready:
 
 def _about(evaluation: Evaluation, fleet: Fleet) -> Fleet:
     """The fleet with no other workers than those that are planned for."""
-    planned = {operation.worker for operation in evaluation.plan.operations}
-    return Fleet(nodes=fleet.nodes, workers=tuple(w for w in fleet.workers if w.id in planned))
+    workers, found = fleet.workers, list[Worker]()
+    for planned in sorted({operation.worker for operation in evaluation.plan.operations}):
+        place = bisect_left(workers, planned, key=_ID)
+        found += [w for w in workers[place : place + 1] if w.id == planned]
+    return Fleet(nodes=fleet.nodes, workers=tuple(found))
 
 
 def _by_node(fleet: Fleet) -> Mapping[NodeId, frozenset[Pool]]:

@@ -193,6 +193,15 @@ class Fitness:
             self._fit[key] = [n for name, n in nodes.items() if known[name] is None and n.reachable and name not in going]
         return self._fit[key]
 
+    def slots(self, needs: Needs) -> Mapping[NodeId, frozenset[SlotId]]:
+        """The slots of each node of the fleet that things with these needs can occupy, free or not."""
+        kept = self._world.answers_of_nodes
+        key = ("slots", needs.role, needs.gpu_model, needs.gpus, needs.linked)
+        if key not in kept:
+            nodes = self._world.nodes.items()
+            kept[key] = {name: frozenset([s.id for s in node.slots if unfit_slot(needs, s) is None]) for name, node in nodes}
+        return kept[key]
+
 
 def _key(needs: Needs) -> Hashable:
     return needs.runtime, needs.facts, needs.tolerations, needs.models, needs.gpus_all, needs.archive
@@ -385,7 +394,8 @@ class Finder:
     def _look(self, search: Search, free: Mapping[NodeId, Sequence[Slot]], nodes: Sequence[Node]) -> dict[NodeId, Options]:
         """The options on each of the nodes, which fit; those without any aren't in it."""
         needs, to, scope, avoid = search
-        slots = [[s for s in free.get(node.id, ()) if unfit_slot(needs, s) is None] for node in nodes]
+        fit = self._fitness.slots(needs)
+        slots = [[s for s in free.get(node.id, ()) if s.id in fit[node.id]] for node in nodes]
         fitting = [(node, own) for node, own in zip(nodes, slots, strict=True) if own]
         sheet = Destinations(self._scopes, scope, [node for node, _ in fitting])
         where: Sequence[bool | None] = self._test(to.where, sheet) if to and to.where else [True] * len(fitting)

@@ -94,6 +94,14 @@ class Workers:
         return graphs
 
     @cached_property
+    def by_node(self) -> dict[NodeId | None, list[Worker]]:
+        """Those that are on each node, or were there last, in the order of their ids."""
+        found: dict[NodeId | None, list[Worker]] = defaultdict(list)
+        for worker in self.by_id.values():
+            found[worker.node].append(worker)
+        return found
+
+    @cached_property
     def standing(self) -> Counter[NodeId | None]:
         """How many are on each node, in a slot and with a process in it."""
         return Counter([w.node for w in self.all if w.slot and w.state in STANDING])
@@ -252,8 +260,8 @@ class World:
     @cached_property
     def noticed(self) -> tuple[Worker, ...]:
         """Workers that are on nodes for which a notice is open, or were there last, in the order of their ids."""
-        noticed = self.notices
-        return tuple([w for w in self.workers.values() if w.node in noticed]) if noticed else ()
+        by_node = self._workers.by_node if self.notices else {}
+        return tuple(sorted([w for node in self.notices for w in by_node.get(node, ())], key=_by_id))
 
     @cached_property
     def graphs(self) -> tuple[str, ...]:
