@@ -52,6 +52,7 @@ from test_engine import kubeconfig
 __all__ = ["dynamo_plane", "engine", "site"]
 QUICK = Times(watch_least=5, watch_most=8)
 MARK = {"apiVersion": "nvidia.com/v1beta1", "kind": "DynamoGraphDeployment", "metadata": {"annotations": {"somebody": "was here"}}}
+ANNOTATED = {"apiVersion": "v1", "kind": "Pod", "metadata": {"annotations": {"somebody": "was here"}}}
 WAYS = [(), ("decode",), ("prefill",), ("prefill", "decode")]
 """Which components have a scaling adapter."""
 
@@ -272,13 +273,55 @@ async def test_what_is_marked_as_never_made_leaves_numbers_whose_they_are(site: 
     assert "park-2" not in str(site.get(GRAPHS, "llama")["metadata"]["annotations"])
 
 
+async def test_who_refuses_what_we_write_of_pods_keeps_nobody_from_going_back_who_has_written_nothing(site: Site, engine: Api) -> None:
+    """Going back was tried for ever, with the worker and its slot kept for it."""
+    shift = await made(site)
+    take_away = forbid(site, "true", "false", plural="pods")
+    try:
+        await refused(lambda: engine.apply(site.path("pods", shift.pod), ANNOTATED, "shunter-deletion-cost", dry_run=True), "SH256")
+        with pytest.raises((Rejected, Retry)):
+            await Shifts(engine).carry(shift)
+        await Shifts(engine).undo(shift)
+    finally:
+        take_away()
+    assert (site.of_record("decode"), site.of_record("prefill")) == (3, 2)
+
+
+async def test_what_was_written_of_a_pod_is_taken_back_though_it_be_refused_for_a_while(site: Site, engine: Api) -> None:
+    shift = await made(site)
+    dying = Dying(site, 1, after=True)  # the pod is the first of what is written
+    with contextlib.suppress(Crash):
+        await Shifts(dying).carry(shift)
+    await dying.aclose()
+    take_away = forbid(site, "true", "false", plural="pods")
+    try:
+        await refused(lambda: engine.apply(site.path("pods", shift.pod), ANNOTATED, "shunter-deletion-cost", dry_run=True), "SH256")
+        for _ in range(2):
+            error = await said(lambda: Shifts(engine).undo(shift))
+            assert error is not None
+            assert error.problem.code == "SH256"
+    finally:
+        take_away()
+    async with asyncio.timeout(15):
+        while await said(lambda: Shifts(engine).undo(shift)) is not None:
+            await asyncio.sleep(0.1)
+    assert COST not in (site.pods("decode")[shift.pod]["metadata"].get("annotations") or {})
+
+
 def forbid(site: Site, where: str, rule: str, *, plural: str = ADAPTERS) -> Callable[[], None]:
     """A webhook of somebody's that refuses something of the engine's, and is found in force by trying. Gives what takes it away."""
     name = f"no-{site.namespace}"
     spec = {
         "failurePolicy": "Fail",
         "matchConstraints": {
-            "resourceRules": [{"apiGroups": ["nvidia.com"], "apiVersions": ["*"], "operations": ["UPDATE"], "resources": [plural]}],
+            "resourceRules": [
+                {
+                    "apiGroups": ["" if plural == "pods" else "nvidia.com"],
+                    "apiVersions": ["*"],
+                    "operations": ["UPDATE"],
+                    "resources": [plural],
+                }
+            ],
         },
         "matchConditions": [
             {"name": "here", "expression": f"request.namespace == '{site.namespace}' && request.userInfo.username != 'admin'"},
@@ -614,6 +657,10 @@ async def test_one_that_was_asked_for_already_isnt_asked_for_twice(site: Site, s
     comes = record(site, OperationKind.RESTORE, pool=PoolId("llama/prefill"))
     await seen.counted.change(comes, led)
     assert site.of_record("prefill") == 3
+    await seen.counted.check(comes, None, None)
+    await seen.counted.change(comes, led)
+    await seen.counted.take_back(comes, led)
+    assert "shunter.dev/shifts" not in str(site.get(GRAPHS, "llama")["metadata"]), "nothing was written, and nothing is said of it"
     site.gpus = 9
     await standing(site, prefill=3)
     await seen.counted.change(comes, led)

@@ -24,7 +24,7 @@ from shunter.cluster.dynamo.record import component_of
 from shunter.cluster.dynamo.shift import Shift, Shifts
 from shunter.cluster.dynamo.starting import GoldenStarts, Wanted
 from shunter.model.errors import Problem
-from shunter.model.ids import Epoch, PoolId, node_of
+from shunter.model.ids import Epoch, OperationId, PoolId, node_of
 from shunter.model.operation import OperationRecord
 from shunter.model.plan import OperationKind
 from shunter.model.pod import Pod, Started
@@ -34,6 +34,8 @@ REQUEST_S: Final = 3.0
 LISTED_S: Final = 3.0
 """For so long an engine that begins waits for the first lists; what isn't known by then is missing."""
 _NOWHERE: Final = "the operation leaves no slot for it"
+_REMEMBERED: Final = 256
+"""Operations of which it is known that nothing was written: more than are ever under way in Dynamo's graphs."""
 NOW_S: Final = 30.0
 """Samples older than this are of the past."""
 
@@ -102,24 +104,31 @@ class Counted:
 
     def __init__(self, shifts: Shifts, namespace: str) -> None:
         self._shifts, self._namespace = shifts, namespace
+        self._unwritten: dict[tuple[OperationId, Epoch], None] = {}
+        """Of which nothing was written yet, nor is on its way, for certain: they were checked here, and nothing was changed for them."""
 
     async def check(self, record: OperationRecord, left: Pod | None, then: PoolId | None) -> None:
         """See `Replicas`."""
         shift = await self._shift(record, left, then)
-        if shift is not None:
-            await self._shifts.check(shift, begins=record.planned.kind is not OperationKind.RESTORE)
+        if shift is None:
+            return
+        await self._shifts.check(shift, begins=record.planned.kind is not OperationKind.RESTORE)
+        self._unwritten[record.id, record.epoch] = None
+        for old in tuple(self._unwritten)[:-_REMEMBERED]:
+            del self._unwritten[old]
 
     async def change(self, record: OperationRecord, may: Callable[[], None]) -> None:
         """See `Replicas`."""
         shift = await self._shift(record, record.left, None)
         if shift is not None and not await self._counted_already(shift):
+            self._unwritten.pop((record.id, record.epoch), None)
             await self._shifts.under(may).carry(shift)
 
     async def take_back(self, record: OperationRecord, may: Callable[[], None]) -> None:
         """See `Replicas`."""
         shift = await self._shift(record, record.left, None)
         if shift is not None:
-            await self._shifts.under(may).undo(shift)
+            await self._shifts.under(may).undo(shift, begun=(record.id, record.epoch) not in self._unwritten)
 
     async def _counted_already(self, shift: Shift) -> bool:
         """Who comes was asked for before, by a planner that writes the number itself: it isn't asked for twice."""

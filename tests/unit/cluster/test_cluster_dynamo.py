@@ -354,6 +354,31 @@ def test_marks_of_others_stay_and_what_isnt_a_mark_is_none(beta: Any) -> None:
     assert marks(beta) == (again, second)
 
 
+def test_what_is_over_makes_room_before_what_may_be_under_way(beta: Any) -> None:
+    def written(*new: Mark) -> tuple[Mark, ...]:
+        one = place(beta, [], "decode")
+        beta["metadata"]["annotations"] = body(one, [(one.component, None, mark) for mark in new])["metadata"]["annotations"]
+        return marks(beta)
+
+    def never(n: int) -> Mark:
+        return Mark(operation=f"never-{n}", component="decode", before=3, after=3, undone=True)
+
+    under_way = Mark(operation="a", component="decode", before=3, after=2)
+    back = Mark(operation="b", component="decode", before=2, after=1, undone=True)
+    written(back)
+    written(under_way)
+    for n in range(20):
+        found = written(never(n))
+        assert {under_way, back, never(n)} <= set(found), "what is new stays"
+        assert len(found) <= 16
+    made = [Mark(operation=f"made-{n}", component="decode", before=3, after=2) for n in range(20)]
+    for n, mark in enumerate(made):
+        found = written(mark)
+        assert (under_way in found) == (n < 15), "the oldest goes only for want of anything that is over"
+    assert found == tuple(made[-16:])
+    assert written(never(0), never(1)) == (*made[-14:], never(0), never(1))
+
+
 def a_view(found: Any, **more: Any) -> View:
     return View(namespace="ns", graphs=(graph(found),), **more)
 

@@ -19,7 +19,7 @@ from shunter.model.errors import Problem, Rejected
 MANAGER: Final = "shunter-replicas"
 """The field manager of what is written here: `kubectl get --show-managed-fields` shows whose the replicas are."""
 _KEPT: Final = 16
-"""Marks that stay in a resource: more than there can be changes under way in one graph."""
+"""Marks that stay in a resource: more than there can be changes under way in one graph. Those that were taken back make room first."""
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -34,6 +34,11 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defau
     pod: str = ""
     uid: str = ""
     undone: bool = False
+
+    @property
+    def over(self) -> int:
+        """How little it is needed still: 2 for what was never made and isn't to be, 1 for what was taken back, 0 for what is in force."""
+        return 0 if not self.undone else 1 if self.before != self.after else 2
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,7 +157,7 @@ def body(one: Place, changes: Sequence[tuple[Component, int | None, Mark]]) -> O
     meta = one.found["metadata"]
     new = [mark for _, _, mark in changes]
     kept = [mark for mark in one.marks if not any((m.operation, m.component) == (mark.operation, mark.component) for m in new)]
-    text = msgspec.json.encode([*kept, *new][-_KEPT:]).decode()
+    text = msgspec.json.encode([*_latest(kept, _KEPT - len(new)), *new]).decode()
     spec = _spec(one, {component.name: replicas for component, replicas, _ in changes if replicas is not None})
     return {
         "apiVersion": f"{GROUP}/{one.version}",
@@ -166,6 +171,12 @@ def body(one: Place, changes: Sequence[tuple[Component, int | None, Mark]]) -> O
         },
         **({"spec": spec} if spec else {}),
     }
+
+
+def _latest(found: Sequence[Mark], room: int) -> list[Mark]:
+    """So many of them, in their order: of those that go the ones that are needed least go first, and of these the oldest."""
+    going = sorted(range(len(found)), key=lambda at: (-found[at].over, at))[: max(0, len(found) - room)]
+    return [one for at, one in enumerate(found) if at not in going]
 
 
 def _spec(one: Place, wanted: dict[str, int]) -> Object:

@@ -148,15 +148,16 @@ class Shifts:
             await self.undo(shift)
             raise
 
-    async def undo(self, shift: Shift) -> None:
+    async def undo(self, shift: Shift, *, begun: bool = True) -> None:
         """Take back what of it was written, the component that gave first. Idempotent; once it was undone it isn't made any more.
 
         Where nothing was written that is marked too: a write of whoever was cut off, or has died, may be on its way still, and is refused
-        for the version at which it was made. Replicas that somebody else changed meanwhile stay as they are. Raises as `carry` does.
+        for the version at which it was made. Not where nobody has `begun` it, for certain. Replicas that somebody else changed meanwhile
+        stay as they are. Raises as `carry` does.
         """
         for _ in range(_TRIES):
             seen = await self.see(shift)
-            left = [one for one in reversed(seen.places) if (mark := seen.mark(one)) is None or not mark.undone]
+            left = [one for one in reversed(seen.places) if (begun if (mark := seen.mark(one)) is None else not mark.undone)]
             try:
                 for writes in _together(left):
                     await self._write_back(seen, writes)
@@ -313,16 +314,24 @@ class Shifts:
 
     async def _cost_back(self, shift: Shift) -> None:
         """Also where it is as it was: a write that is on its way still is refused then (see `undo`)."""
+        ours = True
 
         def spared(there: Mapping[str, str]) -> dict[str, str] | None:
+            nonlocal ours
             before = there.get(COST_BEFORE, there.get(COST, ""))
             kept = {COST: before} if before else {}
-            if COST_BEFORE in there:
+            ours = COST_BEFORE in there
+            if ours:
                 return kept
             return {**kept, UNDONE: shift.operation} if there.get(UNDONE) != shift.operation else None
 
-        with contextlib.suppress(Absent, Conflict):  # it is gone, or another of its name is there
+        try:
             await self._annotate(shift.namespace, shift.pod, shift.uid, spared)
+        except (Absent, Conflict):  # it is gone, or another of its name is there
+            pass
+        except (Rejected, Retry) as refused:  # who takes not even a mark of ours takes no write that is late
+            if ours or refused.problem.code not in _REFUSED:
+                raise
 
     async def _annotate(self, namespace: str, name: str, uid: str, wanted: Callable[[Mapping[str, str]], dict[str, str] | None]) -> None:
         """What is to be ours of a pod's annotations, by those that it has, at the version at which it has them. None: they stay.
