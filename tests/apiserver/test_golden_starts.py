@@ -31,6 +31,9 @@ from shunter.cluster.dynamo.pools import lines, samples
 from shunter.cluster.dynamo.shift import Shifts
 from shunter.cluster.dynamo.starting import GoldenStarts
 from shunter.cluster.dynamo.values import Golden as Image
+from shunter.cluster.estate import Estate
+from shunter.cluster.places import Pods
+from shunter.cluster.pods import worker_pod
 from shunter.cluster.reflector import Times as Watching
 from shunter.model.errors import Problem
 from shunter.model.ids import Digest, Epoch, Incarnation, NodeId, OperationId, PolicyName, PoolId, SlotId, WorkerId
@@ -42,6 +45,7 @@ from shunter.model.snapshot import Fleet
 from test_engine import kubeconfig
 
 __all__ = ["dynamo_plane", "site"]
+FLEET = "shunter.shunter-engine"
 PREFILL = PoolId("llama/prefill")
 SNAPSHOTS = "/apis/nvidia.com/v1alpha1/namespaces/{}/podsnapshots"
 QUICK = Times(settle=5.0, pause=0.02, look=0.05, serve=15.0)
@@ -149,7 +153,7 @@ class Reassignment:
             clock=lambda: 1.0 + clock() - began,
             sleep=asyncio.sleep,
             replicas=Counted(shifts, self.site.namespace),
-            starts=Golden(GoldenStarts(api, shifts), self.site.namespace),
+            starts=Golden(GoldenStarts(api, shifts), self.site.namespace, FLEET),
             times=times,
         )
         self.epoch += 1
@@ -290,7 +294,7 @@ async def test_one_that_no_node_takes_is_given_up_and_its_image_isnt_blamed(site
     snapshot(site)
     made = await reassigned(site, tmp_path)
     now = 0.0
-    starts = Golden(GoldenStarts(api, Shifts(api), clock=lambda: now), site.namespace)
+    starts = Golden(GoldenStarts(api, Shifts(api), clock=lambda: now), site.namespace, FLEET)
     assert await starts.begin(made.record, lambda: None) == ""
     await waiting(lambda: [RESTORE_FROM in annotations(one) for one in made.new().values()] == [True])
     assert (await starts.look(made.record)).state == "coming"
@@ -396,8 +400,10 @@ async def test_killed_at_each_write_the_next_engine_brings_it_to_its_end(site: S
         ({"ready": False}, "gold isn't ready"),
         ({"version": "h0"}, "gold is of version h0, and the pool is of h1"),
         ({"annotations": {"nvidia.com/dynamo-snapshot-gms-mode": "intraPod"}}, "GPU memory served besides (intraPod)"),
+        ({"annotations": {"nvidia.com/dynamo-checkpoint-owner-uid": "of-one-that-was"}}, "was taken for another graph (of-one-that-was)"),
+        ({"annotations": {"nvidia.com/dynamo-snapshot-compatibility-version": "v1"}}, "compatibility version v1"),
     ],
-    ids=["not-ready", "of-another-version", "gpu-memory-service"],
+    ids=["not-ready", "of-another-version", "gpu-memory-service", "of-another-graph", "by-other-rules"],
 )
 async def test_one_that_doesnt_fit_isnt_offered_and_isnt_started_from(
     site: Site, api: Api, tmp_path: Path, spoil: dict[str, Any], said: str
@@ -421,7 +427,7 @@ async def test_one_that_was_deleted_meanwhile_or_is_of_another_component_isnt_st
     for golden, said in (("gold", "no such resource"), ("other", "other isn't of prefill of llama")):
         starts = GoldenStarts(api, Shifts(api))
         record = msgspec.structs.replace(made.record, planned=msgspec.structs.replace(made.record.planned, golden=golden))
-        assert said in await Golden(starts, site.namespace).begin(record, lambda: None)
+        assert said in await Golden(starts, site.namespace, FLEET).begin(record, lambda: None)
     site.gpus = 5
     await made.whole()
 
@@ -490,7 +496,7 @@ async def test_one_that_no_controller_takes_is_none_of_the_pools(site: Site, api
     made = await reassigned(site, tmp_path)
     site.stands = True
     now = 0.0
-    starts = Golden(GoldenStarts(api, Shifts(api), clock=lambda: now), site.namespace)
+    starts = Golden(GoldenStarts(api, Shifts(api), clock=lambda: now), site.namespace, FLEET)
     assert await starts.begin(made.record, lambda: None) == ""
     (name,) = [name for name, one in made.new().items() if RESTORE_FROM in annotations(one)]
     ready = [{"type": kind, "status": "True"} for kind in ("Ready", "nvidia.com/Restored")]
@@ -512,7 +518,7 @@ async def test_two_that_are_started_at_once_each_take_the_place_of_one_of_the_co
     """The second finds the first one's pod without a node still."""
     snapshot(site)
     made = await reassigned(site, tmp_path)
-    starts = Golden(GoldenStarts(api, Shifts(api)), site.namespace)
+    starts = Golden(GoldenStarts(api, Shifts(api)), site.namespace, FLEET)
     assert await starts.begin(made.record, lambda: None) == ""
     await waiting(lambda: [RESTORE_FROM in annotations(one) for one in made.new().values()] == [True])
     chosen = next(name for name in names(site.pods("decode")))
@@ -538,7 +544,7 @@ async def test_whoever_leads_no_more_makes_nothing(site: Site, api: Api, tmp_pat
     def deposed() -> None:
         raise Deposed(Problem(code="SH557", what="this engine leads no more", remedy=""))
 
-    starts = Golden(GoldenStarts(api, Shifts(api)), site.namespace)
+    starts = Golden(GoldenStarts(api, Shifts(api)), site.namespace, FLEET)
     with pytest.raises(Deposed):
         await starts.begin(made.record, deposed)
     assert [RESTORE_FROM in annotations(one) or COST in annotations(one) for one in made.new().values()] == [False]
@@ -547,7 +553,7 @@ async def test_whoever_leads_no_more_makes_nothing(site: Site, api: Api, tmp_pat
 async def test_a_pod_of_its_name_that_isnt_ours_is_left_alone(site: Site, api: Api, tmp_path: Path) -> None:
     snapshot(site)
     made = await reassigned(site, tmp_path)
-    wanted = Golden(GoldenStarts(api, Shifts(api)), site.namespace)._wanted(made.record)
+    wanted = Golden(GoldenStarts(api, Shifts(api)), site.namespace, FLEET)._wanted(made.record)
     assert wanted is not None
     site.plane.must(
         "POST",
@@ -570,6 +576,110 @@ async def test_an_engine_makes_such_pods_only_where_it_makes_pods_at_all(site: S
             assert (graphs.starts is not None) == (pods is not None)
         finally:
             await graphs.close()
+
+
+class Later:
+    """An engine after the operations are over, which sees to what they have left; `now` in seconds. Its copy of the cluster is what it was
+    when it `looked`.
+    """
+
+    def __init__(self, site: Site, api: Api, fleet: str = FLEET) -> None:
+        self.site, self.now, self.under_way = site, 0.0, False
+        self.estate = Estate(namespace=site.namespace, nodes={}, agents={}, pods={})
+        self.pods = Pods(api, lambda: self.estate, fleet, "shunter", clock=lambda: self.now)
+
+    def looks(self) -> None:
+        found = [one for part in ("prefill", "decode") for one in self.site.pods(part).values()]
+        read = [pod for one in found if (pod := worker_pod(one)) is not None]
+        self.estate = msgspec.structs.replace(self.estate, pods={pod.pod.uid: pod for pod in read})
+
+    async def tidies(self, after: float = 0.0, *, looks: bool = True) -> list[str]:
+        self.now += after
+        if looks:
+            self.looks()
+        return await self.pods.tidy(lambda _pod: self.under_way, {}, (NodeId("node-b"),), lambda: None)
+
+
+def says(site: Site, pod: Any, ready: bool, restored: tuple[str, str] = ("True", "RestoreSucceeded")) -> None:
+    told = {"type": "nvidia.com/Restored", "status": restored[0], "reason": restored[1]}
+    status = {"phase": "Running", "conditions": [{"type": "Ready", "status": str(ready)}, told]}
+    site.edit("pods", pod["metadata"]["name"], {"status": status}, "/status")
+
+
+@pytest.fixture
+async def served(site: Site, api: Api, tmp_path: Path) -> Any:
+    """A pod that serves, restored from a golden image; its operation is over."""
+    snapshot(site)
+    made = await reassigned(site, tmp_path)
+    await asyncio.gather(made.engine(api), freed(site, made))
+    found = await made.whole()
+    assert RESTORE_FROM in annotations(found)
+    site.slow = True
+    return found
+
+
+async def native_comes(site: Site, gone: Any) -> None:
+    """The controller has its number again, without that one."""
+    await standing(site, 3, 2)
+    found = site.pods("prefill").values()
+    assert gone["metadata"]["uid"] not in {one["metadata"]["uid"] for one in found}
+    assert not any(RESTORE_FROM in annotations(one) for one in found)
+
+
+async def test_one_whose_container_has_died_since_goes_and_a_native_one_comes(site: Site, api: Api, served: Any) -> None:
+    """The kubelet has started it again, and it waits for a restore that doesn't come."""
+    later, others = Later(site, api), Later(site, api, "elsewhere.shunter-engine")
+    assert await later.tidies() == []
+    assert await later.tidies(1000) == [], "it serves"
+    says(site, served, ready=False)
+    assert await later.tidies() == []
+    assert await others.tidies() == []
+    assert await later.tidies(599) == []
+    says(site, served, ready=True)
+    assert await later.tidies() == []
+    says(site, served, ready=False)
+    assert await later.tidies(1000) == [], "it was ready since"
+    later.under_way = True
+    assert await later.tidies(601) == []
+    later.under_way = False
+    assert await others.tidies(2000) == [], "it is another fleet's"
+    (said,) = await later.tidies()
+    assert f"deleted the pod {site.namespace}/{served['metadata']['name']} ({served['metadata']['uid']}), which park-1 had started" in said
+    assert "it wasn't ready for 600 s" in said
+    assert served["metadata"]["uid"] in later.pods.deleted
+    await native_comes(site, served)
+
+
+async def test_one_whose_restore_failed_since_goes_at_once(site: Site, api: Api, served: Any) -> None:
+    later = Later(site, api)
+    says(site, served, ready=False, restored=("False", "RestoreFailed"))
+    (said,) = await later.tidies()
+    assert said.endswith("serves no more: RestoreFailed")
+    await native_comes(site, served)
+
+
+async def test_one_that_is_ready_stays_however_old_our_copy_is(site: Site, api: Api, served: Any) -> None:
+    later = Later(site, api)
+    says(site, served, ready=False)
+    assert await later.tidies() == []
+    says(site, served, ready=True)
+    assert await later.tidies(601, looks=False) == []
+    says(site, served, ready=True, restored=("False", "RestorePartiallySucceeded"))
+    assert await later.tidies(looks=False) == []
+    assert served["metadata"]["name"] in site.pods("prefill")
+
+
+async def test_whoever_leads_no_more_deletes_none(site: Site, api: Api, served: Any) -> None:
+    later = Later(site, api)
+    says(site, served, ready=False, restored=("False", "RestoreFailed"))
+    later.looks()
+
+    def deposed() -> None:
+        raise Deposed(Problem(code="SH557", what="this engine leads no more", remedy=""))
+
+    with pytest.raises(Deposed):
+        await later.pods.tidy(lambda _pod: False, {}, (), deposed)
+    assert served["metadata"]["name"] in site.pods("prefill")
 
 
 @pytest.fixture(scope="module", params=["kube-apiserver", "kube-apiserver-1.20"])
@@ -603,7 +713,7 @@ def test_the_pod_is_one_that_a_server_takes(server: ControlPlane) -> None:
     own = server.must("GET", f"{where}/own")
     gold = Image(namespace="default", name="gold", pod="checkpoint", container="main", ready=True)
     assert refuses(own, "main") == ""
-    body = restoring(own, gold, NodeId("node-b"), OperationId("park-1"), "llama-prefill-x")
+    body = restoring(own, gold, NodeId("node-b"), "llama-prefill-x", {"shunter.dev/started-by": "park-1"})
     found = server.must("POST", f"{where}?fieldValidation=Strict", body)
     (main,) = found["spec"]["containers"]
     assert main["startupProbe"]["failureThreshold"] == 1800

@@ -14,7 +14,7 @@ import msgspec
 
 from shunter.app.clustered import reached
 from shunter.app.drifting import Shown, write
-from shunter.app.housed import Housed
+from shunter.app.housed import Housed, fleet_of
 from shunter.app.settings import DynamoSettings, LeaseSettings, Settings
 from shunter.cluster.api import Absent, Api
 from shunter.cluster.dynamo.fence import Slices
@@ -49,6 +49,7 @@ class Graphs:
         pods = lease.pods.namespace if lease.pods is not None else ""
         self._makes_pods = lease.pods is not None
         self.namespace = dynamo.namespace or pods or lease.namespace or self._access.namespace
+        self._fleet = fleet_of(lease, self._access)
         self._clock = clock
         self._written: Shown | None = None
         self._noted: tuple[View, Shown, tuple[Problem, ...]] | None = None
@@ -65,7 +66,7 @@ class Graphs:
         self._api = Api(self._access, timeout_s=REQUEST_S)
         shifts = Shifts(self._api)
         self.replicas, self.router = Counted(shifts, self.namespace), Slices(self._api)
-        self.starts = Golden(GoldenStarts(self._api, shifts), self.namespace) if self._makes_pods else None
+        self.starts = Golden(GoldenStarts(self._api, shifts), self.namespace, self._fleet) if self._makes_pods else None
         return self
 
     async def listed(self, within_s: float) -> None:
@@ -161,8 +162,9 @@ class Counted:
 class Golden:
     """`act.starts.Starts` over Dynamo Snapshot's PodSnapshots."""
 
-    def __init__(self, starts: GoldenStarts, namespace: str) -> None:
-        self._starts, self._namespace = starts, namespace
+    def __init__(self, starts: GoldenStarts, namespace: str, fleet: str) -> None:
+        """`fleet`: the label of what its engines make."""
+        self._starts, self._namespace, self._fleet = starts, namespace, fleet
 
     async def begin(self, record: OperationRecord, may: Callable[[], None]) -> str:
         """See `Starts`."""
@@ -193,6 +195,7 @@ class Golden:
             role=role,
             golden=planned.golden,
             node=node_of(slot),
+            fleet=self._fleet,
         )
 
 

@@ -12,6 +12,7 @@ from shunter.act.store import Store
 from shunter.app.clustered import reached
 from shunter.app.roster import Roster
 from shunter.app.settings import LeaseSettings, PodsSettings, Settings
+from shunter.cluster.access import Access
 from shunter.cluster.api import Api
 from shunter.cluster.estate import Estate, Following, Where
 from shunter.cluster.joined import forgotten, joined, reported
@@ -47,7 +48,7 @@ class Housed:
             agents_selector=pods.agents_selector,
             port=pods.port,
         )
-        self._fleet, self._own, self._idle = label(f"{own}.{lease.name}"), own, pods.idle
+        self._fleet, self._own, self._idle = fleet_of(lease, self._access), own, pods.idle
         self._clock, self._tidied = clock, float("-inf")
         self._well = False
         self._before: dict[str, NodeId] = {}
@@ -131,7 +132,7 @@ class Housed:
                 return True
             active = store.active()
             touched = {one.uid for record in active for one in (record.left, record.pod) if one is not None}
-            return pod.pod.uid in touched or any(record.id == pod.operation for record in active)
+            return pod.pod.uid in touched or any(record.id in (pod.operation, pod.started_by) for record in active)
 
         async def work() -> None:
             for done in await self.places.tidy(under_way, lived_in, answering, still_leads, lambda one: stake(samples, one)):
@@ -149,6 +150,11 @@ def _has_left(record: OperationRecord) -> bool:
     outcome = record.outcome
     into = outcome is not None and outcome.status is Status.FAILED and outcome.image is not None
     return into or any(step is Step.RELEASED for step, _ in record.history)
+
+
+def fleet_of(lease: LeaseSettings, access: Access) -> str:
+    """The label of the pods that a fleet's engines make (see `FLEET`)."""
+    return label(f"{lease.namespace or access.namespace}.{lease.name}")
 
 
 def stake(samples: Samples, worker: WorkerId) -> Stake:

@@ -14,6 +14,7 @@ import msgspec
 
 from shunter.cluster.api import Absent, Api, Conflict, Object
 from shunter.cluster.awaiting import LOOK_S, Awaiting, Patience, not_running
+from shunter.cluster.dynamo.abandoned import Abandoned
 from shunter.cluster.dynamo.words import COST, COST_BEFORE
 from shunter.cluster.estate import Estate
 from shunter.cluster.operation import collection, label, stamp
@@ -23,11 +24,8 @@ from shunter.cluster.template import IDLE, Wanted, placeholder, pod_name
 from shunter.model.errors import Problem, Rejected, Retry, Unknown
 from shunter.model.ids import NodeId, OperationId, SlotId, WorkerId, node_of
 from shunter.model.operation import OperationRecord
-from shunter.model.pod import OPERATION, SERVING, STATE, Pod, Resident
+from shunter.model.pod import FLEET, OPERATION, SERVING, STATE, Pod, Resident
 
-FLEET: Final = "shunter.dev/fleet"
-"""Label: whose engines made the pod: their namespace, a dot, and the name of their Lease. Other namespaces' are left alone; another name in
-the same one was theirs before it was changed, as were its operations."""
 TEMPLATE: Final = "shunter.dev/pod-template"
 """Annotation of a park's WorkerOperation: the pod that its worker left."""
 _REMEMBERED: Final = 10_000
@@ -67,6 +65,7 @@ class Pods:
         """Uids of pods that this engine deleted, or was about to."""
         self._since: dict[tuple[str, str], float] = {}
         """By what is waited for with a pod, and its uid: since when (`clock`)."""
+        self._abandoned = Abandoned(api, self.note_deleted, clock)
         self._awaiting = Awaiting(self._ask, lambda uid: self._estate().pods.get(uid), self._patience, clock, sleep)
 
     async def prepare(
@@ -161,20 +160,24 @@ class Pods:
     ) -> list[str]:
         """Remove what operations that are over have left, and bring what serves to its controller. What was done, in words.
 
-        `under_way` says whether an operation that isn't over made the pod, or moves a worker out of it. `lived_in` are the uids of pods in
-        which agents report a worker, and whether the router is to see it; `answering` are the nodes whose agents said so lately: of what
-        others have nothing is known. `stake` is what a worker holds: where another pod goes when one joins, it is the one with the least.
-        `still_leads` raises once we don't: then there may be operations that we know nothing of. Raises what
-        it does, Retry and Unknown.
+        `under_way` says whether an operation that isn't over made the pod, whatever for, or moves a worker out of it. `lived_in` are the
+        uids of pods in which agents report a worker, and whether the router is to see it; `answering` are the nodes whose agents said so
+        lately: of what others have nothing is known. `stake` is what a worker holds: where another pod goes when one joins, it is the one
+        with the least. `still_leads` raises once we don't: then there may be operations that we know nothing of. Raises what it does, Retry
+        and Unknown.
         """
         done: list[str] = []
         joined: set[tuple[str, str]] = set()
         """Controllers to which a pod was given just now: their pods aren't seen as they are any more."""
         pods = self._estate().pods
+        self._abandoned.forget(lambda uid: uid in pods)
         self._since = {key: at for key, at in self._since.items() if key[1] in pods and _still(key[0], pods[key[1]])}
         for pod in tuple(pods.values()):
             if pod.spare is not None:
                 await self._spared(pod, still_leads)
+            if pod.started_by and self._made(pod.labels):
+                done += await self._abandoned.see_to(pod, still_leads) if not under_way(pod) else ()
+                continue
             if not self._made(pod.labels) or not (pod.placeholder or pod.joins or pod.hidden) or under_way(pod):
                 continue
             if pod.placeholder and lived_in.get(pod.pod.uid) and pod.being is Being.RUNNING:

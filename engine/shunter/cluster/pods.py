@@ -12,7 +12,7 @@ import msgspec
 from shunter.cluster.api import Object
 from shunter.cluster.dynamo.words import COST, COST_BEFORE, RESTORE_FROM, RESTORE_TARGET
 from shunter.model.ids import NodeId
-from shunter.model.pod import CONTAINER, MAIN, OPERATION, SERVING, STATE, Pod, Resident, resident
+from shunter.model.pod import CONTAINER, MAIN, OPERATION, SERVING, STARTED_BY, STATE, Pod, Resident, resident
 from shunter.model.snapshot import Toleration
 
 GPUS: Final = "nvidia.com/gpu"
@@ -81,6 +81,11 @@ class WorkerPod(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def operation(self) -> str:
         """The operation that made it; empty: none of ours did."""
         return self.labels.get(OPERATION, "")
+
+    @property
+    def started_by(self) -> str:
+        """The operation that made it to start from a golden image; empty: none of ours did."""
+        return self.labels.get(STARTED_BY, "")
 
     @property
     def placeholder(self) -> bool:

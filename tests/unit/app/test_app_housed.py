@@ -16,7 +16,7 @@ from shunter.cluster.pods import Being, WorkerPod
 from shunter.model.ids import Digest, Epoch, ImageId, Incarnation, NodeId, OperationId, PolicyName, SlotId, WorkerId
 from shunter.model.operation import OperationRecord, Outcome, Status, Step
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
-from shunter.model.pod import OPERATION, Pod, Resident
+from shunter.model.pod import OPERATION, STARTED_BY, Pod, Resident
 from shunter.model.snapshot import Fleet, Node, Worker, WorkerState
 
 KUBECONFIG = """\
@@ -84,8 +84,11 @@ async def test_what_an_operation_has_in_hand_is_left_alone_until_it_is_over(tmp_
     (under_way, lived_in, answering) = places.asked[0]
     assert (lived_in, set(answering), said) == ({"old": False}, {"a"}, ["did it"])
     assert [under_way(one) for one in (pod("old"), pod("new", "move-1"), pod("third", "move-1"), pod("other"))] == [True, True, True, False]
+    golden = msgspec.structs.replace(pod("golden", ""), labels={STARTED_BY: "move-1"})
+    assert under_way(golden)
     store.finish(planned.id, Outcome(status=Status.SUCCEEDED, at=3.0))
     assert not under_way(pod("old"))
+    assert not under_way(golden)
     await tick()
     assert len(places.asked) == 1, "not each tick"
     running = msgspec.structs.replace(running, state=WorkerState.FROZEN)

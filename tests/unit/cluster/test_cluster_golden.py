@@ -8,7 +8,7 @@ import pytest
 from shunter.cluster.dynamo.golden import choose, native, orphan, outcome, refuses, restoring
 from shunter.cluster.dynamo.parse import golden, pod, standby
 from shunter.cluster.dynamo.starting import Wanted
-from shunter.cluster.dynamo.values import Golden, Pod
+from shunter.cluster.dynamo.values import Golden, Graph, Pod
 from shunter.cluster.template import Wanted as Move
 from shunter.cluster.template import placeholder
 from shunter.model.ids import NodeId, OperationId, WorkerId
@@ -23,12 +23,15 @@ P = Pod(
 )  # fmt: skip
 
 
+LLAMA = Graph(namespace="ns", name="llama", uid="u-llama", version="v1beta1", generation=1, observed=1, state="successful")
+
+
 def but(one: Any, **more: Any) -> Any:
     return msgspec.structs.replace(one, **more)
 
 
 def chosen(*images: Golden, pods: tuple[Pod, ...] = (P,)) -> tuple[str, str] | None:
-    found = choose(images, pods, "llama", "prefill")
+    found = choose(images, pods, LLAMA, "prefill")
     return None if found is None else (found.name, found.why)
 
 
@@ -38,6 +41,11 @@ def test_the_newest_that_fits_counts() -> None:
     assert chosen(ONE, but(newer, ready=False)) == ("gold", "")
     assert chosen(ONE, but(newer, worker_hash="h0")) == ("gold", "")
     assert chosen(ONE, but(newer, worker_hash="")) == ("gold", "")
+
+
+def test_what_dynamos_operator_has_taken_for_this_very_graph_counts() -> None:
+    assert chosen(but(ONE, automatic=True, owner="u-llama", compatibility="v2", gms="disabled")) == ("gold", "")
+    assert chosen(but(ONE, namespace="other")) is None
 
 
 def test_pods_that_moves_have_made_dont_count() -> None:
@@ -60,6 +68,15 @@ def test_of_another_component_or_graph_there_is_none() -> None:
         ((but(ONE, worker_hash=""),), (P,), "gold is of version unknown, and the pool is of h1"),
         ((ONE,), (but(P, worker_hash=""),), "gold is of version h1, and the pool is of unknown"),
         ((but(ONE, gms="intraPod"),), (P,), "gold was taken with GPU memory served besides (intraPod)"),
+        (
+            (but(ONE, automatic=True, owner="u-old"),),
+            (P,),
+            "gold was taken for another graph (u-old), and not for llama as it is now (u-llama)",
+        ),
+        ((but(ONE, owner="u-old"),), (P,), "gold was taken for another graph (u-old)"),
+        ((but(ONE, automatic=True),), (P,), "gold was taken for one that isn't said, and not"),
+        ((but(ONE, compatibility="v1"),), (P,), "gold is by Dynamo's compatibility version v1, and v2 is what is known"),
+        ((but(ONE, compatibility="v3"),), (P,), "compatibility version v3"),
         ((ONE,), (P, but(P, worker_hash="h2")), "they aren't all of one version"),
         ((ONE,), (), "it has no pod of its controller's own"),
         ((ONE,), (but(P, leaving=True),), "it has no pod of its controller's own"),
@@ -131,7 +148,10 @@ def own() -> dict[str, Any]:
 
 
 def made(own: dict[str, Any]) -> dict[str, Any]:
-    return restoring(own, ONE, NodeId("node-b"), OperationId("park-1"), "llama-prefill-abc")
+    wanted = Wanted(
+        operation=OperationId("park-1"), namespace="ns", graph="llama", role="prefill", golden="gold", node=NodeId("b"), fleet="shunter.e"
+    )  # fmt: skip
+    return restoring(own, ONE, NodeId("node-b"), "llama-prefill-abc", wanted.labels)
 
 
 def test_the_pod_is_the_controllers_own_but_for_what_its_restore_needs(own: dict[str, Any]) -> None:
@@ -142,6 +162,7 @@ def test_the_pod_is_the_controllers_own_but_for_what_its_restore_needs(own: dict
     assert meta["labels"] == {
         **{key: value for key, value in own["metadata"]["labels"].items() if "snapshot" not in key},
         "shunter.dev/started-by": "park-1",
+        "shunter.dev/fleet": "shunter.e",
     }
     assert "ownerReferences" not in meta
     assert meta["annotations"] == {
@@ -277,13 +298,16 @@ def test_the_labels_of_a_snapshot_say_whose_it_is_and_of_which_version() -> None
                     "nvidia.com/dynamo-graph-deployment-name": "llama", "nvidia.com/dynamo-component": "prefill",
                     "nvidia.com/dynamo-worker-hash": "h1",
                 },
-                "annotations": {"nvidia.com/dynamo-snapshot-gms-mode": "disabled"},
+                "annotations": {
+                    "nvidia.com/dynamo-snapshot-gms-mode": "disabled", "nvidia.com/dynamo-auto-checkpoint": "true",
+                    "nvidia.com/dynamo-checkpoint-owner-uid": "u-llama", "nvidia.com/dynamo-snapshot-compatibility-version": "v2",
+                },
             },
             "spec": {"source": {"podRef": {"name": "checkpoint", "containers": ["main"]}}},
             "status": {"conditions": [{"type": "Ready", "status": "True"}]},
         }
     )  # fmt: skip
-    assert found == but(ONE, gms="disabled")
+    assert found == but(ONE, gms="disabled", automatic=True, owner="u-llama", compatibility="v2")
 
 
 def test_what_a_pod_says_of_its_version_and_of_who_restores_it(own: dict[str, Any]) -> None:
@@ -296,7 +320,9 @@ def test_what_a_pod_says_of_its_version_and_of_who_restores_it(own: dict[str, An
 
 
 def test_its_name_follows_from_the_operation() -> None:
-    one = Wanted(operation=OperationId("park-1"), namespace="ns", graph="Llama_70b" * 12, role="prefill", golden="gold", node=NodeId("b"))
+    one = Wanted(
+        operation=OperationId("park-1"), namespace="ns", graph="Llama_70b" * 12, role="prefill", golden="gold", node=NodeId("b"), fleet="f"
+    )  # fmt: skip
     assert one.name == but(one, node=NodeId("c")).name
     assert one.name != but(one, operation=OperationId("park-2")).name
     assert len(one.name) <= 63

@@ -5,18 +5,18 @@ speak to each other, and a container that idles until then (its "Restore Pod con
 does. A Dynamo engine idles where its environment says so, and notes there what the restored process is to know of its new pod.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
 
 from shunter.cluster.api import Object
 from shunter.cluster.dynamo.parse import standby
-from shunter.cluster.dynamo.values import Golden, Pod
-from shunter.cluster.dynamo.words import COST, RESTORE_FROM, RESTORED
+from shunter.cluster.dynamo.values import Golden, Graph, Pod
+from shunter.cluster.dynamo.words import COST, RESTORE_FROM, RESTORED, SUPPORTED
 from shunter.cluster.pods import controller, truth, worker_pod
 from shunter.cluster.template import again, copied, pinned
-from shunter.model.ids import NodeId, OperationId
+from shunter.model.ids import NodeId
 from shunter.model.pod import OPERATION, STARTED_BY, Started
 
 _VOLUME, _AT = "snapshot-control", "/snapshot-control"
@@ -50,15 +50,17 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
-def choose(golden: Iterable[Golden], pods: Sequence[Pod], graph: str, component: str) -> Choice | None:
+def choose(golden: Iterable[Golden], pods: Sequence[Pod], graph: Graph, component: str) -> Choice | None:
     """The newest that a component's pods can start from. `pods` are those that its controller counts. None: there is none of it at all."""
-    own = [one for one in golden if (one.graph, one.component) == (graph, component)]
+    own = [one for one in golden if (one.namespace, one.graph, one.component) == (graph.namespace, graph.name, component)]
     if not own:
         return None
     there = [one for one in pods if not one.leaving and not one.moved]
     if why := unfit_pods(there):
         return Choice(why=why)
-    found = {one.name: unfit(one, there[0].worker_hash) for one in sorted(own, key=lambda one: (one.created, one.name), reverse=True)}
+    found = {
+        one.name: unfit(one, graph, there[0].worker_hash) for one in sorted(own, key=lambda one: (one.created, one.name), reverse=True)
+    }
     best = next((name for name, why in found.items() if not why), "")
     return Choice(name=best) if best else Choice(why="; ".join(f"{name} {why}" for name, why in found.items()))
 
@@ -76,10 +78,15 @@ def unfit_pods(pods: Sequence[Pod]) -> str:
     return ""
 
 
-def unfit(one: Golden, current: str) -> str:
-    """Why pods of the version `current` can't start from it, as the rest of a sentence; empty: they can."""
+def unfit(one: Golden, graph: Graph, current: str) -> str:
+    """Why a graph's pods of the version `current` can't start from it, as the rest of a sentence; empty: they can."""
     if not one.ready:
         return "isn't ready"
+    if (one.automatic or one.owner) and one.owner != graph.uid:
+        whose = f"another graph ({one.owner})" if one.owner else "one that isn't said"
+        return f"was taken for {whose}, and not for {graph.name} as it is now ({graph.uid})"
+    if one.compatibility and one.compatibility not in SUPPORTED:
+        return f"is by Dynamo's compatibility version {one.compatibility}, and {', '.join(SUPPORTED)} is what is known"
     if not one.worker_hash or one.worker_hash != current:
         return f"is of version {one.worker_hash or 'unknown'}, and the pool is of {current or 'unknown'}"
     if one.gms not in ("", "disabled"):
@@ -111,8 +118,10 @@ def refuses(source: Object, container: str) -> str:
     return ""
 
 
-def restoring(source: Object, golden: Golden, node: NodeId, operation: OperationId, name: str) -> Object:
-    """The pod to create, like `source`, a native one of the same controller: it is one of that controller's from the start."""
+def restoring(source: Object, golden: Golden, node: NodeId, name: str, ours: Mapping[str, str]) -> Object:
+    """The pod to create, like `source`, a native one of the same controller: it is one of that controller's from the start. `ours` are
+    labels that say who has made it.
+    """
     meta, spec = source["metadata"], again(source["spec"])
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
     spec["affinity"] = pinned(spec.get("affinity") or {}, node)
@@ -125,7 +134,7 @@ def restoring(source: Object, golden: Golden, node: NodeId, operation: Operation
         "metadata": {
             "name": name,
             "namespace": meta["namespace"],
-            "labels": {**{key: value for key, value in labels.items() if copied(key)}, STARTED_BY: operation},
+            "labels": {**{key: value for key, value in labels.items() if copied(key)}, **ours},
             "annotations": {
                 **{key: value for key, value in annotations.items() if copied(key)},
                 RESTORE_FROM: golden.name,

@@ -10,7 +10,9 @@ from shunter.cluster.dynamo.reading import Node, root
 from shunter.cluster.dynamo.values import Adapter, Component, Deployed, Golden, Graph, Pod, Registered, Replicas
 from shunter.cluster.dynamo.words import (
     ADAPTERS,
+    AUTOMATIC,
     CANDIDATE,
+    COMPATIBILITY,
     COMPONENT_LABEL,
     COST,
     DEPLOYMENTS,
@@ -19,6 +21,7 @@ from shunter.cluster.dynamo.words import (
     GRAPHS,
     HASH_LABEL,
     KINDS,
+    OWNER,
     REGISTRATIONS,
     SNAPSHOTS,
 )
@@ -194,6 +197,9 @@ def golden(found: Object) -> Golden:
         component=meta["labels"][COMPONENT_LABEL].text(""),
         worker_hash=meta["labels"][HASH_LABEL].text(""),
         gms=meta["annotations"][GMS].text(""),
+        automatic=meta["annotations"][AUTOMATIC].text("") == "true",
+        owner=meta["annotations"][OWNER].text(""),
+        compatibility=meta["annotations"][COMPATIBILITY].text(""),
         created=meta["creationTimestamp"].text(""),
     )
 

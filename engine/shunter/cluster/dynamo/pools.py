@@ -64,7 +64,7 @@ def _choice(view: View, graph: Graph, own: tuple[Component, ...]) -> Choice | No
     """Of prefill workers alone: those of the other role are in no golden image with their sessions."""
     if len(own) != 1 or own[0].role != "prefill":
         return None
-    return choose(view.golden, view.pods.get((graph.name, own[0].name), ()), graph.name, own[0].name)
+    return choose(view.golden, view.pods.get((graph.name, own[0].name), ()), graph, own[0].name)
 
 
 def _unless(why: str, known: Known) -> Sample:

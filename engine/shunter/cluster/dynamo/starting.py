@@ -35,7 +35,7 @@ from shunter.cluster.dynamo.words import COMPONENT_LABEL, COST, COST_BEFORE, GRA
 from shunter.cluster.pods import GRACE_S, HASH, SPARE
 from shunter.model.errors import Rejected, Retry
 from shunter.model.ids import NodeId, OperationId
-from shunter.model.pod import STARTED_BY, Pod, Started
+from shunter.model.pod import FLEET, STARTED_BY, Pod, Started
 
 OWN_S: Final = 5.0
 """For so long it is waited for the pod that the controller makes by itself: it takes it well under a second."""
@@ -60,6 +60,13 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     golden: str
     node: NodeId
+    fleet: str
+    """Of the engines whose operation it is, as a label."""
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Of its pod, beside its controller's: who sees to it, also when the operation is over."""
+        return {STARTED_BY: self.operation, FLEET: self.fleet}
 
     @property
     def name(self) -> str:
@@ -156,14 +163,15 @@ class GoldenStarts:
 
     async def _begin(self, wanted: Wanted) -> str:
         golden = await self._golden(wanted)
-        component = component_of(await self._shifts.graph(wanted.namespace, wanted.graph), wanted.role)
+        graph = await self._shifts.graph(wanted.namespace, wanted.graph)
+        component = component_of(graph, wanted.role)
         if (golden.graph, golden.component) != (wanted.graph, component):
             return f"{golden.name} isn't of {component} of {wanted.graph}"
         for _ in range(_TRIES):
             own, why = await self._own(wanted, component)
             if own is None:
                 return why
-            if why := unfit(golden, parse.pod(own).worker_hash):
+            if why := unfit(golden, graph, parse.pod(own).worker_hash):
                 return f"{golden.name} {why}"
             if why := refuses(own, golden.container):
                 return why
@@ -175,7 +183,7 @@ class GoldenStarts:
     async def _make(self, wanted: Wanted, golden: Golden, own: Object) -> str:
         self._may()
         with contextlib.suppress(Conflict):  # it is there, or one of its name is: it is looked at
-            await self._api.create(pods(wanted.namespace), restoring(own, golden, wanted.node, wanted.operation, wanted.name))
+            await self._api.create(pods(wanted.namespace), restoring(own, golden, wanted.node, wanted.name, wanted.labels))
         return "" if await self._found(wanted) is not None else f"there is no pod {wanted.name} of ours after it was made"
 
     async def _golden(self, wanted: Wanted) -> Golden:

@@ -127,6 +127,12 @@ class Golden(msgspec.Struct, frozen=True, kw_only=True):
     worker_hash: str = ""
     gms: str = ""
     """How GPU memory was served besides; empty or `disabled`: not at all."""
+    automatic: bool = False
+    """Dynamo's operator has taken it, for one graph alone."""
+    owner: str = ""
+    """That graph's uid; empty: it isn't said."""
+    compatibility: str = ""
+    """The version of Dynamo's rules by which it was taken; empty: it isn't said."""
     created: str = ""
     """RFC 3339, in UTC."""
 

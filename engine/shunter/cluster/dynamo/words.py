@@ -40,6 +40,15 @@ CANDIDATE: Final = "nvidia.com/dynamo-checkpoint-restore-candidate"
 """Annotation of a pod that Dynamo's operator itself has restored, where the component has checkpoints of its own."""
 GMS: Final = "nvidia.com/dynamo-snapshot-gms-mode"
 """Annotation of a PodSnapshot: how GPU memory was served besides; anything but `disabled` needs more than one pod's specification."""
+AUTOMATIC: Final = "nvidia.com/dynamo-auto-checkpoint"
+"""Annotation of a PodSnapshot, `true`: Dynamo's operator has taken it for a graph, and it is that one's alone."""
+OWNER: Final = "nvidia.com/dynamo-checkpoint-owner-uid"
+"""Annotation of such a one: that graph's uid. Another graph of the same name isn't it."""
+COMPATIBILITY: Final = "nvidia.com/dynamo-snapshot-compatibility-version"
+"""Annotation of a PodSnapshot: the version of Dynamo's rules by which it was taken."""
+SUPPORTED: Final = ("v2",)
+"""Of these rules, those that the operator takes whose source we know (deploy/operator/internal/consts/consts.go); it refuses `v1`, which
+came before."""
 RESTORED: Final = "nvidia.com/Restored"
 """Condition of a pod: what became of its restore."""
 

@@ -1,0 +1,58 @@
+"""Pods that started from a golden image, once their operations are over: one that serves no more never does so again by itself.
+
+The kubelet starts its container again with what made it idle until it was restored, so that it idles for good: on a GPU, counted by its
+controller, and moved by nobody. Its controller makes a native one where it is deleted.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from shunter.cluster.api import Absent, Api, Conflict
+from shunter.cluster.dynamo.golden import outcome, ready
+from shunter.cluster.dynamo.words import pods
+from shunter.cluster.pods import GRACE_S, Being, WorkerPod
+
+IDLE_S: Final = 600.0
+"""So long one may be not ready, at a stretch, before that is for good. As long as an operation may take for it (see `act.starting`)."""
+
+
+class Abandoned:
+    """Of one API server. `note` is told the uid of each pod before that is deleted. `clock`: seconds that never go back."""
+
+    def __init__(self, api: Api, note: Callable[[str], None], clock: Callable[[], float]) -> None:
+        self._api, self._note, self._clock = api, note, clock
+        self._since: dict[str, float] = {}
+        """By uid: since when (`clock`) one was seen that wasn't ready, each time that it was looked at."""
+
+    async def see_to(self, pod: WorkerPod, still_leads: Callable[[], None]) -> list[str]:
+        """Delete a pod whose operation is over, if nothing will come of it. What was done, in words. Never one that is ready, by what the
+        server says when it is deleted. `still_leads` raises once we don't. Raises as `Api` does.
+        """
+        uid, where = pod.pod.uid, f"{pods(pod.pod.namespace)}/{pod.pod.name}"
+        if pod.ready or pod.being in (Being.ENDING, Being.ENDED):  # one that has ended holds no GPU, and is counted no more
+            self._since.pop(uid, None)
+            return []
+        idle = self._clock() - self._since.setdefault(uid, self._clock())
+        try:
+            found = await self._api.get(where)
+        except Absent:
+            return []
+        meta, seen = found["metadata"], outcome(found)
+        if meta["uid"] != uid or meta.get("deletionTimestamp") or ready(found) or (seen.state != "failed" and idle < IDLE_S):
+            return []
+        still_leads()
+        self._note(uid)
+        preconditions = {"uid": uid, "resourceVersion": meta["resourceVersion"]}
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": GRACE_S, "preconditions": preconditions}
+        try:
+            await self._api.delete(where, options)
+        except (Absent, Conflict):  # it has changed meanwhile: it may be ready
+            return []
+        why = seen.why if seen.state == "failed" else f"it wasn't ready for {IDLE_S:g} s: {seen.why}"
+        return [
+            f"deleted the pod {pod.pod} ({uid}), which {pod.started_by} had started from a golden image, and which serves no more: {why}"
+        ]
+
+    def forget(self, there: Callable[[str], bool]) -> None:
+        """Those that aren't `there` any more, by uid."""
+        self._since = {uid: at for uid, at in self._since.items() if there(uid)}
