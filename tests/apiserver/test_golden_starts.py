@@ -251,16 +251,6 @@ async def test_a_restore_that_fails_is_followed_by_a_native_start_and_told(site:
     assert RESTORE_FROM not in annotations(await made.whole())
 
 
-async def test_one_of_which_nothing_is_said_is_given_up_after_its_time(site: Site, api: Api, tmp_path: Path) -> None:
-    snapshot(site)
-    site.restores = ""
-    made = await reassigned(site, tmp_path)
-    record, _ = await asyncio.gather(made.engine(api, times=msgspec.structs.replace(QUICK, serve=2.0)), freed(site, made))
-    assert record.outcome is not None
-    assert (record.status, record.outcome.code) == (Status.SUCCEEDED, "SH572")
-    assert RESTORE_FROM not in annotations(await made.whole())
-
-
 async def test_one_that_is_ready_serves_before_dynamo_snapshot_says_so_or_without(site: Site, tmp_path: Path) -> None:
     """Its agent lets the kubelet find it ready, and writes the condition later; that may fail."""
     snapshot(site)
@@ -301,6 +291,21 @@ async def test_one_that_no_node_takes_is_given_up_and_its_image_isnt_blamed(site
     assert found.state == "instead"
     assert "got no node within 30 s" in found.why
     assert await starts.end(made.record, lambda: None)
+    site.gpus = 5
+    assert RESTORE_FROM not in annotations(await made.whole())
+
+
+@pytest.mark.parametrize("starts", [False, True])
+async def test_only_one_whose_container_was_started_is_held_against_its_image_when_its_time_is_over(
+    site: Site, api: Api, tmp_path: Path, starts: bool
+) -> None:
+    snapshot(site)
+    site.restores = ""
+    made = await reassigned(site, tmp_path)
+    free = freed(site, made) if starts else asyncio.sleep(0)
+    record, _ = await asyncio.gather(made.engine(api, times=msgspec.structs.replace(QUICK, serve=2.0)), free)
+    assert record.outcome is not None
+    assert (record.status, record.outcome.code) == (Status.SUCCEEDED, "SH572" if starts else "SH570")
     site.gpus = 5
     assert RESTORE_FROM not in annotations(await made.whole())
 

@@ -120,7 +120,7 @@ async def _served(run: Run) -> Problem | None:
         if found.state == "failed":
             return _in_vain(run, found.why)
         if _late(run):
-            return _too_late(run, found.why)
+            return _too_late(run, found.why) if found.reached else _natively(run, f"{found.why}, for {run.times.serve:g} s")
         if why := _keeps_from(run):
             return _natively(run, why)
         await run.parts.sleep(run.times.look)
@@ -181,7 +181,7 @@ def _natively(run: Run, why: str) -> Problem:
 def _in_vain(run: Run, why: str) -> Problem:
     what = (
         f"golden image {run.planned.golden} couldn't be started from (pod{_in_pod(run) or ' unknown'}): {why}; a worker of "
-        f"{run.planned.hands_to} starts natively instead"
+        f"{run.planned.hands_to} starts natively once that is gone"
     )
     remedy = "Look at the PodSnapshot and at the log of Dynamo Snapshot's agent on that node; it isn't tried again within the hour"
     return problem("SH571", what, remedy, run.planned.golden)
@@ -190,7 +190,7 @@ def _in_vain(run: Run, why: str) -> Problem:
 def _too_late(run: Run, why: str) -> Problem:
     what = (
         f"the worker that was started from golden image {run.planned.golden} (pod{_in_pod(run) or ' unknown'}) didn't serve within "
-        f"{run.times.serve:g} s ({why}); one of {run.planned.hands_to} starts natively instead"
+        f"{run.times.serve:g} s ({why}); one of {run.planned.hands_to} starts natively once that is gone"
     )
     remedy = "Look at the pod's events and at the log of Dynamo Snapshot's agent on that node; it isn't tried again within the hour"
     return problem("SH572", what, remedy, run.planned.golden)

@@ -90,11 +90,13 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
 
     `coming`: it may serve yet; `serves`: restored, and ready; `instead`: the pool has taken its own native worker, this one has gone,
     or it never came to the image; `failed`: it never will. `pod` is the one that was made; None: there is none, or that isn't known.
+    `reached`: its container was started, so that the image can be the reason.
     """
 
     state: Literal["coming", "serves", "instead", "failed"]
     why: str = ""
     pod: Pod | None = None
+    reached: bool = True
 
 
 class Resident(msgspec.Struct, frozen=True, kw_only=True, gc=False):

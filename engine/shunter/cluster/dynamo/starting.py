@@ -119,7 +119,8 @@ class GoldenStarts:
             )
         meta = found["metadata"]
         pod = Pod(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
-        return msgspec.structs.replace(self._unheard(found) or outcome(found), pod=pod)
+        began = bool(found["spec"].get("nodeName")) and (found.get("status") or {}).get("phase", "Pending") != "Pending"
+        return msgspec.structs.replace(self._unheard(found) or outcome(found), pod=pod, reached=began and not orphan(found))
 
     def _unheard(self, found: Object) -> Started | None:
         """What can be said of one that no controller has taken, or no node, which is none of the image's faults. None: it has both."""
