@@ -35,7 +35,7 @@ from shunter.cluster.estate import Estate
 from shunter.cluster.places import Pods
 from shunter.cluster.pods import worker_pod
 from shunter.cluster.reflector import Times as Watching
-from shunter.model.errors import Problem
+from shunter.model.errors import Problem, Rejected
 from shunter.model.ids import Digest, Epoch, Incarnation, NodeId, OperationId, PolicyName, PoolId, SlotId, WorkerId
 from shunter.model.operation import OperationRecord, Status, Step
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
@@ -698,6 +698,21 @@ async def test_one_that_is_ready_stays_however_old_our_copy_is(site: Site, api: 
     says(site, served, ready=True, restored=("False", "RestorePartiallySucceeded"))
     assert await later.tidies(looks=False) == []
     assert served["metadata"]["name"] in site.pods("prefill")
+
+
+async def test_where_its_deletion_is_refused_that_is_told_once_and_others_are_seen_to(site: Site, served: Any) -> None:
+    class Refusing(Noting):
+        async def delete(self, path: str, options: Object | None = None) -> Object:
+            raise Rejected(Problem(code="SH256", what="a webhook takes no deletion", remedy=""))
+
+    refusing = Refusing(site)
+    later = Later(site, refusing)
+    says(site, served, ready=False, restored=("False", "RestoreFailed"))
+    (said,) = await later.tidies()
+    assert said.startswith("couldn't delete the pod ")
+    assert said.endswith("a webhook takes no deletion")
+    assert await later.tidies(60) == []
+    await refusing.aclose()
 
 
 async def test_whoever_leads_no_more_deletes_none(site: Site, api: Api, served: Any) -> None:

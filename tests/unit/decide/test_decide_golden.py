@@ -60,7 +60,7 @@ def test_where_none_fits_one_is_started_natively_and_why_is_said(golden, said):
     assert said in finding(result, "tiny").reason
 
 
-@pytest.mark.parametrize("code", ["SH571", "SH572"])
+@pytest.mark.parametrize("code", ["SH571", "SH572", "SH573"])
 def test_one_that_was_tried_in_vain_isnt_tried_again_within_the_hour_by_any_policy(code):
     result = decide([reassignment(sessions="park", golden_images="use")], world(pools()), tried(code))
     planned = ops(result)["decode-0"]

@@ -11,6 +11,7 @@ from shunter.cluster.api import Absent, Api, Conflict
 from shunter.cluster.dynamo.golden import outcome, ready
 from shunter.cluster.dynamo.words import pods
 from shunter.cluster.pods import GRACE_S, Being, WorkerPod
+from shunter.model.errors import Rejected, Retry
 
 IDLE_S: Final = 600.0
 """So long one may be not ready, at a stretch, before that is for good. As long as an operation may take for it (see `act.starting`)."""
@@ -23,10 +24,13 @@ class Abandoned:
         self._api, self._note, self._clock = api, note, clock
         self._since: dict[str, float] = {}
         """By uid: since when (`clock`) one was seen that wasn't ready, each time that it was looked at."""
+        self._refused: dict[str, None] = {}
+        """By uid: those that it was told of that they can't be deleted."""
 
     async def see_to(self, pod: WorkerPod, still_leads: Callable[[], None]) -> list[str]:
         """Delete a pod whose operation is over, if nothing will come of it. What was done, in words. Never one that is ready, by what the
-        server says when it is deleted. `still_leads` raises once we don't. Raises as `Api` does.
+        server says when it is deleted. A refusal is told once, and tried again. `still_leads` raises once we don't. Raises as `Api.get`
+        does, and Unknown.
         """
         uid, where = pod.pod.uid, f"{pods(pod.pod.namespace)}/{pod.pod.name}"
         if pod.ready or pod.being in (Being.ENDING, Being.ENDED):  # one that has ended holds no GPU, and is counted no more
@@ -48,6 +52,9 @@ class Abandoned:
             await self._api.delete(where, options)
         except (Absent, Conflict):  # it has changed meanwhile: it may be ready
             return []
+        except (Rejected, Retry) as refused:  # what else there is to tidy doesn't wait for that
+            new, self._refused[uid] = uid not in self._refused, None
+            return [f"couldn't delete the pod {pod.pod} ({uid}), which serves no more: {refused.problem.what}"] if new else []
         why = seen.why if seen.state == "failed" else f"it wasn't ready for {IDLE_S:g} s: {seen.why}"
         return [
             f"deleted the pod {pod.pod} ({uid}), which {pod.started_by} had started from a golden image, and which serves no more: {why}"
@@ -56,3 +63,4 @@ class Abandoned:
     def forget(self, there: Callable[[str], bool]) -> None:
         """Those that aren't `there` any more, by uid."""
         self._since = {uid: at for uid, at in self._since.items() if there(uid)}
+        self._refused = {uid: None for uid in self._refused if there(uid)}
