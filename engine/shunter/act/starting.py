@@ -31,12 +31,14 @@ async def over(run: Run, why: Problem | None, *, counted: bool = True) -> None:
     """The worker has left its pool: to STARTING, or to the end where nothing is to start so. `why`: what there is to tell of it. `counted`:
     the other pool is kept at one more, so that somebody is started at all.
     """
-    if not counted or not run.planned.golden or not reassigns(run.planned):
-        succeeded(run, why)
-    elif run.record.left is None or run.parts.replicas is None:  # nobody keeps numbers of what lives in no pod
-        succeeded(run, joined(_natively(run, "the worker lived in no pod, so nobody was asked for one more"), why))
-    else:
-        run.step(Step.STARTING, why)
+    if counted and run.planned.golden and reassigns(run.planned):
+        if run.record.left is not None and run.parts.replicas is not None:
+            run.step(Step.STARTING, why)
+            return
+        # nobody keeps numbers of what lives in no pod
+        why = joined(_natively(run, "the worker lived in no pod, so nobody was asked for one more"), why)
+    await gone(run)
+    succeeded(run, why)
 
 
 async def start(run: Run) -> None:
