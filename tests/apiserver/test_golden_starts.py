@@ -32,6 +32,7 @@ from shunter.cluster.dynamo.shift import Shifts
 from shunter.cluster.dynamo.starting import GoldenStarts
 from shunter.cluster.dynamo.values import Golden as Image
 from shunter.cluster.estate import Estate
+from shunter.cluster.nodes import ClusterNode
 from shunter.cluster.places import Pods
 from shunter.cluster.pods import worker_pod
 from shunter.cluster.reflector import Times as Watching
@@ -615,25 +616,32 @@ class Later:
     """
 
     def __init__(self, site: Site, api: Api, fleet: str = FLEET) -> None:
-        self.site, self.now, self.under_way = site, 0.0, False
+        self.site, self.now, self.under_way, self.kubelet = site, 0.0, False, True
         self.estate = Estate(namespace=site.namespace, nodes={}, agents={}, pods={})
         self.pods = Pods(api, lambda: self.estate, fleet, "shunter", clock=lambda: self.now)
 
     def looks(self) -> None:
         found = [one for part in ("prefill", "decode") for one in self.site.pods(part).values()]
         read = [pod for one in found if (pod := worker_pod(one)) is not None]
-        self.estate = msgspec.structs.replace(self.estate, pods={pod.pod.uid: pod for pod in read})
+        nodes = {pod.node: ClusterNode(name=pod.node, labels={}, taints=(), ready=self.kubelet) for pod in read if pod.node is not None}
+        self.estate = msgspec.structs.replace(self.estate, nodes=nodes, pods={pod.pod.uid: pod for pod in read})
 
     async def tidies(self, after: float = 0.0, *, looks: bool = True) -> list[str]:
-        self.now += after
-        if looks:
-            self.looks()
-        return await self.pods.tidy(lambda _pod: self.under_way, {}, (NodeId("node-b"),), lambda: None)
+        """After so many seconds, in each of which it looks and tidies now and then, as engines do."""
+        until = self.now + after
+        while True:
+            if looks:
+                self.looks()
+            done = await self.pods.tidy(lambda _pod: self.under_way, {}, (NodeId("node-b"),), lambda: None)
+            if done or self.now >= until:
+                return done
+            self.now = min(until, self.now + 50)
 
 
-def says(site: Site, pod: Any, ready: bool, restored: tuple[str, str] = ("True", "RestoreSucceeded")) -> None:
+def says(site: Site, pod: Any, ready: bool, restored: tuple[str, str] = ("True", "RestoreSucceeded"), restarts: int = 0) -> None:
     told = {"type": "nvidia.com/Restored", "status": restored[0], "reason": restored[1]}
-    status = {"phase": "Running", "conditions": [{"type": "Ready", "status": str(ready)}, told]}
+    container = {"name": "main", "image": "i", "imageID": "i", "ready": ready, "restartCount": restarts}
+    status = {"phase": "Running", "conditions": [{"type": "Ready", "status": str(ready)}, told], "containerStatuses": [container]}
     site.edit("pods", pod["metadata"]["name"], {"status": status}, "/status")
 
 
@@ -662,41 +670,61 @@ async def test_one_whose_container_has_died_since_goes_and_a_native_one_comes(si
     later, others = Later(site, api), Later(site, api, "elsewhere.shunter-engine")
     assert await later.tidies() == []
     assert await later.tidies(1000) == [], "it serves"
-    says(site, served, ready=False)
-    assert await later.tidies() == []
+    says(site, served, ready=False, restarts=1)
     assert await others.tidies() == []
     assert await later.tidies(599) == []
-    says(site, served, ready=True)
+    says(site, served, ready=True, restarts=1)
     assert await later.tidies() == []
-    says(site, served, ready=False)
-    assert await later.tidies(1000) == [], "it was ready since"
+    says(site, served, ready=False, restarts=1)
+    assert await later.tidies(599) == [], "it was ready since"
     later.under_way = True
     assert await later.tidies(601) == []
     later.under_way = False
+    assert await later.tidies(599) == [], "nobody looked at it meanwhile"
+    later.kubelet = False
+    assert await later.tidies(1000) == [], "its node isn't heard of: it may be ready"
+    later.kubelet = True
     assert await others.tidies(2000) == [], "it is another fleet's"
-    (said,) = await later.tidies()
+    (said,) = await later.tidies(601)
     assert f"deleted the pod {site.namespace}/{served['metadata']['name']} ({served['metadata']['uid']}), which park-1 had started" in said
     assert "it wasn't ready for 600 s" in said
     assert served["metadata"]["uid"] in later.pods.deleted
     await native_comes(site, served)
 
 
-async def test_one_whose_restore_failed_since_goes_at_once(site: Site, api: Api, served: Any) -> None:
-    later = Later(site, api)
-    says(site, served, ready=False, restored=("False", "RestoreFailed"))
-    (said,) = await later.tidies()
-    assert said.endswith("serves no more: RestoreFailed")
+async def test_one_whose_restore_failed_since_goes_unless_it_is_late_with_one_answer(site: Site, api: Api, served: Any) -> None:
+    later, failed = Later(site, api), ("False", "RestorePartiallySucceeded")
+    says(site, served, ready=True, restored=failed)
+    assert await later.tidies(100) == []
+    says(site, served, ready=False, restored=failed)
+    assert await later.tidies(50) == []
+    says(site, served, ready=True, restored=failed)
+    assert await later.tidies(100) == [], "it serves, whatever is said of it"
+    says(site, served, ready=False, restored=failed)
+    (said,) = await later.tidies(61)
+    assert said.endswith("serves no more: RestorePartiallySucceeded")
     await native_comes(site, served)
+
+
+async def test_one_that_was_restored_and_only_isnt_ready_stays(site: Site, api: Api, served: Any) -> None:
+    """What all pods need may be away: then all of them are unready, and their processes live."""
+    later = Later(site, api)
+    says(site, served, ready=False)
+    assert await later.tidies(10_000) == []
+    says(site, served, ready=False, restored=("Unknown", "RestoreInProgress"))
+    assert len(await later.tidies(601)) == 1, "it was never restored"
 
 
 async def test_one_that_is_ready_stays_however_old_our_copy_is(site: Site, api: Api, served: Any) -> None:
     later = Later(site, api)
-    says(site, served, ready=False)
+    says(site, served, ready=False, restarts=1)
     assert await later.tidies() == []
-    says(site, served, ready=True)
+    says(site, served, ready=True, restarts=1)
     assert await later.tidies(601, looks=False) == []
+    says(site, served, ready=False, restarts=1)
+    assert await later.tidies(looks=False) == [], "it was ready in between"
     says(site, served, ready=True, restored=("False", "RestorePartiallySucceeded"))
-    assert await later.tidies(looks=False) == []
+    assert await later.tidies(601, looks=False) == []
     assert served["metadata"]["name"] in site.pods("prefill")
 
 
@@ -708,7 +736,7 @@ async def test_where_its_deletion_is_refused_that_is_told_once_and_others_are_se
     refusing = Refusing(site)
     later = Later(site, refusing)
     says(site, served, ready=False, restored=("False", "RestoreFailed"))
-    (said,) = await later.tidies()
+    (said,) = await later.tidies(61)
     assert said.startswith("couldn't delete the pod ")
     assert said.endswith("a webhook takes no deletion")
     assert await later.tidies(60) == []
@@ -718,7 +746,8 @@ async def test_where_its_deletion_is_refused_that_is_told_once_and_others_are_se
 async def test_whoever_leads_no_more_deletes_none(site: Site, api: Api, served: Any) -> None:
     later = Later(site, api)
     says(site, served, ready=False, restored=("False", "RestoreFailed"))
-    later.looks()
+    assert await later.tidies(59) == []
+    later.now += 2
 
     def deposed() -> None:
         raise Deposed(Problem(code="SH557", what="this engine leads no more", remedy=""))

@@ -170,13 +170,15 @@ class Pods:
         joined: set[tuple[str, str]] = set()
         """Controllers to which a pod was given just now: their pods aren't seen as they are any more."""
         pods = self._estate().pods
-        self._abandoned.forget(lambda uid: uid in pods)
+        self._abandoned.begin(lambda uid: uid in pods)
         self._since = {key: at for key, at in self._since.items() if key[1] in pods and _still(key[0], pods[key[1]])}
         for pod in tuple(pods.values()):
             if pod.spare is not None:
                 await self._spared(pod, still_leads)
             if pod.started_by and self._made(pod.labels):
-                done += await self._abandoned.see_to(pod, still_leads) if not under_way(pod) else ()
+                node = self._estate().nodes.get(pod.node) if pod.node is not None else None
+                heard = node is not None and node.ready
+                done += await self._abandoned.see_to(pod, still_leads, heard=heard) if not under_way(pod) else ()
                 continue
             if not self._made(pod.labels) or not (pod.placeholder or pod.joins or pod.hidden) or under_way(pod):
                 continue

@@ -190,6 +190,15 @@ def ready(found: Object) -> bool:
     return status.get("phase") not in ("Succeeded", "Failed") and truth(status, "Ready") == "True"
 
 
+def asleep(found: Object) -> bool:
+    """What runs in it waits to be restored: it never was, or a container of it was started again since then. One that was restored and
+    only isn't ready may be so again by itself.
+    """
+    status = found.get("status") or {}
+    again = any(int(one.get("restartCount") or 0) > 0 for one in status.get("containerStatuses") or ())
+    return again or truth(status, RESTORED) != "True"
+
+
 def orphan(found: Object) -> bool:
     """No controller counts it as one of its own."""
     return not controller(found["metadata"])
