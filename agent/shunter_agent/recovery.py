@@ -29,6 +29,9 @@ START_S: Final = 10.0
 """Seconds after which an agent takes orders, whatever worker isn't settled by then. Most are within milliseconds."""
 UNWRITTEN_S: Final = 1.0
 """Seconds between tries to settle a worker about which the journal takes no writes, once orders about the others are taken."""
+PATIENCE_S: Final = 30.0
+"""Seconds for which a copy that may be all that there is of a worker is tried again where something refused. After that an engine decides:
+it has the image, and no orders come through meanwhile."""
 LOOK_S: Final = 0.05
 STOOD_STILL: Final = ("freeze", "checkpoint", "thaw", "release")
 """Steps that are begun while a worker stands still, or is about to."""
@@ -93,24 +96,31 @@ async def _one(node: Node, destination: Destination, worker: str, wait: Callable
     is cancelled keeps the lock until it has ended.
     """
     freed: set[str] = set()
+    until = node.elapsed() + PATIENCE_S
     async with Turn(destination.orders.lock(worker)) as turn:
         try:
             while True:
                 try:
-                    await turn.do(_put_right(node, destination, worker, wait, freed))
+                    await turn.do(_put_right(node, destination, worker, wait, freed, until))
                 except Stalled as error:
                     if not started.is_set():
                         raise
                     node.trouble(f"settle {worker}", msgspec.structs.replace(error.problem, subject=worker))
                     await asyncio.sleep(UNWRITTEN_S)
+                except (Retry, Unknown) as error:
+                    node.trouble(f"settle {worker}", msgspec.structs.replace(error.problem, subject=worker))
+                    await node.in_thread(wait, AGAIN_S)
                 else:
                     return
         finally:  # whatever ended it: nobody tries it any more
             node.trouble(f"settle {worker}", None)
 
 
-async def _put_right(node: Node, destination: Destination, worker: str, wait: Callable[[float], None], freed: set[str]) -> None:
-    """Raises Stalled; what else goes wrong is logged, and tried again if that can help (see `orders.holds`). `freed` are the slots whose
+async def _put_right(
+    node: Node, destination: Destination, worker: str, wait: Callable[[float], None], freed: set[str], until: float
+) -> None:
+    """Raises Stalled, and `until` then (`elapsed`) Retry and Unknown where a copy may be all that there is of the worker: another try is to
+    find that out. What else goes wrong is logged, and tried again if that can help (see `orders.holds`). `freed` are the slots whose
     network an earlier try has removed.
     """
     open_steps = [entry for entry in node.journal.open_steps() if entry.worker == worker]
@@ -124,8 +134,18 @@ async def _put_right(node: Node, destination: Destination, worker: str, wait: Ca
         raise
     except ShunterError as error:
         node.log.problem(error.problem, worker=worker)
+        if isinstance(error, Retry | Unknown) and node.elapsed() < until and _may_be_all(node, worker):
+            raise
     for entry in open_steps if worker not in node.unsettled else ():  # else what they come to shows when it is settled
         _undone(node, entry)
+
+
+def _may_be_all(node: Node, worker: str) -> bool:
+    """A copy whose resume had begun may run, and the worker isn't here otherwise."""
+    kept = [one for one in node.journal.reservations().values() if one.worker_id == worker]
+    steps = [(one, node.journal.entry(one.operation, "resume")) for one in kept]
+    begun = [one.process for one, resume in steps if one.process is not None and resume is not None and resume.state == "begun"]
+    return node.journal.worker(worker) is None and any(node.may_live(process) for process in begun)
 
 
 def _undone(node: Node, begun: Entry) -> None:

@@ -435,6 +435,46 @@ class TestDestination:
         await agent_dies(empty)
         assert (empty.state(), COPY in empty.runtime.running, empty.journal.reservations()) == ("fenced", True, {})
 
+    @pytest.mark.parametrize("where", ["connect", "network"])
+    async def test_a_copy_that_runs_is_the_worker_though_something_refuses_once(self, empty: Bench, where: str) -> None:
+        """Its resume had begun, so it may be all that there is: it isn't taken back for one refusal, to end when its reservation lapses."""
+        await self.held(empty)
+        empty.journal.begin("op", "resume", "w", 1.0)
+        empty.node.held.pop("w")
+        empty.runtime.running.add(COPY)
+        tries = iter([Retry(problem("SH720"))])
+
+        def once() -> None:
+            if (refused := next(tries, None)) is not None:
+                raise refused
+
+        empty.faults.at[where] = once
+        await agent_dies(empty)
+        assert (step(empty, "resume"), inventory.copy_of(empty.node, "w")) == ("done", "running")
+        empty.clock.now += empty.settings.reservation
+        await empty.holds.expire()
+        assert COPY in empty.runtime.alive
+
+    async def test_where_it_is_refused_for_long_an_engine_decides(self, empty: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Orders don't come through meanwhile, and it has the image."""
+        await self.held(empty)
+        empty.journal.begin("op", "resume", "w", 1.0)
+        empty.node.held.pop("w")
+        empty.runtime.running.add(COPY)
+        tries = 0
+
+        def refuse() -> None:
+            nonlocal tries
+            tries += 1
+            empty.clock.now += 1.0
+            raise Retry(problem("SH720"))
+
+        empty.faults.at["connect"] = refuse
+        await agent_dies(empty)
+        assert recovery.PATIENCE_S <= tries <= recovery.PATIENCE_S + 1
+        assert step(empty, "resume") == "undone"
+        assert not empty.orders.lock("w").locked()
+
     async def test_a_copy_whose_resume_had_begun_never_lapses_while_it_lives(self, empty: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         await self.resuming_on_a_full_disk(empty, monkeypatch)
         await empty.node.finish_background()  # nobody tries it any more, and nobody has its lock
