@@ -184,7 +184,9 @@ class Demo:
         self.wait_for("all streams to end", lambda: all(s["ended"] for s in self.streams()), 120, 0.5)
         streams = self.streams()
         moves = {o["worker"]: o for o in self.outcomes("move")}
-        did = sorted((o["kind"], o["worker"]) for o in (*self.outcomes("move"), *self.outcomes("park")) if o["notice"] == NOTICE)
+        noticed = f"node-a/{NOTICE}"  # as engines tell notices of several nodes apart
+        did = sorted((o["kind"], o["worker"]) for o in (*self.outcomes("move"), *self.outcomes("park")) if o["notice"] == noticed)
+        as_previewed = did == sorted((o["kind"], o["worker"]) for o in self.preview)
         verified = self.fleet.shunter("audit", "verify", "--state", str(self.fleet.state), check=False)
         self.title("What the clients saw, and what the audit says")
         self.console.print(self.table())
@@ -193,7 +195,7 @@ class Demo:
         self.say(
             f"the longest pause that a client saw: {worst['longest_pause_s']:.2f} s, {worst['session']} of {worst['worker']}, until {when}"
         )
-        self.say(f"done as previewed: {did == sorted((o['kind'], o['worker']) for o in self.preview)}")
+        self.say(f"done as previewed: {'yes' if as_previewed else f'[red]no[/]: {did}'}")
         self.say(verified.stdout.strip() or verified.stderr.strip())
         complete = [s for s in streams if s["got"] == s["wanted"] and not (s["lost"] or s["duplicated"] or s["corrupt"] or s["error"])]
         for stream in streams:
@@ -209,6 +211,7 @@ class Demo:
             "worker_stopped_s": _round(moves["decode-0"]["measured"].get("stopped")),
             "by_hand_s": _round(self.by_hand),
             "policy_commit": self.commit,
+            "as_previewed": as_previewed,
             "reassigned": "decode-2" in moves and any(o["worker"] == "prefill-0" for o in self.outcomes("restore")),
             "audit_ok": verified.returncode == 0,
             **({"pretend": True} if self.fleet.pretend else {}),
