@@ -61,7 +61,7 @@ from shunter_agent.settings import TlsSettings as AgentTls
 
 NODE = "node-0000"
 GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "shunter_worker_sessions")
-SCRAPE_S, LASTS_S = 15, 450
+SCRAPE_S, LASTS_S = 15, 900
 LEAD_S = 120.0
 
 

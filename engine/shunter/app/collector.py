@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-EVERY_S: Final = 300.0
+EVERY_S: Final = 900.0
 """Seconds between looks through everything."""
 _NEVER: Final = 2**30
 _CHANGING: Final = threading.Lock()

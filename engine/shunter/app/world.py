@@ -26,8 +26,10 @@ GONE_TICKS = 6.0
 """And in any case so many ticks: a node has to hear from us twice before it knows that we have heard from it."""
 VIEW_TIMEOUT_S = 2.0
 """An agent that takes longer is unreachable for this snapshot."""
-_AT_ONCE: Final = 100
+_AT_ONCE: Final = 50
 """So many are asked in one step of the loop."""
+_REST_S: Final = 0.002
+"""Between looks whether the next may be asked, while something can't wait."""
 
 
 def gone_after(hold: float, tick: float) -> float:
@@ -93,6 +95,8 @@ class World:
             for begin in range(0, len(nodes), _AT_ONCE):  # so that a notice needn't wait until all are asked
                 asked += [asyncio.create_task(self._view(node)) for node in nodes[begin : begin + _AT_ONCE]]
                 await asyncio.sleep(0)
+                while not self._aside.goes_on:
+                    await asyncio.sleep(_REST_S)
             answers = await asyncio.gather(*asked)
         finally:
             for task in asked:

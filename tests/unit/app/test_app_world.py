@@ -232,3 +232,24 @@ async def test_a_look_that_is_given_up_leaves_no_question_behind() -> None:
     await asyncio.sleep(0)
     assert 0 < sum(one.begun for one in hangs) < len(hangs)
     assert [one for one in hangs if one.begun and not one.given_up] == []
+
+
+async def test_no_more_agents_are_asked_while_something_cant_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[NodeId] = []
+
+    class Asked(Answers):
+        async def view(self) -> NodeView:
+            asked.append(NodeId(self.node))
+            return await super().view()
+
+    monkeypatch.setattr(world, "_REST_S", 0.0)
+    aside = Aside()
+    names = [f"node-{n:04}" for n in range(10 * world._AT_ONCE)]
+    looking = asyncio.create_task(World({NodeId(n): Asked(n) for n in names}, Meter(), Catalog(), aside).look(Memory(), NOW))
+    await asyncio.sleep(0)
+    aside.hold()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert len(asked) < len(names) / 2
+    aside.release()
+    assert len((await looking).fleet.nodes) == len(names)
