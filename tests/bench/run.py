@@ -282,6 +282,15 @@ def moves() -> Iterator[Figure]:
     yield from (msgspec.convert(figure, Figure) for figure in _in_lab("moved.py"))
 
 
+def cluster() -> Iterator[Figure]:
+    """An engine's start at a real API server, in a process of its own. Where none was built that is said, and there are no figures."""
+    command = [sys.executable, str(ROOT / "tests" / "bench" / "cluster_pods.py")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        print("cluster: not measured, for the reason above", file=sys.stderr)
+    yield from (msgspec.json.decode(line, type=Figure) for line in done.stdout.splitlines() if line.startswith("{"))
+
+
 def _in_lab(script: str, *arguments: str) -> list[Any]:
     """The JSON lines that a bench prints in a lab of its own."""
     command = [str(ROOT / "scripts" / "lab"), sys.executable, str(ROOT / "tests" / "bench" / script), *arguments]
@@ -300,6 +309,7 @@ BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "notice": notice_to_order,
     "backtest_24h": backtest_24h,
     "moves": moves,
+    "cluster": cluster,
 }
 
 
