@@ -132,7 +132,8 @@ def measure(plane: ControlPlane) -> None:
             print(f"  {what}: {wall:.2f} s ({core:.2f})")
         more = megabytes() - before
         print(f"  {len(evaluation.plan.operations):,} operations; {more:.0f} MB more in all")
-        how = f"{len(estate.pods):,} pods on {len(estate.nodes):,} nodes and {len(found.policies):,} policies in a real API server on loopback"
+        there = f"{len(estate.pods):,} pods on {len(estate.nodes):,} nodes and {len(found.policies):,} policies"
+        how = f"{there} in a real API server on loopback"
         _figure("cluster_start", read[0] + looked[0] + decided[0], "s", f"{how}: listed, read, checked, joined and decided once")
         _figure("cluster_memory", more, "MB", f"{how}: what they take in the engine's process")
         again = time.process_time()
