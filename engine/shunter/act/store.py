@@ -13,8 +13,8 @@ What it can't take is what the disk can't take.
 import os
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -86,20 +86,29 @@ class Store:
         try:
             if read_only:
                 self._db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=busy_s)
-                self._refuse_newer(self._meta("schema"))
-                return
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-            self._db = sqlite3.connect(path, isolation_level=None, timeout=busy_s)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._db.execute(f"PRAGMA wal_autocheckpoint={wal_pages}")
-            self._db.executescript(_TABLES)
+            else:
+                os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+                self._db = sqlite3.connect(path, isolation_level=None, timeout=busy_s)
+                self._db.execute("PRAGMA journal_mode=WAL")
+                self._db.execute("PRAGMA synchronous=FULL")
+                self._db.execute(f"PRAGMA wal_autocheckpoint={wal_pages}")
         except (OSError, sqlite3.Error) as error:
             raise self._stalled(error) from error
-        found = self._meta("schema")
+        found = self._meta("schema") if self.begun else 0
         self._refuse_newer(found)
-        if found < SCHEMA:
-            self._write(lambda: self._set_meta("schema", SCHEMA))
+        if self._writes and found < SCHEMA:
+            self._write(self._make)
+
+    @property
+    def begun(self) -> bool:
+        """An engine has made its tables."""
+        return bool(self._rows("SELECT 1 FROM sqlite_master WHERE name='meta'"))
+
+    def _make(self) -> None:
+        """All of it as one: who looks at the store of an engine that is just starting finds a whole one, or none."""
+        for statement in _TABLES.split(";"):
+            self._change(statement)
+        self._set_meta("schema", SCHEMA)
 
     def _refuse_newer(self, found: int) -> None:
         if found > SCHEMA:
@@ -527,6 +536,18 @@ class Store:
             remedy="Free disk space or mend the state directory; until then nothing voluntary starts",
             subject=str(self.path),
         )
+
+
+@contextmanager
+def looked_at(path: Path) -> Iterator[Store | None]:
+    """A store that isn't to be changed, whatever an engine does to it meanwhile. None where none has begun it: there is no file, or nothing
+    in it yet. Raises Stalled SH501, SH502.
+    """
+    if not path.exists():
+        yield None
+        return
+    with closing(Store(path, read_only=True)) as store:
+        yield store if store.begun else None
 
 
 def _always() -> bool:

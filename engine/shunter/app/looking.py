@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 import msgspec
 
-from shunter.act.store import Store
+from shunter.act.store import looked_at
 from shunter.app.assumed import Assumed, with_assumed
 from shunter.app.gone import SOURCE, declared
 from shunter.app.graphs import graphed, known
@@ -207,9 +207,9 @@ def without_later(fleet: Fleet, notices: Sequence[Notice], at: float | None) -> 
 def _remembered(settings: Settings, now: float, at: float) -> tuple[EngineState, Memory]:
     """What the engine on this state directory had done by `at`, and remembers now; nothing if there never was one."""
     path, presumed = settings.state / "engine.db", gone_after(float(settings.hold), float(settings.tick))
-    if not path.exists():
-        return EngineState(), Memory(gone_after=presumed)
-    with contextlib.closing(Store(path, read_only=True)) as store:
+    with looked_at(path) as store:
+        if store is None:
+            return EngineState(), Memory(gone_after=presumed)
         last = store.load_fleet()
         busy = frozenset(WorkerId(r.planned.worker) for r in store.active() if not r.waits)
         said = declared(path.parent)

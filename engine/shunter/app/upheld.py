@@ -13,7 +13,7 @@ import msgspec
 
 from shunter.act.beyond import Deposed, Remembered
 from shunter.act.lease import Leadership, Lease
-from shunter.act.store import Store
+from shunter.act.store import Store, looked_at
 from shunter.app import gone
 from shunter.app.degraded import places
 from shunter.cluster.api import Api, Object
@@ -197,11 +197,8 @@ class Upheld:
 async def known_epoch(api: Api, namespace: str, state: Path) -> Epoch:
     """The highest epoch that is known from elsewhere than the Lease. Raises Retry as `Api.get` does."""
     remembered, _ = await Memory(api, namespace).load()
-    path = state / "engine.db"
-    if not path.exists():
-        return remembered
-    with contextlib.closing(Store(path, read_only=True)) as store:
-        return max(remembered, store.epoch)
+    with looked_at(state / "engine.db") as store:
+        return remembered if store is None else max(remembered, store.epoch)
 
 
 def _whole(one: Object) -> bool:

@@ -1,6 +1,5 @@
 """`shunter gone`: declare that a node is dead."""
 
-import contextlib
 import sys
 import time
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shunter.act.store import Store
+from shunter.act.store import looked_at
 from shunter.app.gone import declare, withdraw
 from shunter.app.settings import Settings, load
 from shunter.model.errors import Problem, Rejected
@@ -48,9 +47,8 @@ def gone(
 def _known(settings: Settings) -> set[str]:
     """The nodes of the settings, and those that the engine found and remembers."""
     nodes = {agent.node for agent in settings.agents}
-    path = settings.state / "engine.db"
-    if settings.cluster is None or settings.cluster.pods is None or not path.exists():
+    if settings.cluster is None or settings.cluster.pods is None:
         return nodes
-    with contextlib.closing(Store(path, read_only=True)) as store:
-        last = store.load_fleet()
+    with looked_at(settings.state / "engine.db") as store:
+        last = None if store is None else store.load_fleet()
     return nodes | ({node.id for node in last.fleet.nodes} if last is not None else set())

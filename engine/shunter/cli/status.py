@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from shunter.act.beyond import Remembered
-from shunter.act.store import Store
+from shunter.act.store import looked_at
 from shunter.app.audits import read as read_audit
 from shunter.app.degraded import Condition, condition
 from shunter.app.drifting import Shown, shown
@@ -93,22 +93,18 @@ def read(state: Path, now: float, database: str | None = None) -> Standing:
 
     Raises Rejected SH931 when there are none, and what the store raises.
     """
-    path = state / "engine.db"
-    if not path.exists():
-        raise Rejected(
-            Problem(
-                code="SH931",
-                what="no engine has run with this state folder",
-                remedy="Name the folder with --state, or the settings that name it with --config",
-                subject=str(state),
+    with looked_at(state / "engine.db") as store:
+        if store is None:
+            raise Rejected(
+                Problem(
+                    code="SH931",
+                    what="no engine has run with this state folder",
+                    remedy="Name the folder with --state, or the settings that name it with --config",
+                    subject=str(state),
+                )
             )
-        )
-    store = Store(path, read_only=True)
-    try:
         fleet = store.load_fleet()
         active, ended, epoch = store.active(), store.recent(now - RECENT), store.epoch
-    finally:
-        store.close()
     commit, recorded_at = _audit(state, database)
     ages = {
         "fleet": None if fleet is None else now - fleet.at,

@@ -5,13 +5,15 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from shunter.act.beyond import Remembered
 from shunter.act.lease import Lease
-from shunter.act.store import SCHEMA, Store
+from shunter.act.store import SCHEMA, Store, looked_at
 from shunter.model.canon import encode
 from shunter.model.errors import Rejected, Stalled
 from shunter.model.ids import Digest, Epoch, Incarnation, NodeId, NoticeId, OperationId, PolicyName, WorkerId
@@ -152,6 +154,44 @@ def test_a_newer_format_is_refused(store: Store) -> None:
     store._db.execute("UPDATE meta SET value=? WHERE key='schema'", (SCHEMA + 1,))
     with pytest.raises(Stalled, match="SH502"):
         Store(store.path)
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_who_looks_while_an_engine_starts_sees_a_whole_store_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: bool
+) -> None:
+    path, seen = tmp_path / "engine.db", list[str]()
+    if earlier:  # what an older engine left, which knew less
+        Store(path).close()
+        with sqlite3.connect(path) as db:
+            db.execute("DROP TABLE noticed")
+            db.execute("UPDATE meta SET value = 1")
+        db.close()
+
+    def look() -> None:
+        with looked_at(path) as store:
+            if store is None:
+                seen.append("none")
+                return
+            assert (store.load_fleet(), store.ended(), store.active(), store.epoch) == (None, frozenset(), (), 0)
+            seen.append("one")
+
+    class Watched(sqlite3.Connection):
+        def execute(self, *what: Any) -> sqlite3.Cursor:
+            with monkeypatch.context() as before:
+                before.setattr(sqlite3, "connect", connect)
+                look()
+            return super().execute(*what)
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", partial(connect, factory=Watched))
+    Store(path).close()
+    monkeypatch.undo()
+    look()
+    assert len(seen) > 12
+    assert seen == sorted(seen), "never again nothing once there is one"
+    assert seen[-1] == "one"
+    assert seen[0] == ("one" if earlier else "none")
 
 
 def test_a_second_engine_is_told_who_leads(store: Store, tmp_path: Path) -> None:
