@@ -3,7 +3,8 @@
 {"id": "...", "kind": "preemption", "deadline": "2026-01-02T03:04:05Z" | 1767322800, "lead": "120s", "detail": "..."}
 
 `deadline` (RFC 3339, or seconds since the epoch) or `lead` (counted from the file's modification time) or neither. A file that goes away
-is a notice withdrawn. A file that can't be read is a problem in the log and in `health`, and no notice.
+is a notice withdrawn. A file that can't be read is a problem in the log and in `health`, and no notice; one that could be read before still
+says what it said then, and so does all of a folder that can't be read: that nothing can be seen is no word that the node stays.
 """
 
 import contextlib
@@ -48,7 +49,7 @@ def parse(data: bytes, modified_at: float, seen_at: float) -> Notice:
         if not _NAME.fullmatch(written.id):
             raise ValueError("id must be letters, digits, dots, dashes and underscores, at most 128")
         deadline = _deadline(written.deadline, written.lead, modified_at)
-    except ValueError as error:  # msgspec's errors and UnitError are ValueErrors
+    except (ValueError, OverflowError) as error:  # msgspec's errors and UnitError are ValueErrors; a year may be none in UTC
         raise _unreadable(error) from error
     return Notice(id=written.id, kind=written.kind.value, seen_at=seen_at, deadline=deadline, source="file", detail=written.detail)
 
@@ -57,7 +58,7 @@ def deadline_of(deadline: str | float | None, lead: str | None, now: float) -> f
     """Seconds since the epoch of a deadline as it is written, or of `lead` after `now`; None without either. Raises Rejected SH641."""
     try:
         return _deadline(deadline, lead, now)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise _unreadable(error) from error
 
 
@@ -74,7 +75,7 @@ def _deadline(deadline: str | float | None, lead: str | None, now: float) -> flo
     return deadline
 
 
-def _unreadable(error: ValueError) -> Rejected:
+def _unreadable(error: Exception) -> Rejected:
     kinds = ", ".join(NoticeKind)
     return Rejected(
         Problem(
@@ -102,6 +103,8 @@ class FileNotices:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._open: dict[str, Notice] = {}
+        self._said: dict[str, Notice] = {}
+        """What each file said when it could be read last, by its name."""
         self._problems: dict[str, Problem] = {}
 
     def start(self, changed: Callable[[Mapping[str, Notice]], None]) -> None:
@@ -137,10 +140,12 @@ class FileNotices:
     def scan(self, *, first: bool = False) -> None:
         """Read the folder now; tell of changes."""
         with self._lock:
-            found: dict[str, Notice] = {}
             problems: dict[str, Problem] = {}
-            for path in self._files(problems):
-                self._read(path, found, problems)
+            files = self._files(problems)
+            if files is not None:
+                said = ((path.name, self._read(path, problems)) for path in files)
+                self._said = {name: notice for name, notice in said if notice is not None}
+            found = {notice.id: notice for notice in self._said.values()}
             for name, problem in problems.items():
                 if self._problems.get(name) != problem:
                     self._log(problem)
@@ -154,9 +159,20 @@ class FileNotices:
             self._wake.wait(RESCAN_S)
             self._wake.clear()
             if not self._stop.is_set():
-                self.scan()
+                self._look()
 
-    def _files(self, problems: dict[str, Problem]) -> list[Path]:
+    def _look(self) -> None:
+        try:
+            self.scan()
+        except Exception as error:  # a fault of ours must make the source blind, not end its thread without a word
+            what = f"the notices folder can't be read: {error!r}"
+            problem = Problem(code="SH642", what=what, remedy="Report it; until then no notice is seen", subject=str(self._folder))
+            if self._problems.get("") != problem:
+                self._problems = {**self._problems, "": problem}
+                self._log(problem)
+
+    def _files(self, problems: dict[str, Problem]) -> list[Path] | None:
+        """None: the folder can't be read."""
         try:
             return sorted(path for path in self._folder.iterdir() if path.suffix == ".json" and not path.name.startswith("."))
         except OSError as error:
@@ -164,32 +180,34 @@ class FileNotices:
             problems[""] = Problem(
                 code="SH642", what=what, remedy="Make it readable; until then no notice is seen", subject=str(self._folder)
             )
-            return []
+            return None
 
-    def _read(self, path: Path, found: dict[str, Notice], problems: dict[str, Problem]) -> None:
+    def _read(self, path: Path, problems: dict[str, Problem]) -> Notice | None:
+        """What the file says, or said last; None: nothing yet, or it is gone."""
+        before = self._said.get(path.name)
         try:
             with path.open("rb") as file:
                 data = file.read(LARGEST + 1)
                 modified_at = os.fstat(file.fileno()).st_mtime
         except FileNotFoundError:
-            return
+            return None
         except OSError as error:
             problems[path.name] = Problem(
                 code="SH642", what=f"the notice can't be read: {error}", remedy="Mend its permissions", subject=str(path)
             )
-            return
+            return before
         if len(data) > LARGEST:
             problems[path.name] = Problem(
                 code="SH641", what=f"the notice is larger than {LARGEST} bytes", remedy="Shorten it", subject=str(path)
             )
-            return
+            return before
         try:
             notice = parse(data, modified_at, self._clock())
         except Rejected as error:
             problems[path.name] = msgspec.structs.replace(error.problem, subject=str(path))
-            return
+            return before
         known = self._open.get(notice.id)
-        found[notice.id] = msgspec.structs.replace(notice, seen_at=known.seen_at) if known else notice
+        return msgspec.structs.replace(notice, seen_at=known.seen_at) if known else notice
 
 
 class _Wake(FileSystemEventHandler):

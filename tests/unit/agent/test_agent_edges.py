@@ -97,6 +97,49 @@ class TestNotices:
         assert [problem.code for problem in problems] == ["SH641"]
         assert source.health() == tuple(problems)
 
+    @pytest.mark.parametrize("broken", ["", "{", '{"id": "n", "kind": "drain", "deadline": "0001-01-01T00:00:00+23:59"}', "x" * 70_000])
+    def test_a_file_that_cant_be_read_any_more_still_says_what_it_said(self, tmp_path: Path, broken: str) -> None:
+        """As while somebody writes it anew in place: that would be a notice withdrawn, and another one a moment later."""
+        (tmp_path / "n.json").write_text('{"id": "n", "kind": "drain"}')
+        seen, problems, source = self.scan(tmp_path)
+        (tmp_path / "n.json").write_text(broken)
+        source.scan()
+        assert (len(seen), [p.code for p in problems], source.health()) == (1, ["SH641"], tuple(problems))
+        (tmp_path / "n.json").write_text('{"id": "m", "kind": "drain"}')
+        source.scan()
+        assert (list(seen[-1]), source.health()) == (["m"], ())
+        (tmp_path / "n.json").unlink()
+        source.scan()
+        assert seen[-1] == {}
+
+    def test_a_folder_that_cant_be_read_withdraws_nothing(self, tmp_path: Path) -> None:
+        folder = tmp_path / "notices"
+        notices.post(folder, kind="preemption", notice_id="n", deadline=170.0)
+        seen, problems, source = self.scan(folder)
+        folder.rename(tmp_path / "away")
+        source.scan()
+        assert (len(seen), [p.code for p in source.health()]) == (1, ["SH642"])
+        (tmp_path / "away").rename(folder)
+        source.scan()
+        assert (len(seen), source.health(), len(problems)) == (1, (), 1)
+
+    def test_a_fault_of_ours_makes_the_folder_blind_and_ends_no_thread(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(notices, "RESCAN_S", 0.01)
+        notices.post(tmp_path, kind="drain", notice_id="n", deadline=None)
+        blind, seen = threading.Event(), threading.Event()
+        source = notices.FileNotices(tmp_path, log=lambda _problem: blind.set())
+        source.start(lambda found: seen.set() if not found else None)
+        try:
+            with monkeypatch.context() as broken:
+                broken.setattr(notices, "parse", lambda *_: [][0])
+                assert blind.wait(10)
+                assert [p.code for p in source.health()] == ["SH642"]
+            notices.withdraw(tmp_path, "n")
+            assert seen.wait(10)
+            assert source.health() == ()
+        finally:
+            source.stop()
+
     def test_deadlines(self, tmp_path: Path) -> None:
         for name, fields in {"a": {"lead": "2m"}, "b": {"deadline": "1970-01-01T01:00:00+01:00"}, "c": {"deadline": 7}, "d": {}}.items():
             (tmp_path / f"{name}.json").write_text(json.dumps({"id": name, "kind": "drain", **fields}))
