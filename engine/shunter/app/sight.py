@@ -166,8 +166,8 @@ class Sight:
             if node not in self.world.unreachable:
                 self._voice.tell_or_clear(f"clock {node}", clocks.get(node))
         for seen in fleet.nodes:
-            self._voice.tell_or_clear(f"notices {seen.id}", next(iter(seen.problems), None))
-            self._voice.tell_or_clear(f"troubles {seen.id}", next(iter(seen.troubles), None))
+            self._voice.tell_each(f"notices {seen.id}", seen.problems)
+            self._voice.tell_each(f"troubles {seen.id}", seen.troubles)
 
     def _packed(self, seen: Remembered) -> tuple[object, bytes] | None:
         """What has its place where, and all of it as it is written down; None where it needn't be. Not each tick: only once a worker, an

@@ -1,6 +1,6 @@
 """What a leading engine says: to the audit, and to people once for as long as it is so."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from shunter.app.duty import Duty
 from shunter.audit.trail import Trail
@@ -16,6 +16,7 @@ class Voice:
     def __init__(self, trail: Trail, epoch: Epoch, clock: Callable[[], float], tell: Callable[[Problem], None]) -> None:
         self._trail, self._epoch, self._clock, self._people = trail, epoch, clock, tell
         self._said: dict[str, Problem] = {}
+        self._several: dict[str, Mapping[tuple[str, str], Problem]] = {}
         self.commit: Callable[[], Commit | None] = lambda: None
         """Of the policies in force, for the records."""
 
@@ -59,3 +60,22 @@ class Voice:
             self._said[key] = problem
             self._people(problem)
             self.record(RecordKind.SOURCE, key, problem.what, {"problem": plain(problem)})
+
+    def tell_each(self, key: str, problems: Sequence[Problem]) -> None:
+        """As `tell_or_clear`, where several things may be wrong at once: one that lasts hides none that comes."""
+        before = self._several.get(key, {})
+        if not problems and not before:
+            return
+        now: dict[tuple[str, str], Problem] = {}
+        for problem in problems:
+            now.setdefault((problem.code, problem.subject), problem)
+        self._several[key] = now
+        for news in sorted(now.keys() - before.keys()):
+            self._people(now[news])
+            self.record(RecordKind.SOURCE, key, now[news].what, {"problem": plain(now[news])})
+        over = sorted(before.keys() - now.keys())
+        if over and not now:
+            self.record(RecordKind.SOURCE, key, "is back")
+            return
+        for code, subject in over:
+            self.record(RecordKind.SOURCE, key, f"{code} {subject}".rstrip() + " is over")

@@ -175,6 +175,29 @@ async def test_a_notice_that_is_withdrawn_is_recorded_once(stage: Callable[[int]
     assert s.leading.duty.scene.notices == ()
 
 
+class Ailing(Noticed):
+    """What is wrong with what the node listens to."""
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__()
+        self.node = Node(id=NodeId("node-a"), slots=(), problems=problems)
+
+    async def look(self, _memory: object, _now: float) -> Inventory:
+        return Inventory(fleet=Fleet(nodes=(self.node,)), notices=(), problems=())
+
+
+async def test_what_has_been_wrong_with_a_node_for_long_hides_nothing_that_comes(stage: Callable[[int], Stage]) -> None:
+    s = stage(0)
+    pod = Problem(code="SH658", what="a pod tolerates the drain", remedy="Take it off", subject="node-a/0")
+    blind = Problem(code="SH645", what="aws is blind", remedy="Check it", subject="aws")
+    for problems in ((pod,), (pod, blind), (pod, msgspec.structs.replace(blind, what="aws is blind, still")), (pod,), ()):
+        s.leading.sight.world = Ailing(*problems)  # type: ignore[assignment]
+        await s.leading.sight.look(100.0)
+    assert [problem.code for problem in s.told] == ["SH658", "SH645"]
+    said = [(r.subject, r.what) for r in s.recorded(RecordKind.SOURCE) if r.subject == "notices node-a"]
+    assert [what for _, what in said] == ["a pod tolerates the drain", "aws is blind", "SH645 aws is over", "is back"]
+
+
 async def test_a_disk_that_takes_no_writes_is_told_shown_and_closes_the_gate(stage: Callable[[int], Stage]) -> None:
     s = stage(10**6)
     s.leading.voice.record(RecordKind.ENGINE, "engine", "leads")

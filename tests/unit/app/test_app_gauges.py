@@ -108,7 +108,7 @@ def test_problems_are_counted_once_for_as_long_as_they_last() -> None:
     duty = SimpleNamespace(metrics=Metrics(), clock=lambda: NOW, on_problem=told.append, feed=SimpleNamespace(current=None))
     voice = Voice.of(duty, SimpleNamespace(add=lambda _records: None), Epoch(1))  # type: ignore[arg-type]
     for problem in (BLIND, BLIND, None, BLIND):
-        voice.tell_or_clear("notices node-a", problem)
+        voice.tell_each("notices node-a", [problem] if problem else [])
     assert told == [BLIND, BLIND]
     assert duty.metrics.registry.get_sample_value("shunter_problems_total", {"code": "SH650"}) == 2
 
