@@ -8,7 +8,7 @@ The last XID is a last value: a harmless one hides the grave one before it, so t
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from shunter.model.errors import Problem
@@ -63,14 +63,16 @@ def samples(text: str) -> Iterator[Sample]:
             yield Sample(found[1], name, pci, uuid, value)
 
 
-def looks(service: Metadata, slots: Gpus, *, log: Callable[[Problem], None] = lambda _problem: None) -> tuple[Look, ...]:
-    """What to ask the exporter. `log` gets SH647 for what makes a process suspect and leaves the GPU sound."""
-    return (Look(name=SOURCE, ask=_Dcgm(service, slots, log).ask, every=EVERY_S),)
+def looks(service: Metadata, slots: Gpus) -> tuple[Look, ...]:
+    """What to ask the exporter. Besides notices it finds SH647: what makes a process suspect and leaves the GPU sound."""
+    dcgm = _Dcgm(service, slots)
+    return (Look(name=SOURCE, ask=dcgm.ask, every=EVERY_S, problems=dcgm.problems),)
 
 
 class _Dcgm:
-    def __init__(self, service: Metadata, slots: Gpus, log: Callable[[Problem], None]) -> None:
-        self._service, self._slots, self._log = service, slots, log
+    def __init__(self, service: Metadata, slots: Gpus) -> None:
+        self._service, self._slots = service, slots
+        self._suspect: dict[str, tuple[float, Problem]] = {}
         self._xids: dict[str, dict[str, Notice]] = {}
         self._last: dict[str, int] = {}
         self._links: dict[tuple[str, str], float] = {}
@@ -95,6 +97,10 @@ class _Dcgm:
             found.update(notices)
         return found
 
+    def problems(self) -> tuple[Problem, ...]:
+        oldest = self._service.clock() - gpus.DISTRUSTED_S
+        return tuple(problem for at, problem in self._suspect.values() if at > oldest)
+
     def _heard(self, sample: Sample, found: dict[str, Notice]) -> None:
         if sample.name == XID:
             self._xid(sample, int(sample.value))
@@ -108,10 +114,12 @@ class _Dcgm:
     def _xid(self, sample: Sample, number: int) -> None:
         if number == 0:
             self._xids.pop(sample.gpu, None)
+            self._suspect.pop(sample.gpu, None)
         elif number != self._last.get(sample.gpu):
             effect = effect_of(number)
             if effect is Effect.RESTART:
-                self._log(gpus.distrusted(number, sample.gpu, self._slots.slot(sample.pci, sample.uuid), "by DCGM"))
+                problem = gpus.distrusted(number, sample.gpu, self._slots.slot(sample.pci, sample.uuid), "by DCGM")
+                self._suspect[sample.gpu] = self._service.clock(), problem
             self._add(self._xids.setdefault(sample.gpu, {}), sample, effect, f"XID {number} is its last error")
         self._last[sample.gpu] = number
 

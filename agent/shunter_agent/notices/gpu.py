@@ -49,6 +49,8 @@ class GpuNotices:
         self._log = log
         self._changed: Callable[[Mapping[str, Notice]], None] = lambda _notices: None
         self._open: dict[str, Notice] = {}
+        self._suspect: dict[str, tuple[float, Problem]] = {}
+        """By GPU, when it last made the process on it suspect."""
         self._problem: Problem | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -68,8 +70,10 @@ class GpuNotices:
             self._thread = None
 
     def health(self) -> tuple[Problem, ...]:
-        """See the port: SH646 when the kernel log can't be read."""
-        return (self._problem,) if self._problem is not None else ()
+        """See the port: SH646 when the kernel log can't be read, SH647 for each process that is suspect."""
+        oldest = self._clock() - gpus.DISTRUSTED_S
+        suspect = tuple(problem for at, problem in dict(self._suspect).values() if at > oldest)
+        return ((self._problem,) if self._problem is not None else ()) + suspect
 
     def heard(self, error: Xid, at: float) -> None:
         """Take in one error, that came at `at` (seconds since the epoch)."""
@@ -78,7 +82,9 @@ class GpuNotices:
         if error.effect is Effect.RECOVERED:
             self._open = {key: n for key, n in before.items() if not key.startswith(gpus.prefix(error.gpu))}
         elif error.effect is Effect.RESTART:
-            self._log(gpus.distrusted(error.number, error.gpu, slot, error.text))
+            problem = gpus.distrusted(error.number, error.gpu, slot, error.text)
+            self._suspect[error.gpu] = at, problem
+            self._log(problem)
         else:
             detail = f"XID {error.number} on {error.gpu}{f': {error.text}' if error.text else ''}"
             found = gpus.notice(error.effect, error.gpu, slot=slot, at=at, source="gpu", detail=detail)
@@ -92,8 +98,11 @@ class GpuNotices:
             try:
                 self._follow()
             except OSError as failed:
-                self._blind(failed)
-                self._stop.wait(_AGAIN_S)
+                remedy = "Let the agent read /dev/kmsg (CAP_SYSLOG); until then GPU errors aren't seen"
+                self._blind(failed.strerror or str(failed), remedy)
+            except Exception as fault:  # a fault of ours must make the source blind, not end its thread without a word
+                self._blind(repr(fault), "Report it; until then GPU errors aren't seen")
+            self._stop.wait(_AGAIN_S)
 
     def _follow(self) -> None:
         """From the oldest record on. What is read a second time after a failure changes nothing: each notice has its name."""
@@ -101,13 +110,8 @@ class GpuNotices:
             if (error := read(text)) is not None:
                 self.heard(error, self._clock() - age)
 
-    def _blind(self, failed: OSError) -> None:
-        problem = rejected(
-            "SH646",
-            f"the kernel log can't be read: {failed.strerror or failed}",
-            "Let the agent read /dev/kmsg (CAP_SYSLOG); until then GPU errors aren't seen",
-            str(self._file),
-        ).problem
+    def _blind(self, why: str, remedy: str) -> None:
+        problem = rejected("SH646", f"the kernel log can't be read: {why}", remedy, str(self._file)).problem
         if problem != self._problem:
             self._problem = problem
             self._log(problem)

@@ -14,6 +14,10 @@ UNKNOWN: Final = "unknown"
 """The name of a GPU that a source didn't give any."""
 
 
+DISTRUSTED_S: Final = 3600.0
+"""For so long a process is told to be suspect: by then it was restarted, or somebody has decided that it needn't be."""
+
+
 class Gpus(msgspec.Struct, frozen=True, kw_only=True):
     """`pci` is PCI address (see `xid.address`) to slot, `uuids` is UUID to slot. A GPU that is in neither is taken for the node."""
 
@@ -46,6 +50,8 @@ def prefix(gpu: str) -> str:
 
 
 def distrusted(number: int, gpu: str, slot: str, text: str) -> Problem:
-    """SH647: the GPU is sound, and what the process on it computed isn't to be trusted."""
+    """SH647: the GPU is sound, and what the process on it computed isn't to be trusted. A person decides: no policy is asked, as most such
+    processes end by themselves, and what is restored is as old as its image.
+    """
     what = f"XID {number} on {gpu}: what the process on it computed is not to be trusted ({text or 'no text'})"
     return Problem(code="SH647", what=what, remedy="Restart the worker from an image that is older than that", subject=slot or gpu)

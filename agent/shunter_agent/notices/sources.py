@@ -54,7 +54,7 @@ def cloud(settings: CloudSettings, *, empty: Callable[[], bool], clock: Clock, l
 def exporter(url: str, slots: Gpus, *, clock: Clock, log: Tell) -> Watching:
     """DCGM's exporter."""
     service = Metadata(dcgm.SOURCE, url.rstrip("/"), called="DCGM's exporter", largest=dcgm.LARGEST, clock=clock)
-    return Watching(dcgm.SOURCE, dcgm.looks(service, slots, log=log), clock=clock, log=log, close=service.close)
+    return Watching(dcgm.SOURCE, dcgm.looks(service, slots), clock=clock, log=log, close=service.close)
 
 
 def cluster(settings: KubernetesSettings, name: str, slots: Gpus, *, clock: Clock, log: Tell) -> Watching:

@@ -17,6 +17,10 @@ from shunter.model.snapshot import Fleet, Notice, NoticeKind, Role, WorkerState
 _ROLES: Final = get_args(Role)
 _LANES: Final = get_args(Lane)
 
+FOR_PEOPLE: Final = frozenset({"SH647", "SH650", "SH658"})
+"""What sources of notices find besides notices, and hear all the same: a process that is suspect, a cordon or taint that stays, a pod that
+won't be drained."""
+
 
 class FleetGauges:
     """The fleet as it was last looked at. Nothing of it is there before the first look."""
@@ -26,6 +30,12 @@ class FleetGauges:
         self._blind = Gauge(
             "shunter_notice_source_blind",
             "1: the node's agent can't hear of some notices, so that one may be missed",
+            ["node"],
+            registry=registry,
+        )
+        self._wants = Gauge(
+            "shunter_node_wants_person",
+            "1: what the node's agent has heard is for a person: a cordon, a pod or a process that nothing looks after",
             ["node"],
             registry=registry,
         )
@@ -57,7 +67,8 @@ class FleetGauges:
     ) -> None:
         """Set all of them. `nodes` are those with an agent, `unreachable` those of which it didn't answer."""
         self._each("up", self._up, {node: node not in unreachable for node in nodes})
-        self._each("blind", self._blind, {node.id: bool(node.problems) for node in fleet.nodes})
+        self._each("blind", self._blind, {n.id: any(p.code not in FOR_PEOPLE for p in n.problems) for n in fleet.nodes})
+        self._each("wants", self._wants, {n.id: any(p.code in FOR_PEOPLE for p in n.problems) for n in fleet.nodes})
         self._count_workers(fleet)
         kinds = Count(notice.kind for notice in notices)
         for kind in NoticeKind:

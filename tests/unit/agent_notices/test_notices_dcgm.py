@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 from metadata_services import Answer, Service, serving
-from shunter.model.errors import Problem, Retry
+from shunter.model.errors import Retry
 from shunter_agent.notices import dcgm
 from shunter_agent.notices.gpus import Gpus
 from shunter_agent.notices.metadata import Metadata
@@ -31,10 +31,9 @@ class Exporter(Service):
 class Case:
     def __init__(self, service: Exporter) -> None:
         self.service, self.now = service, NOW
-        self.problems: list[Problem] = []
         self.client = Metadata("dcgm", service.url, called="DCGM's exporter", clock=lambda: self.now)
         self.slots = Gpus(pci={"0000:4f:00": "n/0"}, uuids={"GPU-bbb": "n/1"})
-        (self.look,) = dcgm.looks(self.client, self.slots, log=self.problems.append)
+        (self.look,) = dcgm.looks(self.client, self.slots)
 
     def say(self, name: str, labels: str, value: str) -> list[tuple[str, str, bool]]:
         self.service.values[name, labels] = value
@@ -76,7 +75,7 @@ def test_what_each_number_means(case: Case, name: str, value: str, expected: lis
     for labels, slot in ((NEW, "n/0"), (OLD, "n/1"), ('gpu="7"', "")):
         assert case.say(name, labels, value) == [(kind, slot, dumpable) for kind, _, dumpable in expected]
         case.service.values = {(dcgm.XID, NEW): "0", (dcgm.XID, OLD): "0"}
-        (case.look,) = dcgm.looks(case.client, case.slots, log=case.problems.append)
+        (case.look,) = dcgm.looks(case.client, case.slots)
 
 
 def test_a_harmless_error_doesnt_hide_the_grave_one_before_it(case: Case) -> None:
@@ -93,10 +92,19 @@ def test_a_gpu_that_isnt_told_of_any_more_keeps_what_was_said(case: Case) -> Non
     assert case.ask() == [("gpu-failing", "n/0", False)]
 
 
-def test_an_error_of_the_process_is_told_once(case: Case) -> None:
+def test_an_error_of_the_process_is_told_for_an_hour_or_until_the_exporter_forgets_it(case: Case) -> None:
+    def told() -> list[tuple[str, str]]:
+        case.ask()
+        return [(p.code, p.subject) for p in case.look.problems()]
+
     case.say(dcgm.XID, NEW, "31")
-    case.ask()
-    assert [(p.code, p.subject) for p in case.problems] == [("SH647", "n/0")]
+    assert told() == told() == [("SH647", "n/0")]
+    case.now += 3600
+    assert told() == [], "the exporter still says so, and it is no news"
+    case.say(dcgm.XID, NEW, "94")
+    assert told() == [("SH647", "n/0")]
+    case.say(dcgm.XID, NEW, "0")
+    assert told() == []
 
 
 def test_links_that_make_errors_raise_the_hazard_for_a_while(case: Case) -> None:

@@ -91,9 +91,12 @@ def test_an_error_of_the_process_alone_is_told_and_moves_nothing() -> None:
     heard = Heard()
     error = read(ENGINE)
     assert error is not None
-    source(heard).heard(error, NOW)
-    assert heard.notices == {}
-    (problem,) = heard.problems
+    gpus = source(heard)
+    gpus.heard(error, NOW - 3600)
+    assert gpus.health() == (), "long over, as an agent finds it that has just started"
+    gpus.heard(error, NOW - 3599)
+    assert (heard.notices, list(gpus.health())) == ({}, heard.problems[-1:])
+    problem = heard.problems[-1]
     assert (problem.code, problem.subject) == ("SH647", "n/1")
     assert "secret-app" not in problem.what
 
@@ -132,6 +135,25 @@ def test_a_log_that_cant_be_read_is_a_blind_source(tmp_path: Path) -> None:
     (problem,) = gpus.health()
     assert problem.code == "SH646"
     assert heard.problems == [problem]
+
+
+def test_a_fault_of_ours_makes_the_log_blind_and_ends_no_thread(fifo: tuple[Path, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shunter_agent.notices.gpu._AGAIN_S", 0.02)
+    path, descriptor = fifo
+    heard, blind = Heard(), threading.Event()
+    gpus = GpuNotices({"0000:4f:00": "n/1"}, path, log=lambda _problem: blind.set())
+    with monkeypatch.context() as broken:
+        broken.setattr("shunter_agent.notices.gpu.read", lambda _text: [][0])
+        gpus.start(heard)
+        heard.news.clear()
+        os.write(descriptor, f"4,77,1,-;{FELL_OFF}\n".encode())
+        assert blind.wait(10)
+        assert [p.code for p in gpus.health()] == ["SH646"]
+    while not heard.notices:
+        os.write(descriptor, f"4,77,1,-;{FELL_OFF}\n".encode())
+        heard.news.wait(0.1)
+    gpus.stop()
+    assert gpus.health() == ()
 
 
 def test_a_log_that_comes_back_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,8 @@ from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Worke
 NOW = 1_000.0
 A, B = NodeId("node-a"), NodeId("node-b")
 FULL = Problem(code="SH682", what="the disk is full", remedy="Free some")
-BLIND = Problem(code="SH650", what="no answer", remedy="Look")
+BLIND = Problem(code="SH645", what="no answer", remedy="Look")
+CORDON = Problem(code="SH650", what="it is cordoned", remedy="Drain it", subject="kubernetes")
 
 
 def worker(name: str, state: WorkerState = WorkerState.RUNNING) -> Worker:
@@ -48,7 +49,7 @@ def seen() -> CollectorRegistry:
     gauges = FleetGauges(registry)
     workers = (worker("d0"), worker("d1"), worker("d2", WorkerState.LOST), worker("p0"), worker("p1", WorkerState.PARKED))
     fleet = Fleet(
-        nodes=(Node(id=A, slots=(), problems=(BLIND,)), Node(id=B, slots=(), troubles=(FULL,))),
+        nodes=(Node(id=A, slots=(), problems=(CORDON, BLIND)), Node(id=B, slots=(), troubles=(FULL,))),
         workers=workers,
         images=(image("d0"), image("p1")),
     )
@@ -66,6 +67,8 @@ def seen() -> CollectorRegistry:
         ("shunter_agent_up", {"node": "node-b"}, 0),
         ("shunter_notice_source_blind", {"node": "node-a"}, 1),
         ("shunter_notice_source_blind", {"node": "node-b"}, 0),
+        ("shunter_node_wants_person", {"node": "node-a"}, 1),
+        ("shunter_node_wants_person", {"node": "node-b"}, 0),
         ("shunter_workers", {"role": "decode", "state": "running"}, 2),
         ("shunter_workers", {"role": "decode", "state": "lost"}, 1),
         ("shunter_workers", {"role": "prefill", "state": "parked"}, 1),
@@ -110,7 +113,7 @@ def test_problems_are_counted_once_for_as_long_as_they_last() -> None:
     for problem in (BLIND, BLIND, None, BLIND):
         voice.tell_each("notices node-a", [problem] if problem else [])
     assert told == [BLIND, BLIND]
-    assert duty.metrics.registry.get_sample_value("shunter_problems_total", {"code": "SH650"}) == 2
+    assert duty.metrics.registry.get_sample_value("shunter_problems_total", {"code": "SH645"}) == 2
 
 
 def test_certificates_are_told_to_end_when_they_do_and_a_new_one_at_once(tmp_path: Path) -> None:
@@ -126,3 +129,10 @@ def test_certificates_are_told_to_end_when_they_do_and_a_new_one_at_once(tmp_pat
     assert math.isnan(ends("none") or 0.0)
     made["engine.pem"].write_bytes(made["ca.pem"].read_bytes())
     assert ends("engine") == ends("ca")
+
+
+def test_a_cordon_that_stays_makes_no_source_blind() -> None:
+    registry = CollectorRegistry()
+    FleetGauges(registry).show(Fleet(nodes=(Node(id=A, slots=(), problems=(CORDON,)),)), (), (), (A,), (), NOW)
+    told = [registry.get_sample_value(f"shunter_{name}", {"node": "node-a"}) for name in ("notice_source_blind", "node_wants_person")]
+    assert told == [0, 1]
