@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from conftest import install, running
 from control_plane import ControlPlane, free_port, until
@@ -65,12 +66,20 @@ class Engine:
         folder.mkdir()
         text = fleet.engine_config.read_text()
         text = text.replace(f'state = "{fleet.state}"', f'state = "{folder / "state"}"')
-        text = text.replace(f'listen = "127.0.0.1:{fleet.engine_port}"', f'listen = "127.0.0.1:{free_port()}"')
-        text += f'[cluster]\nkubeconfig = "{kubeconfig(plane, folder)}"\nlasts = "{LASTS_S:g}s"\n'
+        self.port = free_port()
+        text = text.replace(f'listen = "127.0.0.1:{fleet.engine_port}"', f'listen = "127.0.0.1:{self.port}"')
+        text += f'[health]\nlease = "2s"\n[cluster]\nkubeconfig = "{kubeconfig(plane, folder)}"\nlasts = "{LASTS_S:g}s"\n'
         (folder / "engine.toml").write_text(text.replace('tick = "1s"', 'tick = "200ms"'))
         self.log = folder / "log"
         self.process = fleet.run(str(BIN / "shunter"), "engine", "--config", str(folder / "engine.toml"), log=f"{name}/log")
         self.settings = load(folder / "engine.toml")
+
+    def late(self) -> dict[str, str]:
+        """What it says of itself that is too old, and why; empty: it is ready."""
+        page = httpx.get(f"http://127.0.0.1:{self.port}/readyz", trust_env=False, timeout=10)
+        told: dict[str, str] = page.json()["reasons"]
+        assert (page.status_code == 200) is (not told)
+        return told
 
     def said(self, what: str) -> bool:
         assert self.process.poll() is None, self.log.read_text()
@@ -130,6 +139,20 @@ def test_another_finishes_what_one_that_was_killed_had_begun(fleet: Fleet, plane
     second.process.terminate()
     assert second.process.wait(15) == 0
     assert not lease(plane).get("holderIdentity"), "it makes way for the next at once"
+
+
+def test_one_that_stands_by_and_hears_nothing_of_the_lead_is_not_ready(fleet: Fleet, plane: ControlPlane) -> None:
+    """It would take over from nobody: whoever counts on it, as a drain of the leader's node does, has to be told."""
+    _, second, _ = two(fleet, plane)
+    assert second.late() == {}
+    plane.freeze_api()
+    try:
+        reason = until(second.late, 20, "the one that stands by to be late")["lease"]
+        assert "may be 2 s: " in reason
+        assert "SH251" in reason
+    finally:
+        plane.thaw_api()
+    until(lambda: "lease" not in second.late(), 20, "it to know again")
 
 
 async def test_one_that_stood_still_past_its_term_does_nothing_more(fleet: Fleet, plane: ControlPlane) -> None:

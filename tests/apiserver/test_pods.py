@@ -14,6 +14,7 @@ import yaml
 from conftest import admin, running
 from control_plane import ROOT, ControlPlane, until
 from nodes_simulated import Nodes, node, worker
+from proxy import Proxy
 from shunter.cluster.api import Api
 from shunter.cluster.awaiting import Patience
 from shunter.cluster.dynamo.words import COST_BEFORE
@@ -21,6 +22,7 @@ from shunter.cluster.estate import Estate, Following, Where
 from shunter.cluster.operation import Batch, collection, resource
 from shunter.cluster.places import Pods
 from shunter.cluster.pods import Being
+from shunter.cluster.reflector import Times
 from shunter.cluster.spares import Stake
 from shunter.cluster.template import pod_name
 from shunter.model.errors import Rejected
@@ -559,3 +561,33 @@ async def test_agents_and_nodes_are_found_with_their_addresses_and_taints(bench:
     server.must("PATCH", "/api/v1/nodes/node-b", {"spec": {"taints": None}}, "application/merge-patch+json")
     server.must("DELETE", f"{path}/agent-a?gracePeriodSeconds=0")
     bench.until_seen(lambda e: e.agents == {})
+
+
+async def test_nodes_and_pods_that_nobody_confirms_are_overdue_until_somebody_does(server: ControlPlane, namespace: str) -> None:
+    """Agents may answer meanwhile: what they say is no word about pods, and the engine mustn't be called ready for it."""
+    passed = 0.0
+    async with Proxy(server.port) as proxy:
+        access = msgspec.structs.replace(admin(server), server=f"https://127.0.0.1:{proxy.port}")
+        times = Times(watch_least=2, watch_most=3, margin=0.7, wait_first=0.05, wait_most=0.2)
+        following = Following(lambda: Api(access), Where(namespace=namespace), times=times, clock=lambda: time.monotonic() + passed)
+        try:
+            await asyncio.to_thread(following.wait, 10.0)
+            assert (following.overdue(), following.estate().doubt) == (0.0, None)
+            proxy.refusing = True
+            proxy.cut()
+            async with asyncio.timeout(20):  # a watch that was about to begin may have come through, and lasts a while
+                while not all(one.problem for one in following._reflectors.values()):
+                    await asyncio.sleep(0.02)
+            passed = 60.0
+            assert following.overdue() == 0.0
+            passed = 200.0
+            assert 200.0 <= following.overdue() < 230.0
+            doubt = following.estate().doubt
+            assert doubt is not None
+            assert doubt.code == "SH261"
+            proxy.refusing = False
+            async with asyncio.timeout(20):
+                while following.overdue() or following.estate().doubt is not None:
+                    await asyncio.sleep(0.02)
+        finally:
+            await asyncio.to_thread(following.close)

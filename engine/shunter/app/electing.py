@@ -40,9 +40,21 @@ class Electing:
         self._loop: asyncio.AbstractEventLoop
         self._leads = False
         self._beat = 0.0
+        self._elector: Elector | None = None
+        self._unheard: Problem | None = None
+        """Why the API server says nothing, while it was never heard."""
         self._over = asyncio.Event()
         """What was led with is closed."""
         self._said: tuple[str, str] | None = None
+
+    def age(self) -> float | None:
+        """Seconds since the API server last said who leads; None: never. From any thread."""
+        return self._elector.age() if self._elector is not None else None
+
+    @property
+    def problem(self) -> Problem | None:
+        """Why that isn't known at present; None: it is."""
+        return self._elector.problem if self._elector is not None else self._unheard
 
     async def lead(self, run: Run, stop: asyncio.Event) -> None:
         """Wait for the lead and `run` the engine until `stop` is set. Raises what `run` does, and Stalled SH550 when the lead was lost."""
@@ -108,7 +120,7 @@ class Electing:
         api = Api(self._access)
         try:
             above = await self._above(api)
-            elector = Elector(
+            self._elector = elector = Elector(
                 api, self._namespace, self._lease.name, identity(), terms=terms(self._lease), above=lambda: above, now=self._now
             )
             leading = asyncio.create_task(elector.lead(work))
@@ -140,6 +152,7 @@ class Electing:
             try:
                 return await known_epoch(api, self._namespace, self._settings.state)
             except Retry as error:
+                self._unheard = error.problem
                 self._once("", error.problem)
             await asyncio.sleep(AGAIN_S)
 

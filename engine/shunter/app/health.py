@@ -77,7 +77,9 @@ class Health:
         self.degraded: str | None = None
         """What is wrong with the engine's disk, for people; None: nothing."""
         self.stands_by = False
-        """Another engine leads: this one is ready to, and nothing else is asked of it."""
+        """Another engine leads: this one is ready to, and nothing else is asked of it but that it knows who does."""
+        self.lease: Callable[[], float | None] = lambda: 0.0
+        """How old that knowledge is, in seconds; None: it never knew."""
         self.disk(None)
 
     def update(self, ages: dict[str, float | None]) -> None:
@@ -107,7 +109,8 @@ class Health:
     def late(self) -> dict[str, float | None]:
         """Inputs that are too old to be called ready; empty: ready."""
         if self.stands_by:
-            return {}
+            age = self.lease()
+            return {} if age is not None and age <= self._limits.lease else {"lease": age}
         return {name: age for name, age in self._ages.items() if age is None or age > getattr(self._limits, name)}
 
     def reasons(self, late: Iterable[str]) -> dict[str, str]:
@@ -115,7 +118,7 @@ class Health:
         return {name: self._reason(name) for name in late}
 
     def _reason(self, name: str) -> str:
-        age, limit = self._ages[name], getattr(self._limits, name)
+        age, limit = self.lease() if name == "lease" else self._ages[name], getattr(self._limits, name)
         problem = self._why[name]() if name in self._why else None
         said = f"never seen since the start; it may be {limit:g} s old" if age is None else f"{age:.1f} s old, and may be {limit:g} s"
         return f"{said}: {problem}" if problem else said

@@ -78,6 +78,10 @@ class Housed:
         """All of it as it is now."""
         return self._following.estate()
 
+    def overdue(self) -> float:
+        """For how many seconds the cluster has confirmed nothing of nodes and pods, once that is too long; 0.0 until then."""
+        return self._following.overdue()
+
     def follow(self, roster: Roster, fleet: Fleet) -> Problem | None:
         """Bring the agents up to date. Why what is known of the cluster is old; None: it isn't."""
         estate = self.estate()

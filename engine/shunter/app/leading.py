@@ -150,6 +150,7 @@ class Leading:
         self.tidying = Beside(duty.clock, lambda about, problem: self.voice.tell_or_clear(f"tidying {about}", problem))
         self.showing: Showing | None = None
         if housed is not None:
+            duty.health.explain("inventory", lambda: housed.estate().doubt)
             orders = Beside(duty.clock, lambda about, problem: self.voice.tell_or_clear(f"readiness of {about}", problem))
 
             def busy() -> set[WorkerId]:
@@ -449,9 +450,10 @@ class Leading:
         def age(at: float | None) -> float | None:
             return None if at is None else now - at
 
-        self.duty.health.update(
-            {"policies": self.duty.feed.age(now), "inventory": age(self.sight.looked_at), "metrics": age(self.sight.measured_at)}
-        )
+        inventory = age(self.sight.looked_at)
+        if self.housed is not None and inventory is not None:
+            inventory = max(inventory, self.housed.overdue())  # agents that answer say nothing of pods
+        self.duty.health.update({"policies": self.duty.feed.age(now), "inventory": inventory, "metrics": age(self.sight.measured_at)})
         self.duty.metrics.problems.set(len(self.duty.feed.current.problems) if self.duty.feed.current else 0)
 
     # -- what runs beside the ticks

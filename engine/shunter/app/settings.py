@@ -175,9 +175,12 @@ class HealthSettings(_Section, frozen=True, kw_only=True):
     policies: Duration = Duration(300)
     """Those in force, since they were last known to be the source's newest. While a newer commit is refused, it grows as well."""
     inventory: Duration = Duration(30)
-    """Since any agent answered."""
+    """Since any agent answered. With `[cluster.pods]` also since the API server confirmed nodes and pods, once that is more than three
+    minutes ago."""
     metrics: Duration = Duration(30)
     """Since a worker had a fresh value of any metric."""
+    lease: Duration = Duration(60)
+    """Of an engine that stands by: since the API server last said who leads. One that can't know takes over from nobody."""
 
 
 class LimitsSettings(_Section, frozen=True, kw_only=True):
@@ -290,6 +293,7 @@ class Settings(_Section, frozen=True, kw_only=True):
             "health.policies": self.health.policies,
             "health.inventory": self.health.inventory,
             "health.metrics": self.health.metrics,
+            "health.lease": self.health.lease,
             "standing.silence": self.standing.silence,
             "standing.valid": self.standing.valid,
             **({} if self.audit.keep is None else {"audit.keep": self.audit.keep}),

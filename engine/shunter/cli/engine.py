@@ -71,6 +71,8 @@ async def _until_stopped(running: Engine, tell: Callable[[Problem], None]) -> No
         return
     from shunter.app.electing import Electing
 
-    running.health.stands_by = True
+    candidate = Electing(running.settings, running.settings.cluster, tell)
+    running.health.stands_by, running.health.lease = True, candidate.age
+    running.health.explain("lease", lambda: candidate.problem)
     with running.serving():
-        await Electing(running.settings, running.settings.cluster, tell).lead(running.run, stop)
+        await candidate.lead(running.run, stop)

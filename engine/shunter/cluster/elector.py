@@ -98,6 +98,11 @@ class Elector:
         """Why the Lease can't be read or written at present, or None."""
         self.leader: str | None = None
         """Who leads, as last seen; None: nobody, or not known."""
+        self._answered: float | None = None
+
+    def age(self) -> float | None:
+        """Seconds since the Lease was last read or written; None: never."""
+        return None if self._answered is None else self._clock() - self._answered
 
     async def lead(self, work: Callable[[Term], Awaitable[None]]) -> None:
         """Wait until we lead, then do `work` until it returns; the Lease is given back then, or when this is cancelled.
@@ -135,7 +140,7 @@ class Elector:
         while True:
             try:
                 term = await self._try()
-                self.problem = None
+                self.problem, self._answered = None, self._clock()
                 if term is not None:
                     return term
             except ShunterError as error:

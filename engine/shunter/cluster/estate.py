@@ -105,6 +105,12 @@ class Following:
             self._last = version, doubt, estate
         return self._last[2]
 
+    def overdue(self) -> float:
+        """Seconds since the API server last confirmed what it did longest ago, once those are more than `STALE_S`; 0.0 until then."""
+        ages = (reflector.age() for reflector in self._reflectors.values())
+        oldest = max((age for age in ages if age is not None), default=0.0)  # None: `wait` hasn't returned yet
+        return oldest if oldest > STALE_S else 0.0
+
     def close(self) -> None:
         """End the thread and its connections."""
         self._thread.close()

@@ -542,3 +542,24 @@ async def test_a_condition_is_asked_once_of_each_snapshot_however_many_ticks_loo
     assert once_old == [once_old[0]] * 4, "the older one is, the more ticks have looked back at it"
     assert once_old[0] > 0
     s.leading.sightings.close()
+
+
+class Pods:
+    """Workers in pods, of which the cluster has confirmed nothing for so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def overdue(self) -> float:
+        return self.seconds
+
+
+async def test_an_engine_that_hears_of_no_pods_is_not_ready_though_agents_answer(stage: Callable[[int], Stage]) -> None:
+    s = stage(0)
+    s.leading.sight.looked_at = s.leading.sight.measured_at = 99.0
+    late = []
+    for seconds in (0.0, 200.0):
+        s.leading.housed = Pods(seconds)  # type: ignore[assignment]
+        s.leading._ages(100.0)
+        late.append(s.engine.health.late().get("inventory"))
+    assert late == [None, 200.0]

@@ -42,6 +42,19 @@ def test_what_is_too_old(metrics: Metrics, ages: dict[str, float | None], late: 
     assert list(health.late()) == late
 
 
+@pytest.mark.parametrize(("age", "late"), [(0.0, {}), (60.0, {}), (60.1, {"lease": 60.1}), (None, {"lease": None})])
+def test_one_that_stands_by_has_to_know_who_leads_and_nothing_else(
+    metrics: Metrics, age: float | None, late: dict[str, float | None]
+) -> None:
+    health = Health(metrics)
+    health.stands_by, health.lease = True, lambda: age
+    health.explain("lease", lambda: Problem(code="SH251", what="the API server gave no answer", remedy="Look", subject="lease"))
+    assert health.late() == late
+    assert all("may be 60 s" in said and "SH251" in said for said in health.reasons(late).values())
+    health.stands_by = False
+    assert set(health.late()) == {"policies", "inventory", "metrics"}, "who leads has no use for it"
+
+
 @pytest.mark.parametrize("name", ["policies", "inventory", "metrics"])
 def test_each_limit_can_be_set(metrics: Metrics, name: str) -> None:
     health = Health(metrics)
