@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from shunter_agent.runtime.port import Process
@@ -52,6 +52,16 @@ class Exits:
         if descriptor is not None:
             asyncio.get_running_loop().remove_reader(descriptor)
             os.close(descriptor)
+
+    @contextlib.contextmanager
+    def ending(self, worker: str, process: Process) -> Iterator[None]:
+        """While somebody ends it, its end is no news. Where that fails, whatever it was, it may live, and is watched again."""
+        self.forget(worker)
+        try:
+            yield
+        except BaseException:
+            self.watch(worker, process)
+            raise
 
     def close(self) -> None:
         """Watch nothing any more."""

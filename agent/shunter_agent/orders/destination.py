@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from shunter.model.errors import Rejected, Retry, ShunterError, Stalled, Unknown
+from shunter.model.errors import Rejected, Retry, ShunterError, Stalled
 from shunter.model.pod import Pod
 from shunter.wire import agent_pb2 as pb
 
@@ -256,21 +256,13 @@ class Destination:
         try:
             await node.in_thread(node.network(worker).disconnect)
         finally:
-            node.exits.forget(worker)
             if process is not None:
-                await self._end(worker, process)
+                with node.exits.ending(worker, process):
+                    await node.in_thread(node.runtime.end, process)
         with node.journal.batch():
             node.journal.drop_worker(worker)
             node.journal.put_reservation(msgspec.structs.replace(reservation, process=None, at=node.clock()))
             node.journal.undo(reservation.operation, ("restore",), node.clock(), "its copy failed when it was let run")
-
-    async def _end(self, worker: str, process: Process) -> None:
-        node = self._node
-        try:
-            await node.in_thread(node.runtime.end, process)
-        except Unknown:
-            node.exits.watch(worker, process)
-            raise
 
     # -- abort
 

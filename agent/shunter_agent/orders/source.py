@@ -346,15 +346,14 @@ class Source:
         if not copy.frozen.alive():
             await self.end_hold(worker, "the hold was lost")
             raise rejected("SH606", "release was refused: the hold was lost, and the worker runs on", "Plan again", worker)
-        network = node.network(worker)
+        network, process = node.network(worker), node.row(worker).process
         await node.in_thread(network.disconnect)  # nothing of its death may reach its peers
-        node.exits.forget(worker)
-        try:
-            await node.in_thread(copy.frozen.release)
-        except Unknown:
-            if await node.in_thread(node.runtime.find, node.row(worker).process):
-                node.exits.watch(worker, node.row(worker).process)
-                raise
+        with node.exits.ending(worker, process):
+            try:
+                await node.in_thread(copy.frozen.release)
+            except Unknown:
+                if await node.in_thread(node.runtime.find, process):
+                    raise
         at = node.clock()
         node.frozen.pop(worker, None)
         node.remove_network(worker)
@@ -397,12 +396,8 @@ class Source:
             node.change(worker, state="fenced")
         await self._until_idle(row, within_s)
         network = node.network(worker)
-        node.exits.forget(worker)
-        try:
+        with node.exits.ending(worker, row.process):
             await node.in_thread(node.runtime.end, row.process)
-        except BaseException:
-            node.exits.watch(worker, row.process)
-            raise
         await node.in_thread(network.disconnect)
         node.remove_network(worker)
         return self._left(head, "drain", node.clock(), "served its last request and was ended")
@@ -416,12 +411,8 @@ class Source:
         node, worker = self._node, head.worker
         row, network = node.row(worker), node.network(worker)
         await node.in_thread(network.disconnect)  # nothing of its death may reach its peers
-        node.exits.forget(worker)
-        try:
+        with node.exits.ending(worker, row.process):
             await node.in_thread(node.runtime.end, row.process)
-        except BaseException:
-            node.exits.watch(worker, row.process)
-            raise
         node.remove_network(worker)
         return self._left(head, "retire", node.clock(), "ended; its image is elsewhere")
 

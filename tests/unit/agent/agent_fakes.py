@@ -365,8 +365,18 @@ class FakeServing:
 
 
 class QuietExits(Exits):
+    """Notes whose end would be noticed."""
+
+    def __init__(self, ended: Callable[[str, int], None]) -> None:
+        super().__init__(ended)
+        self.watched: dict[str, Process] = {}
+
     def watch(self, worker: str, process: Process) -> None:
-        pass
+        self.watched[worker] = process
+
+    def forget(self, worker: str) -> None:
+        super().forget(worker)
+        self.watched.pop(worker, None)
 
 
 class Bench:
@@ -403,7 +413,8 @@ class Bench:
             elapsed=self.clock,
             facts=self.runtime.facts(),
         )
-        self.node.exits = QuietExits(self.node.worker_ended)  # no process here is real
+        self.exits = QuietExits(self.node.worker_ended)  # no process here is real
+        self.node.exits = self.exits
         self.orders = Orders(self.node)
         self.source, self.destination, self.transfers = Source(self.orders), Destination(self.orders), Transfers(self.orders)
         self.holds = Holds(self.orders, self.source, self.destination)

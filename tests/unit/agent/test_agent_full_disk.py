@@ -202,17 +202,6 @@ async def test_an_image_that_cannot_be_begun_leaves_the_worker_untouched_and_say
     assert (error.value.problem.code, bench.faults.done["freeze"], PROCESS in bench.runtime.running) == ("SH667", 0, True)
 
 
-async def test_a_release_that_is_unknown_is_watched_to_its_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    watched: dict[str, Process] = {}
-    monkeypatch.setattr(bench.node.exits, "watch", watched.__setitem__)
-    monkeypatch.setattr(bench.node.exits, "forget", lambda worker: watched.pop(worker, None))
-    await frozen(bench)
-    bench.faults.at["release"] = Unknown(problem("SH707"))
-    with pytest.raises(Unknown):
-        await bench.source.release(bench.step())
-    assert watched == {"w": PROCESS}
-
-
 async def two_frozen(bench: Bench) -> Process:
     """`w` and another one; the other one's process."""
     other, process = "v", Process(pid=PROCESS.pid + 7, started=7)

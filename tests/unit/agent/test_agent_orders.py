@@ -138,6 +138,21 @@ class TestSource:
         await bench.source.release(bench.step())
         assert PROCESS not in bench.runtime.alive
 
+    @pytest.mark.parametrize("error", [Unknown(problem("SH707")), Rejected(problem("SH708")), OSError("no descriptor to be had")])
+    async def test_a_release_that_failed_leaves_the_worker_watched(self, bench: Bench, error: Exception) -> None:
+        await frozen(bench)
+        bench.exits.watch("w", PROCESS)
+        bench.faults.at["release"] = error
+        with pytest.raises(ShunterError):
+            await bench.source.release(bench.step())
+        assert bench.exits.watched == {"w": PROCESS}
+
+    async def test_what_is_released_is_watched_no_more(self, bench: Bench) -> None:
+        await frozen(bench)
+        bench.exits.watch("w", PROCESS)
+        await bench.source.release(bench.step())
+        assert bench.exits.watched == {}
+
     async def test_a_checkpoint_lets_the_worker_run_before_it_digests(self, bench: Bench) -> None:
         reply = await bench.source.checkpoint(pb.CheckpointOrder(order=bench.order(), image="c"))
         order = bench.faults.order
@@ -272,6 +287,14 @@ class TestDestination:
         await empty.destination.restore(empty.restore())
         await empty.destination.resume(empty.step())
         assert empty.state() == "fenced"
+
+    async def test_a_copy_that_may_live_on_after_a_resume_that_failed_is_watched(self, empty: Bench) -> None:
+        await held(empty)
+        (copy,) = empty.runtime.alive
+        empty.faults.at.update(probe=Rejected(problem()), end=OSError("no descriptor to be had"))
+        with pytest.raises(Unknown):
+            await empty.destination.resume(empty.step())
+        assert empty.exits.watched == {"w": copy}
 
     async def test_a_network_that_cannot_be_connected_keeps_the_copy_held(self, empty: Bench) -> None:
         await held(empty)
