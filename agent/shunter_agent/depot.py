@@ -79,7 +79,7 @@ class Depot(Protocol):
         ...
 
     def abandon(self, image: str) -> None:
-        """Delete what was begun. Idempotent."""
+        """Delete what was begun. Idempotent. Raises Stalled when the disk doesn't let it: it is left until the agent's next start."""
         ...
 
     def get(self, image: str) -> ImageFacts | None:

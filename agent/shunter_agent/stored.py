@@ -85,9 +85,13 @@ class StoredDepot:
     def abandon(self, image: str) -> None:
         """See `depot.Depot`. An id that can't be one was never begun."""
         self._known.pop(image, None)
-        with contextlib.suppress(Rejected):
-            self.store.abandon(image)
-        self._written(image)
+        try:
+            with contextlib.suppress(Rejected):
+                self.store.abandon(image)
+        except OSError as error:
+            raise _disk(image, error) from error
+        finally:
+            self._written(image)  # also of what can't be deleted nothing more will be written
 
     def get(self, image: str) -> ImageFacts | None:
         """See `depot.Depot`. Raises Rejected SH801, SH804."""

@@ -269,14 +269,14 @@ class Source:
         if keeping is not None:
             (kept,) = await asyncio.gather(keeping, return_exceptions=True)
             if isinstance(kept, ImageFacts):  # whole after all, but too late: its worker has gone on since
-                await self._discard(image)
-        await node.in_thread(node.depot.abandon, image)
+                await self._delete(node.depot.discard, image)
+        await self._delete(node.depot.abandon, image)
 
-    async def _discard(self, image: str) -> None:
+    async def _delete(self, delete: Callable[[str], object], image: str) -> None:
         try:
-            await self._node.in_thread(self._node.depot.discard, image)
-        except Stalled as error:  # it stays, as an image that nobody needs
-            self._node.log.problem(error.problem)
+            await self._node.in_thread(delete, image)
+        except Stalled as error:  # it stays, and nobody needs it; why the order failed is what there is to answer
+            self._node.log.problem(error.problem, image=image)
 
     async def _go_on(self, worker: str, copy: FrozenCopy, also: Callable[[], None] = lambda: None) -> None:
         """Let a frozen worker run on in place, with its network; `also` becomes durable with that.

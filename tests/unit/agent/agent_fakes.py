@@ -258,6 +258,7 @@ class FakeDepot:
         self.faults.point("sync")
 
     def abandon(self, image: str) -> None:
+        self.faults.point("abandon")
         self.partial.discard(image)
 
     def get(self, image: str) -> ImageFacts | None:

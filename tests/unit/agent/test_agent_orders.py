@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from agent_fakes import PROCESS, Bench, Gate, problem
-from shunter.model.errors import Rejected, Retry, ShunterError, Unknown
+from shunter.model.errors import Rejected, Retry, ShunterError, Stalled, Unknown
 from shunter.wire import agent_pb2 as pb
 from shunter_agent import inventory
 from shunter_agent.preflight import Room, preflight
@@ -93,6 +93,14 @@ class TestSource:
         with pytest.raises(Undone):
             await bench.source.freeze(bench.freeze())
         assert PROCESS in bench.runtime.running
+
+    @pytest.mark.parametrize("call", ["freeze", "finish"])
+    async def test_a_freeze_is_undone_though_its_image_cannot_be_deleted(self, bench: Bench, call: str) -> None:
+        bench.faults.at.update({call: Rejected(problem("SH701")), "abandon": Stalled(problem("SH667"))})
+        with pytest.raises(Undone) as error:
+            await bench.source.freeze(bench.freeze())
+        assert (code(error), PROCESS in bench.runtime.running, bench.state()) == ("SH701", True, "running")
+        assert "SH667" in bench.said()
 
     async def test_release_without_a_freeze_is_refused(self, bench: Bench) -> None:
         with pytest.raises(Rejected) as error:

@@ -1,10 +1,11 @@
 """The disk of the images is shared: what is promised to one isn't to another, and the journal's part to none."""
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from shunter.model.errors import Retry
+from shunter.model.errors import Retry, Stalled
 from shunter_agent.depot import ImageFacts
 from shunter_agent.images import room, store
 from shunter_agent.images.room import KEEP, STEP, Room
@@ -115,3 +116,17 @@ def test_a_depot_begins_no_dump_on_a_disk_without_room(tmp_path: Path, monkeypat
     depot.begin("d2", 100)
     depot.commit(ImageFacts(id="d2", spec=SPEC, incarnation=1, taken_at=1.0), durable=False)
     depot.begin("d3", 100)
+
+
+def test_a_dump_that_cannot_be_deleted_keeps_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_free", lambda _root: KEEP + 100)
+    depot = StoredDepot(ImageStore(tmp_path / "images"), TlsFiles(ca=tmp_path, cert=tmp_path, key=tmp_path))
+    depot.begin("d1", 100)
+
+    def unwilling(_folder: Path) -> Path:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(store, "doom", unwilling)
+    with pytest.raises(Stalled, match="SH667"):
+        depot.abandon("d1")
+    depot.begin("d2", 100)
