@@ -28,6 +28,8 @@ BEGIN_S: Final = 30.0
 TICK_S: Final = 0.001
 LOOK_S: Final = 0.25
 """Seconds between looks at a worker that drains."""
+_RUNS: Final = (Retry, Stalled)
+"""What `Source._go_on` raises of a worker that runs, for its network's sake or the journal's. After anything else it may be dead."""
 
 
 class Source:
@@ -176,11 +178,11 @@ class Source:
     ) -> None:
         try:
             await self._go_on(row.spec.worker, copy)
-        except Unknown:
-            await self._rescue(row, copy.image, copy.frozen, sending, keeping)
+        except _RUNS:
+            await self._drop(copy.image, sending, keeping)
             raise
         except BaseException:
-            await self._drop(copy.image, sending, keeping)
+            await self._rescue(row, copy.image, copy.frozen, sending, keeping)
             raise
         await self._drop(copy.image, sending, keeping)
 
@@ -281,7 +283,7 @@ class Source:
     async def _go_on(self, worker: str, copy: FrozenCopy, also: Callable[[], None] = lambda: None) -> None:
         """Let a frozen worker run on in place, with its network; `also` becomes durable with that.
 
-        Raises Unknown or Stalled, with the copy still in hand: the end of its hold tries it again.
+        Raises Unknown, or Retry or Stalled once it runs; with the copy still in hand: the end of its hold tries it again.
         """
         node = self._node
         if await node.in_thread(node.runtime.find, node.row(worker).process):
@@ -457,7 +459,9 @@ class Source:
             node.frozen[head.worker] = copy
             try:
                 await self._go_on(head.worker, copy)
-            except Unknown:
+            except _RUNS:
+                raise
+            except BaseException:
                 await self._rescue(row, image, frozen)
                 raise
             thawed_at = node.clock()

@@ -220,25 +220,24 @@ async def test_a_node_is_empty_only_without_anything_on_its_way(tmp_path: Path) 
 class TestDeathOnTheWayBack:
     """The dump is whole, the worker was to run on, and is dead: the dump is all that is left of it."""
 
+    @pytest.fixture(params=[Unknown(problem("SH711")), OSError("no descriptor to be had")], ids=["said", "found"], autouse=True)
     @staticmethod
-    def dying(bench: Bench) -> None:
+    def dying(bench: Bench, request: pytest.FixtureRequest) -> None:
         def die() -> None:
             bench.runtime.alive.clear()
             bench.runtime.running.clear()
             if bench.runtime.frozen is not None:
                 bench.runtime.frozen.standing = False
-            raise Unknown(problem("SH711"))
+            raise request.param
 
         bench.faults.at["thaw"] = die
 
     async def test_after_a_checkpoint(self, bench: Bench) -> None:
-        self.dying(bench)
         with pytest.raises(Unknown):
             await bench.source.checkpoint(pb.CheckpointOrder(order=bench.order(), image="image-op"))
         assert list(bench.depot.whole) == ["image-op"]
 
     async def test_after_a_freeze_whose_sending_failed(self, bench: Bench) -> None:
-        self.dying(bench)
         bench.faults.at["finish"] = Retry(problem("SH806"))
         await bench.source.fence(bench.step())
         with pytest.raises(Unknown):
@@ -246,6 +245,13 @@ class TestDeathOnTheWayBack:
         assert list(bench.depot.whole) == ["image-op"]
         await bench.holds.expire()
         assert (bench.journal.worker("w"), list(bench.depot.whole)) == (None, ["image-op"])
+
+
+async def test_of_a_worker_that_runs_on_without_its_network_no_image_is_kept(bench: Bench) -> None:
+    bench.faults.at.update(finish=Retry(problem("SH806")), connect=Retry(problem("SH706")))
+    with pytest.raises(Retry):
+        await bench.source.freeze(bench.freeze())
+    assert (PROCESS in bench.runtime.running, bench.depot.whole, bench.depot.partial) == (True, {}, set())
 
 
 async def test_a_router_that_didnt_take_a_worker_back_is_asked_again(bench: Bench) -> None:
