@@ -17,6 +17,7 @@ import msgspec
 
 from shunter.app.degraded import places
 from shunter.app.pictures import TABLES, Keeping, Pictured, Pictures, rows
+from shunter.audit.transaction import transaction
 from shunter.decide.hold import MIN_TOLERANCE, STEPS
 from shunter.model.canon import compressed, decode
 from shunter.model.errors import Problem
@@ -117,8 +118,7 @@ class Sightings:
         sighting = Sighting(fleet=snapshot.fleet, notices=snapshot.notices, desired=_desired(snapshot))
         body = b"" if same else compressed(sighting, self._breathe)
         self._breathe()
-        db.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(db):
             if not lasts:
                 (last,) = db.execute("SELECT max(till) FROM seen WHERE till<?", (at,)).fetchone()
                 self._images.begin(db, at, last, self._slack)
@@ -127,11 +127,6 @@ class Sightings:
                 self._add(db, body, at, at - kept_s, lasts=lasts)
             elif at - self._written >= BEAT_S:
                 db.execute("UPDATE seen SET till=? WHERE id=?", (at, self._row))
-            db.execute("COMMIT")
-        except BaseException:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            raise
         if not same or at - self._written >= BEAT_S:
             self._written = at
         self._key, self._seen = key, at

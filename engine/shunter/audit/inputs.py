@@ -19,6 +19,7 @@ import msgspec
 from shunter.audit import faults
 from shunter.audit.clean import Cleaner
 from shunter.audit.redact import Redaction
+from shunter.audit.transaction import transaction
 from shunter.model.canon import decode, encode, plain
 from shunter.model.errors import Problem, Rejected
 from shunter.model.ids import Commit, Digest
@@ -122,7 +123,7 @@ class Inputs:
 
     def keep(self, decided: Decided) -> None:
         """Keep a decision, once. Raises Stalled SH901, SH902, SH903 or SH905."""
-        with self._faults(), self._transaction():
+        with self._faults(), transaction(self._db):
             plan = decided.plan
             if self._db.execute("SELECT 1 FROM decisions WHERE plan = ?", [plan.digest]).fetchone():
                 return
@@ -189,7 +190,7 @@ class Inputs:
 
     def drop(self, before: float, most: int) -> int:
         """Drop decisions from before `before` (seconds since the epoch), then the oldest until at most `most` bytes are left; how many."""
-        with self._faults(), self._transaction():
+        with self._faults(), transaction(self._db):
             dropped = self._db.execute("DELETE FROM decisions WHERE at < ?", [before]).rowcount
             while True:
                 if dropped:
@@ -275,21 +276,10 @@ class Inputs:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
         if not found:
-            with self._transaction():
+            with transaction(self._db):
                 for statement in _SCHEMA.split(";"):
                     self._db.execute(statement)
                 self._db.execute(f"PRAGMA user_version = {_LAYOUT}")
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
 
     @contextmanager
     def _faults(self) -> Iterator[None]:

@@ -4,7 +4,7 @@ import errno
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from shunter.audit.head import read as read_head
 from shunter.audit.key import Key
 from shunter.audit.layout import head_path
 from shunter.audit.shelf import Asked, Found, Row
+from shunter.audit.transaction import roll_back, transaction
 
 _LAYOUT: Final = 2
 _BUSY_MS: Final = 5000
@@ -74,7 +75,7 @@ class SqliteShelf:
         return bool(self._version == 0)
 
     def begin(self, first: Signed) -> None:  # noqa: D102
-        with self._transaction():
+        with transaction(self.db):
             for statement in _SCHEMA.split(";"):
                 self.db.execute(statement)
             self._commit(first)
@@ -104,7 +105,7 @@ class SqliteShelf:
         return read_head(head_path(self.path))
 
     def add(self, rows: Sequence[Row], head: Signed) -> None:  # noqa: D102
-        with self._transaction():
+        with transaction(self.db):
             self.db.executemany("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
             self._commit(head)
 
@@ -113,7 +114,7 @@ class SqliteShelf:
         self.head.write(head, key)
 
     def sweep(self, base: int) -> None:  # noqa: D102
-        with self._transaction():
+        with transaction(self.db):
             self.db.execute("DELETE FROM records WHERE seq <= ?", [base])
 
     def since(self, at: float) -> int | None:  # noqa: D102
@@ -146,7 +147,7 @@ class SqliteShelf:
         try:
             yield
         finally:
-            self._roll_back()
+            roll_back(self.db)
 
     def close(self) -> None:  # noqa: D102
         self.db.close()
@@ -167,21 +168,6 @@ class SqliteShelf:
 
     def _commit(self, head: Signed) -> None:
         self.db.execute("INSERT OR REPLACE INTO head VALUES (1, ?, ?, ?, ?, ?, ?)", values_of(head))
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self.db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self.db.execute("COMMIT")
-        except BaseException:
-            self._roll_back()
-            raise
-
-    def _roll_back(self) -> None:
-        if self.db.in_transaction:
-            with suppress(sqlite3.Error):  # what it undoes has failed already, and that is the error to tell
-                self.db.execute("ROLLBACK")
 
     def _let_go(self) -> None:
         if self.head is not None:
