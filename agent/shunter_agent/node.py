@@ -421,11 +421,11 @@ class Node:
         self.unsettled.pop(worker, None)
         network = self.networks.pop(worker, None)
         if network is not None:
-            try:
-                network.disconnect()
-                network.destroy()
-            except Exception as error:
-                self.log.error("network not removed", worker=worker, error=str(error))
+            for undo in (network.disconnect, network.destroy):  # what can't be cut off can go all the same
+                try:
+                    undo()
+                except Exception as error:  # the worker is dead, whatever is left of its network
+                    self.log.error("network not removed", worker=worker, error=f"{type(error).__name__}: {error}")
         self.log.error("worker ended", worker=worker, status=status)
         self.events.publish(pb.Event(exit=pb.WorkerExit(worker=worker, status=status)))
 

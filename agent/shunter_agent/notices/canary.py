@@ -119,9 +119,11 @@ class Canary:
         try:
             with Stage() as stage, tempfile.TemporaryDirectory(prefix="shunter-canary-") as folder:
                 source = self._stand(stage, Path(folder))
-                source.start(self._listen)
-                self._heard.wait(self._within)
-                source.stop()
+                try:
+                    source.start(self._listen)
+                    self._heard.wait(self._within)
+                finally:
+                    source.stop()  # also one that started half: it would look at the stage's ruins for ever
         except Exception as error:  # whatever it is, detection doesn't work as it should
             why = f"{error!r}"
         if self._stop.is_set():

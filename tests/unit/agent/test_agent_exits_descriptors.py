@@ -62,6 +62,16 @@ class TestWorkerEnded:
         bench.node.worker_ended("w", -1)
         assert (bench.state(), watching.again) == ("running", [("w", PROCESS)])
 
+    @pytest.mark.parametrize("call", ["disconnect", "destroy"])
+    async def test_nothing_keeps_a_worker_that_is_dead_or_what_can_go_of_its_network(self, tmp_path: Path, call: str) -> None:
+        bench = Bench(tmp_path)
+        bench.runtime.alive.clear()
+        network = bench.network
+        bench.faults.at[call] = RuntimeError("broken")
+        bench.node.worker_ended("w", -9)
+        assert (bench.state(), network.connected) == ("none", False)
+        assert "RuntimeError: broken" in bench.said()
+
     async def test_a_worker_that_is_dead_leaves(self, tmp_path: Path) -> None:
         bench = Bench(tmp_path)
         bench.runtime.alive.clear()

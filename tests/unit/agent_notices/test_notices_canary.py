@@ -119,3 +119,19 @@ def test_one_that_cant_be_set_up_is_missed_too() -> None:
     one, _ = rehearsed(broken, within=0.0)
     (problem,) = one.health()
     assert "no room" in problem.what
+
+
+def test_what_was_set_up_by_half_is_taken_down() -> None:
+    class Half(Said):
+        stopped = False
+
+        def start(self, changed: Callable[[Mapping[str, Notice]], None]) -> None:
+            raise OSError("no more watches")
+
+        def stop(self) -> None:
+            self.stopped = True
+
+    half = Half({})
+    one, _ = rehearsed(lambda *_: half, within=0.0)
+    (problem,) = one.health()
+    assert ("no more watches" in problem.what, half.stopped) == (True, True)

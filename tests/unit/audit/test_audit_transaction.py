@@ -35,12 +35,16 @@ def rows(db: sqlite3.Connection) -> list[int]:
     return [x for (x,) in db.execute("SELECT x FROM t")]
 
 
+def interrupted(db: sqlite3.Connection) -> None:
+    db.execute("INSERT INTO t VALUES (2)")
+    raise KeyboardInterrupt
+
+
 def test_all_of_it_counts_or_none(db: Unwilling) -> None:
     with transaction(db):
         db.execute("INSERT INTO t VALUES (1)")
     with pytest.raises(KeyboardInterrupt), transaction(db):
-        db.execute("INSERT INTO t VALUES (2)")
-        raise KeyboardInterrupt
+        interrupted(db)
     db.against = ("COMMIT",)
     with pytest.raises(sqlite3.OperationalError, match="COMMIT"), transaction(db):
         db.execute("INSERT INTO t VALUES (3)")
