@@ -13,9 +13,8 @@ from shunter.app.aside import Aside
 from shunter.app.audits import audit_path, shipping, write
 from shunter.app.degraded import Watch
 from shunter.app.duty import Duty
-from shunter.app.graphs import graphed
+from shunter.app.graphs import following
 from shunter.app.health import serve
-from shunter.app.housed import housing
 from shunter.app.keeping import Keeper, Keeping
 from shunter.app.leading import Leading
 from shunter.app.origins import Origins
@@ -54,7 +53,7 @@ class Engine(Duty):
         audit = self.settings.audit
         own = () if audit.database else (audit_path(state),)
         room = Room(state, (state / "engine.db", *own), sizes)
-        with contextlib.ExitStack() as stack:
+        async with contextlib.AsyncExitStack() as stack:
             stack.callback(room.close)
             store, lease = stack.enter_context(backing(state, sizes.wal_pages))
             self.health.stands_by = False
@@ -70,7 +69,7 @@ class Engine(Duty):
             room.hold()
             watch = Watch(store, trail, room, state, self.clock)
             stack.enter_context(self.serving())
-            housed, graphs = await housing(self.settings), await graphed(self.settings)
+            housed, graphs = await stack.enter_async_context(following(self.settings))
             agents = named(self.settings)
             aside, asked = Aside(), self.settings.prometheus
             prometheus = Prometheus(asked.url, deadline_s=float(asked.deadline), breathe=aside.breathe)
@@ -78,7 +77,7 @@ class Engine(Duty):
             try:
                 await Leading(self, store, lease, trail, watch, agents, prometheus, keeping, housed, origins, graphs, aside).run(stop)
             finally:
-                await asyncio.gather(agents.close(), prometheus.aclose(), *(one.close() for one in (housed, graphs) if one is not None))
+                await asyncio.gather(agents.close(), prometheus.aclose())
 
     def pretends(self, operation: PlannedOperation) -> bool:
         """A node that the operation is about doesn't really move anything."""

@@ -6,7 +6,7 @@ What is of record now says nothing of the past: it goes into samples of now alon
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -14,7 +14,7 @@ import msgspec
 
 from shunter.app.clustered import reached
 from shunter.app.drifting import Shown, write
-from shunter.app.housed import Housed, fleet_of
+from shunter.app.housed import Housed, fleet_of, housing
 from shunter.app.settings import DynamoSettings, LeaseSettings, Settings
 from shunter.cluster.api import Absent, Api
 from shunter.cluster.dynamo.fence import Slices
@@ -23,7 +23,7 @@ from shunter.cluster.dynamo.pools import lines, merged, troubles
 from shunter.cluster.dynamo.record import component_of
 from shunter.cluster.dynamo.shift import Shift, Shifts
 from shunter.cluster.dynamo.starting import GoldenStarts, Wanted
-from shunter.model.errors import Problem
+from shunter.model.errors import Problem, Retry
 from shunter.model.ids import Epoch, OperationId, PoolId, node_of
 from shunter.model.operation import OperationRecord
 from shunter.model.plan import OperationKind
@@ -71,7 +71,7 @@ class Graphs:
 
     async def listed(self, within_s: float) -> None:
         """Return once all is known, or that time is over: then samples say why they are missing."""
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Retry):
             await asyncio.to_thread(self._following.wait, within_s)
 
     async def close(self) -> None:
@@ -199,13 +199,20 @@ class Golden:
         )
 
 
-async def graphed(settings: Settings) -> Graphs | None:
-    """What the settings say of Dynamo's graphs, opened; None: nothing. Raises Stalled SH250."""
-    if settings.cluster is None or settings.cluster.dynamo is None:
-        return None
-    graphs = await Graphs(settings.cluster, settings.cluster.dynamo).open()
-    await graphs.listed(LISTED_S)
-    return graphs
+@contextlib.asynccontextmanager
+async def following(settings: Settings) -> AsyncIterator[tuple[Housed | None, Graphs | None]]:
+    """What the settings say of workers in pods, and of Dynamo's graphs, open for as long as the context lasts; None: nothing. Raises as
+    `Housed.open` does.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        housed, graphs = await housing(settings), None
+        if housed is not None:
+            stack.push_async_callback(housed.close)
+        if settings.cluster is not None and settings.cluster.dynamo is not None:
+            graphs = await Graphs(settings.cluster, settings.cluster.dynamo).open()
+            stack.push_async_callback(graphs.close)
+            await graphs.listed(LISTED_S)
+        yield housed, graphs
 
 
 def known(housed: Housed | None, graphs: Graphs | None) -> dict[str, Any]:

@@ -12,8 +12,7 @@ import msgspec
 from shunter.act.store import looked_at
 from shunter.app.assumed import Assumed, with_assumed
 from shunter.app.gone import SOURCE, declared
-from shunter.app.graphs import graphed, known
-from shunter.app.housed import housing
+from shunter.app.graphs import following, known
 from shunter.app.inputs import Asked, asked, fitted
 from shunter.app.pictures import Pictured
 from shunter.app.recording import Past, Recording
@@ -163,20 +162,15 @@ def _unheard(_views: Sequence[NodeView]) -> None:
 
 @contextlib.asynccontextmanager
 async def _connected(settings: Settings) -> AsyncIterator[World]:
-    housed, graphs = await housing(settings), await graphed(settings)
-    agents = named(settings, looks_on=True)
-    try:
+    async with following(settings) as (housed, graphs), contextlib.AsyncExitStack() as stack:
+        agents = named(settings, looks_on=True)
+        stack.push_async_callback(agents.close)
         if housed is not None:
             housed.follow(agents, Fleet())
         if graphs is not None:
             await graphs.listed(VIEW_TIMEOUT_S)
-        async with Prometheus(settings.prometheus.url, deadline_s=float(settings.prometheus.deadline)) as prometheus:
-            yield World(agents, prometheus, settings.prometheus.catalog(), None, _unheard, **known(housed, graphs))
-    finally:
-        await agents.close()
-        for one in (housed, graphs):
-            if one is not None:
-                await one.close()
+        prometheus = await stack.enter_async_context(Prometheus(settings.prometheus.url, deadline_s=float(settings.prometheus.deadline)))
+        yield World(agents, prometheus, settings.prometheus.catalog(), None, _unheard, **known(housed, graphs))
 
 
 async def sampled(world: World, fleets: Sequence[Fleet], ask: Asked, times: Sequence[float], within_s: float) -> list[list[Samples]]:
