@@ -197,7 +197,7 @@ def render(folder: Path, _state: object) -> bytes:
 
 def mounted(found: list[dict[str, Any]], folder: Path) -> Path:
     """The ConfigMap as a kubelet mounts it: links to a hidden folder."""
-    (config,) = [one for one in found if one["kind"] == "ConfigMap"]
+    (config,) = [one for one in found if (one["kind"], one["metadata"]["name"]) == ("ConfigMap", "shunter-candidate")]
     (folder / "..2026").mkdir(parents=True)
     (folder / "..data").symlink_to("..2026")
     for name, text in config["data"].items():
