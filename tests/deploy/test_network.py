@@ -1,0 +1,48 @@
+"""deploy/kubernetes/base/network.yaml: the engine gets wherever its settings can send it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from shunter.app.settings import load
+
+ROOT = Path(__file__).resolve().parents[2]
+KUBERNETES = ROOT / "deploy" / "kubernetes"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Any:
+    found = yaml.safe_load_all((KUBERNETES / "base" / "network.yaml").read_text())
+    return next(one for one in found if one["metadata"]["name"] == "shunter-engine")
+
+
+@pytest.mark.parametrize(
+    ("port", "what"),
+    [
+        (53, "names"),
+        (443, "the API server's service, a forge"),
+        (6443, "the API server"),
+        (22, "a forge by ssh"),
+        (5432, "[audit] database"),
+        (4318, "[audit] otlp"),
+    ],
+)
+def test_what_settings_lead_to_by_its_usual_port(engine: Any, port: int, what: str) -> None:
+    assert port in ports(engine), what
+
+
+def test_what_the_example_leads_to(engine: Any) -> None:
+    settings = load(KUBERNETES / "example" / "engine.toml")
+    wanted = {agent.address for agent in settings.agents} | {settings.prometheus.url}
+    assert {int(one.rpartition(":")[2]) for one in wanted} <= ports(engine)
+
+
+def test_only_names_are_asked_of_one_namespace_alone(engine: Any) -> None:
+    """Where Prometheus and databases are is for each cluster to say."""
+    held = [rule for rule in engine["spec"]["egress"] if "to" in rule]
+    assert [{port["port"] for port in rule["ports"]} for rule in held] == [{53}]
+
+
+def ports(policy: Any) -> set[int]:
+    return {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
