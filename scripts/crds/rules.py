@@ -5,8 +5,10 @@ Each rule stands at the struct that it is about. What isn't here only `shunter v
 
 from typing import Final
 
+import msgspec
+
 from shunter.lang.schema import METRIC_NAME, Schema
-from shunter.lang.specs import LOOKS_BACK
+from shunter.lang.specs import FIGURES, LOOKS_BACK
 from shunter.model import policy
 from shunter.model.units import Duration
 
@@ -42,7 +44,7 @@ def _interval(least: Duration, most: Duration) -> Rule:
     return f"has(self.min) && has(self.max) ? {both} : ({alone})", "the shortest interval, min, must not be longer than the longest, max"
 
 
-_FIGURES: Final = ("dump", "restore", "network", "fixedDump", "fixedRestore", "nativeStart", "prefillRate")
+_FIGURES: Final = tuple(field.encode_name for field in msgspec.structs.fields(policy.FleetProfileSpec) if field.name in FIGURES)
 _PLANNER: Final = "has(self.follow) && self.follow == 'planner'"
 _ROLE: Final = "has(self.workers.role)"
 

@@ -79,11 +79,12 @@ WHOLE: dict[str, dict[str, Any]] = {
   prefer: idle
   keep: {last: 2, within: 1d}
   copies: 2
+  archive: true
 """
     ),
     "computed": _whole(
         "kind: CheckpointPolicy\nmetadata: {name: computed}\n"
-        "spec: {workers: {all: true}, cadence: {optimal: {hazard: 1/1000h, min: 2m, max: 1h}}}\n"
+        "spec: {workers: {all: true}, cadence: {optimal: {hazard: 1/1000h, hinted: 1/4h, min: 2m, max: 1h}}}\n"
     ),
     "rebalance": _whole(
         "kind: RebalancePolicy\nmetadata: {name: rebalance}\nspec:\n"
@@ -125,6 +126,7 @@ spec:
   fixedRestore: 2s
   nativeStart: 10m
   prefillRate: 8000
+  prefillDoubling: 65536
   lead: {preemption: 30s, maintenance: 1h}
 """
     ),
@@ -168,6 +170,8 @@ EDGES: tuple[tuple[str, Path_, Any], ...] = (
     ("budget", ("spec", "maxPerWindow", "window"), "0.04d"),
     ("budget", ("spec", "maxPerWindow", "max"), "7.5%"),
     ("budget", ("spec", "windows"), []),
+    ("budget", ("spec", "workers"), {"all": True}),
+    ("budget", ("spec", "workers"), {"role": "prefill", "graph": "g"}),
     ("computed", ("spec", "cadence", "optimal"), {"hazard": "0.5/1d"}),
     ("computed", ("spec", "cadence", "optimal"), {"hazard": "1/1000h", "min": "1h"}),
     ("computed", ("spec", "cadence", "optimal"), {"hazard": "1/1000h", "max": "60s"}),
@@ -180,7 +184,9 @@ EDGES: tuple[tuple[str, Path_, Any], ...] = (
     ("preempt", ("spec", "reserve"), "0s"),
     ("preempt", ("spec", "move"), {}),
     ("profile", ("spec",), {"lead": {"gpu-failing": "250ms"}}),
+    ("profile", ("spec",), {"gpuModel": "B200", "prefillDoubling": 0.5}),
     ("rebalance", ("spec", "gain"), ...),
+    ("rebalance", ("spec", "workers"), {"all": True}),
     ("shift", ("spec", "cooldown"), "0s"),
     ("shift", ("spec", "limits"), {"from": {"min": 0}}),
     ("shift", ("spec", "workers"), {"all": True}),
@@ -218,11 +224,14 @@ EDITS: tuple[tuple[str, Path_, Any], ...] = (
     ("computed", ("spec", "cadence", "optimal", "hazard"), "0/1000h"),
     ("computed", ("spec", "cadence", "optimal", "hazard"), "1/0h"),
     ("computed", ("spec", "cadence", "optimal", "hazard"), "1/1000"),
+    ("computed", ("spec", "cadence", "optimal", "hinted"), "0/4h"),
+    ("computed", ("spec", "cadence", "optimal", "hinted"), "4h"),
     ("computed", ("spec", "workers", "role"), "decode"),
     ("computed", ("spec", "workers", "all"), False),
     ("follow", ("spec", "when"), "pools.prefill.waiting > 3"),
     ("follow", ("spec", "revert"), {"when": "pools.prefill.waiting < 3"}),
     ("follow", ("spec", "workers", "role"), "decode"),
+    ("images", ("spec", "archive"), "yes"),
     ("images", ("spec", "copies"), 0),
     ("images", ("spec", "every"), "0m"),
     ("images", ("spec", "every"), "5"),
@@ -251,6 +260,8 @@ EDITS: tuple[tuple[str, Path_, Any], ...] = (
     ("profile", ("spec", "gpuModel"), ""),
     ("profile", ("spec", "lead", "preemption"), "0s"),
     ("profile", ("spec", "lead", "fire"), "1s"),
+    ("profile", ("spec", "prefillDoubling"), 0),
+    ("profile", ("spec", "prefillDoubling"), "64k"),
     ("profile", ("spec", "prefillRate"), 0),
     ("profile", ("spec",), {"gpuModel": "B200"}),
     ("profile", ("spec",), {"lead": {}}),

@@ -4,6 +4,7 @@ import copy
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,32 @@ def refused_by_server(plane: ControlPlane, case: Case) -> str:
     # what is of another type altogether can't even be merged, which server-side apply calls an internal error
     assert status in (200, 201, 400, 422) or "failed to create typed patch object" in message, (case, answer)
     return message
+
+
+def test_the_corpus_has_every_key_of_every_kind() -> None:
+    """What it lacks nobody has compared."""
+    missing = []
+    for path in CRDS:
+        definition = yaml.safe_load(path.read_text())["spec"]
+        if (kind := definition["names"]["kind"]) == "WorkerOperation":
+            continue
+        spec = definition["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+        documents = [*(case.document for case in good()), *(case.document for case in ONLY_SERVER)]
+        missing += [f"{kind}: {key}" for key in absent(spec, [d["spec"] for d in documents if d["kind"] == kind])]
+    assert missing == []
+
+
+def absent(schema: dict[str, Any], values: list[Any], path: str = "spec") -> Iterator[str]:
+    """Keys of a schema that none of these has."""
+    for key, below in schema.get("properties", {}).items():
+        found = [value[key] for value in values if isinstance(value, dict) and key in value]
+        if not found:
+            yield f"{path}.{key}"
+        yield from absent(below, found, f"{path}.{key}")
+    if "items" in schema:
+        yield from absent(schema["items"], [one for value in values if isinstance(value, list) for one in value], f"{path}[]")
+    if isinstance(each := schema.get("additionalProperties"), dict):
+        yield from absent(each, [one for value in values if isinstance(value, dict) for one in value.values()], f"{path}.*")
 
 
 def test_what_is_good_is_good_to_both(plane: ControlPlane) -> None:

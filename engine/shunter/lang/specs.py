@@ -22,7 +22,8 @@ Report: TypeAlias = Callable[[str, Path, str, str], Problem]
 
 LOOKS_BACK: Final = Duration(3600)
 """How far back the engine knows what it did."""
-_FIGURES: Final = ("dump", "restore", "network", "fixed_dump", "fixed_restore", "native_start", "prefill_rate", "prefill_doubling")
+FIGURES: Final = ("dump", "restore", "network", "fixed_dump", "fixed_restore", "native_start", "prefill_rate", "prefill_doubling")
+"""Of a profile, of which it has to give one."""
 
 
 def misuses(problem: Report, spec: object) -> Iterator[Problem]:
@@ -173,7 +174,7 @@ def _ends(problem: Report, path: Path, window: Window) -> Iterator[Problem]:
 
 
 def _some_figure(problem: Report, spec: FleetProfileSpec) -> Iterator[Problem]:
-    if not spec.lead and all(getattr(spec, name) is None for name in _FIGURES):
+    if not spec.lead and all(getattr(spec, name) is None for name in FIGURES):
         yield problem("SH128", ("spec",), "the profile gives no figure", "Add one, such as network: 5GB/s, or remove the profile")
 
 
