@@ -6,7 +6,6 @@ Each rule stands at the struct that it is about. What isn't here only `shunter v
 from typing import Final
 
 import msgspec
-
 from shunter.lang.schema import METRIC_NAME, Schema
 from shunter.lang.specs import FIGURES, LOOKS_BACK
 from shunter.model import policy
