@@ -26,7 +26,7 @@ from shunter.model.pod import CONTAINER, OPERATION, Pod, engine_of, resident
 
 from shunter_agent.runtime import containers_check as checks
 from shunter_agent.runtime import containers_files as files
-from shunter_agent.runtime import containers_gpus, holds, preflight, swrk
+from shunter_agent.runtime import containers_gpus, preflight, swrk
 from shunter_agent.runtime import containers_links as links
 from shunter_agent.runtime import containers_volumes as volumes
 from shunter_agent.runtime import criu_rpc_pb2 as rpc
@@ -209,15 +209,14 @@ class ContainerRuntime(CriuRuntime):
         frozen = super()._dump(process, network, folder, on_frozen)
         if not isinstance(network, PodNetwork):
             return frozen
-        try:
-            self._take_along(process, folder)
-            outside = links.Outside(processes.tree(process.pid))
-        except (OSError, tarfile.TarError) as error:
-            frozen.thaw()
-            raise Rejected(_unseen(process, str(error))) from error
-        except BaseException:
-            frozen.thaw()
-            raise
+        with contextlib.ExitStack() as undo:
+            undo.callback(frozen.thaw)
+            try:
+                self._take_along(process, folder)
+                outside = links.Outside(processes.tree(process.pid))
+            except (OSError, tarfile.TarError) as error:
+                raise Rejected(_unseen(process, str(error))) from error
+            undo.pop_all()
         return PodFrozen(frozen, outside, network)
 
     def _take_along(self, process: Process, folder: Path) -> None:
@@ -297,23 +296,12 @@ class ContainerRuntime(CriuRuntime):
             home,
         )
 
-    def _made(
-        self,
-        spec: WorkerSpec,
-        network: Network,
-        folder: Path,
-        way: Way,
-        born: Callable[[Process], None],
-        guard: Callable[[Process], None],
-    ) -> holds.CriuHeld:
-        held = super()._made(spec, network, folder, way, born, guard)
+    def _complete(self, spec: WorkerSpec, way: Way, copy: Process) -> None:
         if isinstance(way, PodWay) and way.home is not None:
             try:
-                _show_hardware(way.home, held.process)
+                _show_hardware(way.home, copy)
             except OSError as error:
-                held.abort()
                 raise Rejected(_unfit(spec, f"what the placeholder shows of its devices can't be shown to the worker: {error}")) from error
-        return held
 
 
 _MOUNTED: Final = {"manage_cgroups_mode": rpc.IGNORE, "ext_sharing": True, "ext_masters": True}

@@ -229,8 +229,16 @@ class CriuRuntime:
         born: Callable[[Process], None],
         guard: Callable[[Process], None] = lambda _process: None,
     ) -> holds.CriuHeld:
-        with self._way_in(spec, network, folder) as way:
-            return self._made(spec, network, folder, way, born, guard)
+        with contextlib.ExitStack() as undo:
+            with self._way_in(spec, network, folder) as way:
+                held = self._made(spec, network, folder, way, born, guard)
+                undo.callback(held.abort)
+                self._complete(spec, way, held.process)
+            undo.pop_all()
+        return held
+
+    def _complete(self, spec: WorkerSpec, way: Way, copy: Process) -> None:
+        """Do what is left to do once CRIU has made a copy. Raises Rejected SH757."""
 
     def _made(
         self,

@@ -1,5 +1,6 @@
 """A CRIU that hangs: the agent gives it up, ends it, and leaves no worker standing and no copy behind. The real one hangs in the lab."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -183,6 +184,27 @@ def test_one_that_is_silent_when_a_copy_is_let_go_leaves_no_copy(
             held.resume()
     else:
         held.abort()
+    assert (process.find(worker), ended(stand_in.pid)) == (False, True)
+
+
+@pytest.mark.parametrize("fails", ["_complete", "_way_in"])
+def test_a_copy_that_cannot_be_completed_is_ended(
+    stand_in: StandIn, runtime: CriuRuntime, worker: Process, folder: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """Or for whom what was made on the way in can't be removed again."""
+
+    def fail(*_arguments: object) -> None:
+        raise RuntimeError("broken")
+
+    @contextlib.contextmanager
+    def way_in(*arguments: object) -> Iterator[driver.Way]:
+        yield driver.Way(None)
+        fail()
+
+    monkeypatch.setattr(runtime, fails, {"_complete": fail, "_way_in": way_in}[fails], raising=False)
+    stand_in.does(stand_in.says("post-restore", str(worker.pid)))
+    with pytest.raises(RuntimeError):
+        runtime.restore(SPEC, NoNetwork(), folder)
     assert (process.find(worker), ended(stand_in.pid)) == (False, True)
 
 
