@@ -130,7 +130,8 @@ def within(spaces: Namespaces, stage: Path, instead: tuple[Path, Path], function
         tree, proc = -1, -1
         try:
             try:
-                tree, proc = _open_tree(b"/"), _open_tree(b"/proc")
+                tree = _open_tree(b"/")
+                proc = _open_tree(b"/proc")
             finally:
                 call("setns", own, 0)
             call("unshare", _CLONE_NEWNS)
@@ -158,28 +159,24 @@ def carry_over(source: int, target: int, points: Sequence[str]) -> None:
 
     As in `within`, nothing else is done in a container's mount namespace, and no module may be imported there.
     """
-    spaces = [os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC) for pid in (source, target)]
     names = [os.fsencode(point) for point in points]
 
     def run() -> None:
         call("unshare", _CLONE_FS)
-        call("setns", spaces[0], 0)
+        call("setns", there["mnt"], 0)
         opened: list[int] = []
         try:
             for name in names:
                 opened.append(_open_tree(name))
-            call("setns", spaces[1], 0)
+            call("setns", here["mnt"], 0)
             for name, tree in zip(names, opened, strict=True):
                 _move_mount(tree, name)
         finally:
             for tree in opened:
                 os.close(tree)
 
-    try:
+    with contextlib.closing(Namespaces(source, ("mnt",))) as there, contextlib.closing(Namespaces(target, ("mnt",))) as here:
         errand(run)
-    finally:
-        for space in spaces:
-            os.close(space)
 
 
 def _checked(result: int, what: str) -> int:

@@ -1,5 +1,6 @@
 """What of containers needs no container: names of cgroups, kinds of mounts, sockets in images, files that go along, GPUs by the kubelet."""
 
+import contextlib
 import os
 import struct
 import subprocess
@@ -114,6 +115,33 @@ def test_names_with_blanks_are_read_as_the_kernel_writes_them() -> None:
     line = r"10 1 0:9 /a\040b /mnt/with\040blank rw,nosuid shared:3 master:1 - overlay overlay rw,upperdir=/x\054y/fs,workdir=/w"
     read = mounts.parse(line)
     assert (read.root, read.point, read.option("upperdir"), read.writable) == ("/a b", "/mnt/with blank", "/x,y/fs", True)
+
+
+def opened() -> set[str]:
+    return {os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{name}")}
+
+
+def test_a_copy_that_died_before_it_was_shown_devices_keeps_nothing_open() -> None:
+    before = opened()
+    with pytest.raises(FileNotFoundError):
+        mounts.carry_over(os.getpid(), 2**22 + 17, ["/dev/nvidia0"])
+    assert opened() <= before
+
+
+def test_a_container_without_a_proc_keeps_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = tmp_path / "tree"
+    tree.touch()
+
+    def take(name: bytes) -> int:
+        if name == b"/proc":
+            raise FileNotFoundError("no /proc")
+        return os.open(tree, os.O_RDONLY)
+
+    monkeypatch.setattr(mounts, "_open_tree", take)
+    monkeypatch.setattr(mounts, "call", lambda *_: None)
+    with contextlib.closing(mounts.Namespaces(os.getpid())) as spaces, pytest.raises(FileNotFoundError, match="no /proc"):
+        mounts.within(spaces, tmp_path, (tmp_path, tmp_path), lambda: None)
+    assert str(tree) not in opened()
 
 
 @pytest.mark.parametrize(
