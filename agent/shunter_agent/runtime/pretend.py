@@ -212,19 +212,22 @@ class PretendRuntime:
     ) -> PretendFrozen:
         """See `port.Runtime`. Raises Rejected SH701, SH710."""
         began = time.monotonic()
+        note = Note(pid=process.pid, started=process.started, token=str(uuid.uuid4()))
+        (folder / NOTE).write_bytes(msgspec.json.encode(note))
         _signal(process, signal.SIGSTOP)
-        if not _await_stopped(process, True):
+        try:
+            if not _await_stopped(process, True):
+                raise Rejected(
+                    _problem("SH701", "the process doesn't stop", "Look at it with ps; it may wait in the kernel", f"pid {process.pid}")
+                )
+            frozen_at = self._clock()
+            on_frozen(frozen_at)
+            with self._shelf.locked():
+                self._shelf.put(process, Standing(token=note.token, owner=self._node))
+        except BaseException:  # a full disk, say: what nobody knows to be stopped nobody would let run again
             with contextlib.suppress(Rejected):
                 _signal(process, signal.SIGCONT)
-            raise Rejected(
-                _problem("SH701", "the process doesn't stop", "Look at it with ps; it may wait in the kernel", f"pid {process.pid}")
-            )
-        frozen_at = self._clock()
-        on_frozen(frozen_at)
-        note = Note(pid=process.pid, started=process.started, token=str(uuid.uuid4()))
-        with self._shelf.locked():
-            self._shelf.put(process, Standing(token=note.token, owner=self._node))
-        (folder / NOTE).write_bytes(msgspec.json.encode(note))
+            raise
         return PretendFrozen(note, self._shelf, self._node, Dump(frozen_at=frozen_at, dump_s=time.monotonic() - began))
 
     def settle(self, process: Process, network: Network, stopped: Collection[int] | None, waited_s: float) -> None:

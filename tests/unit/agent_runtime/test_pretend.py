@@ -1,4 +1,5 @@
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from shunter.model.errors import Rejected, Stalled
 from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.port import Process, WorkerSpec
 from shunter_agent.runtime.pretend import NOTE, PretendRuntime
+from shunter_agent.runtime.shelf import Shelf
 
 SPEC = WorkerSpec(
     worker="w1",
@@ -236,6 +238,22 @@ def test_a_released_worker_stays_an_image_when_its_agent_comes_back(
     assert stopped(worker)
     restore(other, folder).resume()
     assert not runtime.thaw_left_behind(folder)
+
+
+@pytest.mark.parametrize(("where", "call"), [(Path, "write_bytes"), (Shelf, "put")])
+def test_a_freeze_that_cannot_be_noted_leaves_the_worker_running(
+    runtime: PretendRuntime, worker: Process, folder: Path, monkeypatch: pytest.MonkeyPatch, where: type, call: str
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(where, call, full)
+    with pytest.raises(OSError, match="No space"):
+        freeze(runtime, worker, folder)
+    assert not stopped(worker)
+    monkeypatch.undo()
+    freeze(runtime, worker, folder).thaw()
+    assert not stopped(worker)
 
 
 def test_a_gone_worker_is_told(runtime: PretendRuntime, worker: Process, folder: Path) -> None:
