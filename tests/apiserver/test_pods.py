@@ -126,6 +126,13 @@ def record(name: str = "move-1", kind: OperationKind = OperationKind.MOVE, worke
 AT_B = SlotId("node-b/0")
 
 
+async def controlled(bench: Bench, nodes: Nodes, count: int) -> list[Pod]:
+    """So many workers of a controller, each in its pod, which runs."""
+    nodes.replicas["decode"] = (dict(HASH), count, lambda name: worker(name, bench.namespace, pod_template_hash="5f9c"))
+    until(lambda: len(bench.names()) == count, 10, f"{count} workers")
+    return [await asyncio.to_thread(bench.runs, name) for name in bench.names()]
+
+
 def go_on() -> None:
     """Nothing is against it."""
 
@@ -162,10 +169,8 @@ async def test_a_worker_that_came_is_given_to_its_controller_which_ends_nobody_f
     where the controller has made another one meanwhile, which then goes.
     """
     nodes.gpus = {"node-a": 3, "node-b": 1}
-    nodes.replicas["decode"] = (dict(HASH), 3, lambda name: worker(name, bench.namespace, pod_template_hash="5f9c"))
-    until(lambda: len(bench.names()) == 3, 10, "three")
-    names = bench.names()
-    pods = [await asyncio.to_thread(bench.runs, name) for name in names]
+    pods = await controlled(bench, nodes, 3)
+    names = [one.name for one in pods]
     left, move = pods[0], record(worker_id=pods[0].name)
     who = Resident(id=WorkerId(left.name), role="decode", graph="tiny", engine="vllm")
     pod = await bench.pods.prepare(move, AT_B, left, who, go_on)
@@ -193,9 +198,7 @@ async def test_sessions_that_came_to_the_pod_in_its_place_dont_end_when_it_is_gi
 ) -> None:
     """The one without any goes, whatever its age; while there is none it is waited for one, and not for ever."""
     nodes.gpus = {"node-a": 4, "node-b": 1}
-    nodes.replicas["decode"] = (dict(HASH), 3, lambda name: worker(name, bench.namespace, pod_template_hash="5f9c"))
-    until(lambda: len(bench.names()) == 3, 10, "three")
-    first = [await asyncio.to_thread(bench.runs, name) for name in bench.names()]
+    first = await controlled(bench, nodes, 3)
     now = 1000.0
     pods = Pods(bench.api, bench.estate, "shunter.test", "shunter", clock=lambda: now)
     move = record(worker_id=first[0].name)
@@ -228,9 +231,7 @@ async def test_sessions_that_came_to_the_pod_in_its_place_dont_end_when_it_is_gi
 
 async def test_it_is_given_to_its_controller_in_the_end_and_nobody_stays_named_who_isnt_ended(bench: Bench, nodes: Nodes) -> None:
     nodes.gpus = {"node-a": 4, "node-b": 1}
-    nodes.replicas["decode"] = (dict(HASH), 2, lambda name: worker(name, bench.namespace, pod_template_hash="5f9c"))
-    until(lambda: len(bench.names()) == 2, 10, "two")
-    first = [await asyncio.to_thread(bench.runs, name) for name in bench.names()]
+    first = await controlled(bench, nodes, 2)
     bench.until_seen(lambda e: all(one.ready for one in e.pods.values()))
     now = 1000.0
     pods = Pods(bench.api, bench.estate, "shunter.test", "shunter", clock=lambda: now)
@@ -260,9 +261,7 @@ async def test_it_is_given_to_its_controller_in_the_end_and_nobody_stays_named_w
 async def test_of_two_that_join_one_controller_each_finds_its_own_that_goes(bench: Bench, nodes: Nodes) -> None:
     """Both would name the one that is idle now, and the controller would end somebody else for the second."""
     nodes.gpus = {"node-a": 4, "node-b": 2}
-    nodes.replicas["decode"] = (dict(HASH), 3, lambda name: worker(name, bench.namespace, pod_template_hash="5f9c"))
-    until(lambda: len(bench.names()) == 3, 10, "three")
-    first = [await asyncio.to_thread(bench.runs, name) for name in bench.names()]
+    first = await controlled(bench, nodes, 3)
     bench.until_seen(lambda e: all(one.ready for one in e.pods.values()))
     now = 1000.0
     pods = Pods(bench.api, bench.estate, "shunter.test", "shunter", clock=lambda: now)

@@ -243,6 +243,24 @@ class TestMany:
             )
             bench.journal.begin(f"op{n}", "freeze", f"w{n}", 1.0)
 
+    @staticmethod
+    async def dies_unwritten(bench: Bench) -> None:
+        """The worker dies while an agent that comes back settles it, and the disk takes no word of that."""
+        gate = Gate()
+
+        def dies() -> None:
+            gate()
+            raise Rejected(problem("SH710"))
+
+        bench.faults.at["settle"] = dies
+        await agent_dies(bench, within_s=0.05)
+        full(bench, "drop_worker")()
+        bench.runtime.alive.clear()
+        gate.open()
+        async with asyncio.timeout(10):
+            while not bench.node.troubles:
+                await asyncio.sleep(0.001)
+
     async def test_one_that_hangs_keeps_no_other_waiting_and_no_orders(self, bench: Bench) -> None:
         await frozen(bench)
         self.seven_more(bench)
@@ -275,20 +293,8 @@ class TestMany:
         """It was logged once: a worker that had died stayed in its slot, and its engine waited for its end."""
         monkeypatch.setattr(recovery, "UNWRITTEN_S", 0.0)
         await releasing(bench)
-        gate = Gate()
-
-        def dies() -> None:
-            gate()
-            raise Rejected(problem("SH710"))
-
-        bench.faults.at["settle"] = dies
-        await agent_dies(bench, within_s=0.05)
-        full(bench, "drop_worker")()
-        bench.runtime.alive.clear()
-        gate.open()
+        await self.dies_unwritten(bench)
         async with asyncio.timeout(10):
-            while not bench.node.troubles:
-                await asyncio.sleep(0.001)
             said = (await inventory.report(bench.node)).troubles
             assert [(refusal.code, refusal.subject) for refusal in said] == [("SH610", "w")]
             mend(bench)
@@ -303,20 +309,8 @@ class TestMany:
         monkeypatch.setattr(recovery, "UNWRITTEN_S", 0.0)
         await releasing(bench)
         self.seven_more(bench)
-        gate = Gate()
-
-        def dies() -> None:
-            gate()
-            raise Rejected(problem("SH710"))
-
-        bench.faults.at["settle"] = dies
-        await agent_dies(bench, within_s=0.05)
-        full(bench, "drop_worker")()
-        bench.runtime.alive.clear()
-        gate.open()
+        await self.dies_unwritten(bench)
         async with asyncio.timeout(10):
-            while not bench.node.troubles:
-                await asyncio.sleep(0.001)
             waiting = asyncio.create_task(bench.source.thaw(bench.step()))
             await asyncio.sleep(0)
             await bench.orders.close()
