@@ -319,6 +319,22 @@ def test_no_image_is_lost_when_sealing_dies(kept: ImageStore, monkeypatch: pytes
     assert after.verify("i1") == ()
 
 
+def test_what_could_not_be_deleted_of_a_try_keeps_no_later_one_from_opening_it(kept: ImageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(kept)
+
+    def broken(_self: SealedImage, folder: Path) -> None:
+        (folder / "pages-1.img").write_bytes(SECRET)
+        raise OSError("Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SealedImage, "open_into", broken)
+        patched.setattr(store.shutil, "rmtree", lambda *_, **__: None)
+        with pytest.raises(OSError, match="Input/output"):
+            kept.open("i1")
+    assert len(plain(kept)["empty.img"]) == 0
+    assert list(kept.work.iterdir()) == []
+
+
 def test_it_is_not_sealed_with_bytes_that_are_not_its_own(kept: ImageStore) -> None:
     made(kept, fsync=False)
     (kept.work / "i1" / "core-1.img").write_bytes(SECRET[::-1])

@@ -264,6 +264,7 @@ class ImageStore:
     def _unseal(self, image: str, announce: Callable[[int], None]) -> Path:
         sealed, making = self._sealed_image(image), self._partial(image)
         announce(sealed.manifest.bytes)
+        shutil.rmtree(making, ignore_errors=True)  # of a try before this one, if it couldn't be deleted then
         making.mkdir(mode=0o700)
         try:
             sealed.open_into(making)
