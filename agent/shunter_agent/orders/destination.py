@@ -66,7 +66,7 @@ class Destination:
             network: Network = await node.in_thread(node.runtime.network, spec)
             node.networks[head.worker] = network
         except BaseException:
-            node.journal.drop_reservation(message.slot)
+            node.journal.drop_reservation(message.slot)  # where that can't be written, it is unknown what there is, and the slot lapses
             raise
 
         def write() -> None:

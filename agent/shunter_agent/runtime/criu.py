@@ -307,6 +307,7 @@ def _end_all(made: list[Process]) -> None:
 
 @contextlib.contextmanager
 def _undoing(session: swrk.Session, also: Callable[[], None]) -> Iterator[None]:
+    """Whatever fails: CRIU ends first, then `also` is called. Where that raises, as it couldn't be undone, that is what there is to say."""
     try:
         yield
     except BaseException:
