@@ -24,6 +24,7 @@ from shunter.model.errors import Rejected, Retry
 from shunter.model.finding import Finding, Verdict
 from shunter.model.ids import PolicyName
 from shunter.model.policy import PolicySet
+from shunter.model.units import Share
 
 OLD, NEW = "a" * 40, "b" * 40
 APPLY = "application/apply-patch+yaml"
@@ -151,6 +152,35 @@ def test_a_sync_that_stops_in_the_middle_is_taken_as_it_is_after_a_while(git: Gi
     after = holds(source, lambda found: found.commit != before.commit)
     assert 1.0 < time.monotonic() - began < 4.0
     assert after.commit.startswith("cluster:")
+
+
+def test_ac37_a_policy_that_is_replaced_by_deleting_it_is_never_absent(plane: ControlPlane, git: Git) -> None:
+    """`kubectl replace --force`, or Argo CD's Replace with Force: for a moment a budget isn't there, and nothing may come of that."""
+    source = source_at(plane, git.namespace, quiet_s=1.0, settle_s=10.0)
+    stop, seen = threading.Event(), set[tuple[str, ...]]()
+
+    def look() -> None:
+        while not stop.is_set():
+            seen.add(tuple(sorted(names(load(source.read(source.fetch()), None)))))
+
+    try:
+        git.sync("images")
+        git.sync("budget")
+        before = holds(source, lambda found: len(found.policies) == 2)
+        looking = threading.Thread(target=look)
+        looking.start()
+        try:
+            for most in ("20%", "30%", "40%"):
+                git.prune("budget")
+                git.sync("budget", maxConcurrent=most)
+            after = holds(source, lambda found: found.commit != before.commit)
+        finally:
+            stop.set()
+            looking.join()
+    finally:
+        source.close()
+    assert seen == {("budget", "images")}
+    assert {p.document.spec.max_concurrent for p in after.policies if p.name == "budget"} == {Share(0.4)}  # type: ignore[union-attr]
 
 
 def test_what_is_pruned_is_withdrawn(git: Git, source: ClusterSource) -> None:
