@@ -1,0 +1,112 @@
+"""docs/how-to/run-in-kubernetes.md, from nothing to a first plan: its commands as they stand there, in a shell, with a real kubectl.
+
+The API server, the engine (with the token, rights, settings and Secret that the cluster gives it), the agents and what these tell
+each other are real; so is Prometheus. Nodes are played (nodes_simulated.py and pods_played.py say what that leaves out), `kubectl exec` by
+entering the mount namespace of the pod's process, ssh and scp by a folder for each node.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import needed, running
+from control_plane import ROOT
+from fleet import ANY, BIN, Fleet, NodePlan, WorkerPlan
+from machine import ip
+from nodes_simulated import Nodes, node, worker
+from pods_played import Played
+from test_engine import kubeconfig
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
+PAGE = ROOT / "docs" / "how-to" / "run-in-kubernetes.md"
+WORKERS = "dynamo"
+ADDRESSES = {"node-a": "10.0.0.11", "node-b": "10.0.0.12"}
+"""As the example's settings have them."""
+PLANS = (
+    NodePlan("node-a", 11, (ANY,), (WorkerPlan("decode-0", "decode", 0, 111),)),
+    NodePlan("node-b", 12, (ANY,), ()),
+)
+COMMANDS = {
+    "kubectl": """\
+case "$*" in
+  *"exec shunter-engine-0 -- "*) while [ "$1" != -- ]; do shift; done; shift
+    export KUBERNETES_SERVICE_HOST=127.0.0.1 KUBERNETES_SERVICE_PORT={port}
+    exec nsenter --mount=/proc/$(cat {folder}/shunter-engine-0/pid)/ns/mnt -- "$@";;
+  *) exec {kubectl} --kubeconfig {kubeconfig} "$@";;
+esac
+""",
+    "ssh": 'to=${{1#root@}}; shift\n[ "$1 $2" = "mkdir -p" ] && mkdir -p "{folder}/hosts/$to$3"\n',
+    "scp": 'for last; do :; done; to=${{last#root@}}\nwhile [ $# -gt 1 ]; do cp "$1" "{folder}/hosts/${{to%%:*}}${{to#*:}}"; shift; done\n',
+}
+"""What a shell finds under these names, but for its first lines. `exec` goes to the first engine, whatever namespace is said."""
+
+
+def section() -> tuple[str, str]:
+    """Its commands, and the plan that it shows."""
+    text = PAGE.read_text().partition("## From nothing to a first plan\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert [kind for kind, _ in blocks] == ["sh", "sh", "sh", "sh", ""]
+    return "".join(body for _, body in blocks[:-1]), blocks[-1][1]
+
+
+def start_prometheus(fleet: Fleet) -> None:
+    """Where the example has it, with the labels that a PodMonitor gives."""
+    found = [
+        {"targets": [":".join(map(str, fleet.worker_address(w)))], "labels": {"pod": w.name, "role": w.role, "graph": "tiny"}}
+        for w in fleet.workers()
+    ]
+    often = {"scrape_interval": "500ms", "scrape_timeout": "500ms"}
+    config = {"global": often, "scrape_configs": [{"job_name": "workers", "static_configs": found}]}
+    path = fleet.folder / "prometheus.json"
+    path.write_text(json.dumps(config))
+    where = ("--web.listen-address=127.0.0.1:9090", f"--storage.tsdb.path={fleet.folder / 'tsdb'}", f"--config.file={path}")
+    fleet.run(shutil.which("prometheus") or "prometheus", *where, log="prometheus.log")
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment of a shell in `tmp_path`, where a checkout is, and a cluster with one worker."""
+    for name in ("deploy", "policies", "schemas"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    with ExitStack() as stack:
+        for address in ADDRESSES.values():
+            ip("addr", "add", f"{address}/32", "dev", "lo")
+            stack.callback(ip, "addr", "del", f"{address}/32", "dev", "lo")
+        (tmp_path / "plane").mkdir()
+        plane = stack.enter_context(contextmanager(running)(tmp_path / "plane"))
+        plane.must("POST", "/api/v1/namespaces", {"metadata": {"name": WORKERS}})
+        for name in ADDRESSES:
+            plane.must("POST", "/api/v1/nodes", node(name))
+        nodes = Nodes(plane, WORKERS, {"node-a": 1, "node-b": 1})
+        stack.callback(nodes.close)
+        plane.must("POST", nodes.path, worker("decode-0", WORKERS, "node-a"))
+        fleet = stack.enter_context(Fleet(tmp_path / "fleet", pretend=True, weights_mb=1, nodes=PLANS))
+        start_prometheus(fleet)
+        played = Played(plane, fleet, tmp_path / "pods", ADDRESSES)
+        stack.callback(played.close)
+        (tmp_path / "bin").mkdir()
+        values = {"folder": played.folder, "port": plane.port, "kubectl": needed("kubectl"), "kubeconfig": kubeconfig(plane, tmp_path)}
+        for name, text in COMMANDS.items():
+            (tmp_path / "bin" / name).write_text("#!/bin/sh\nset -eu\n" + text.format(**values))
+            (tmp_path / "bin" / name).chmod(0o755)
+        yield {**os.environ, "PATH": f"{tmp_path / 'bin'}:{BIN}:{os.environ['PATH']}"}
+
+
+def test_the_page_leads_from_nothing_to_a_plan(reader: dict[str, str], tmp_path: Path) -> None:
+    commands, shown = section()
+    done = subprocess.run(["bash", "-euc", commands], cwd=tmp_path, env=reader, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    plan = done.stdout[done.stdout.index("Plan at ") :].partition("\n note: ")[0]  # of the time before there was an engine
+    assert like(plan) == like(shown)
+
+
+def like(plan: str) -> list[str]:
+    """Its lines, but for figures and digests, and for what marks a fleet that pretends."""
+    lines = [line.replace("[pretend] ", "") for line in plan.strip().splitlines() if "  pretend: " not in line]
+    return [re.sub(r"\d[\d.:-]*", "#", re.sub(r"cluster:\w+", "cluster:#", line)).rstrip() for line in lines]
