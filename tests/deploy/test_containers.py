@@ -9,16 +9,21 @@ import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator
+from importlib.metadata import requires, version
 from pathlib import Path
 
 import pytest
 import yaml
 from containerfile import AUTHORITIES, Stage, build, filled, read
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "deploy" / "containers"
 FILES = sorted(HERE.glob("*.Containerfile"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = ("engine", "kubernetes", "agent", "postgres", "s3")
+"""That an image is built with, or can be."""
 BASES = {"docker.io/library/debian:bookworm-slim": "bookworm"}
 
 
@@ -37,6 +42,28 @@ def last_stage(file: Path) -> list[str]:
 def test_it_is_built_from_one_base_that_can_be_pinned(file: Path) -> None:
     assert read(file)[0].text == f"BASE={next(iter(BASES))}"
     assert {i.text.partition(" AS ")[0] for i in read(file) if i.name == "FROM"} == {"${BASE}"}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.name)
+def test_each_package_that_an_image_may_hold_has_one_version(file: Path) -> None:
+    """Without --build-arg: else two builds of one release differ."""
+    pins = Path(ROOT / args(file)["CONSTRAINTS"])
+    found = {Requirement(line).name: Requirement(line) for line in pins.read_text().splitlines() if not line.startswith("#")}
+    assert all([one.operator for one in pin.specifier] == ["=="] for pin in found.values())
+    copied = [i.text.split()[-1] for i in read(file) if i.name == "COPY" and "${CONSTRAINTS}" in i.text]
+    (install,) = [i.text for i in read(file) if i.name == "RUN" and "pip install" in i.text]
+    assert f"--constraint {copied[0]} " in install
+    wanted = [*PROJECT["dependencies"], *(one for extra in EXTRAS for one in PROJECT["optional-dependencies"][extra])]
+    waiting, seen = [Requirement(one) for one in wanted], set[str]()
+    while waiting:
+        one = waiting.pop()
+        name = canonicalize_name(one.name)
+        pinned = next(iter(found[name].specifier)).version
+        assert one.specifier.contains(pinned), f"{one}, and it is {pinned}"
+        if name not in seen and version(name) == pinned:  # of another version it isn't known here what it needs
+            seen.add(name)
+            below = [Requirement(text) for text in requires(name) or ()]
+            waiting += [b for b in below if b.marker is None or any(b.marker.evaluate({"extra": e}) for e in ("", *one.extras))]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.name)
