@@ -208,6 +208,8 @@ class CloudSettings(_Section, frozen=True, kw_only=True):
     """Where it is, without a path. Empty: the cloud's own link-local address."""
     lead: float | None = None
     """GCP: seconds from `preempted` to the end, where the VM has more than the usual 30 (of which 20 are counted on)."""
+    host_lead: float | None = None
+    """GCP: seconds from a `maintenance-event` to the VM's stop, where it has more than the usual 60, as VMs with GPUs may."""
     acknowledge: bool = False
     """Azure: let an event about this machine alone go ahead once no worker is left here."""
 

@@ -353,9 +353,10 @@ async def test_karpenter_gcp_143_and_295_the_lead_is_what_is_left_and_not_what_i
     assert [n.deadline - n.seen_at for n in view.notices if n.deadline] == [20.0]
     (folder := heard.bench.folder / "longer").mkdir()
     longer = Heard(folder, stack)
-    longer.listen(CloudSettings(name="gcp", url=service.url, lead=110.0))
-    view = await longer.until(lambda v: v.notices)
-    assert [n.deadline - n.seen_at for n in view.notices if n.deadline] == [110.0]
+    service.say("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
+    longer.listen(CloudSettings(name="gcp", url=service.url, lead=110.0, host_lead=3000.0))
+    view = await longer.until(lambda v: len(v.notices) == 2)
+    assert {n.kind.value: n.deadline - n.seen_at for n in view.notices if n.deadline} == {"preemption": 110.0, "maintenance": 3000.0}
 
 
 async def test_gke_pod_migration_23_the_machine_is_asked_and_no_webhook(heard: Heard, stack: contextlib.AsyncExitStack) -> None:

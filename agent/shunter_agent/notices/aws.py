@@ -1,7 +1,8 @@
 """AWS: the instance metadata service, version 2.
 
-Spot interruptions (two minutes ahead, best effort), rebalance recommendations (a hint without a deadline), scheduled maintenance, and the
-lifecycle state that an Auto Scaling group wants. AWS asks for a look every five seconds; a path is a 404 until there is something to say.
+Spot interruptions (two minutes ahead, best effort; a hibernation begins at once), rebalance recommendations (a hint without a deadline),
+scheduled maintenance, and the lifecycle state that an Auto Scaling group wants. AWS asks for a look every five seconds; a path is a 404
+until there is something to say.
 """
 
 import threading
@@ -65,6 +66,8 @@ class _Aws:
         self._turn = threading.Lock()
         self._token = ""
         self._renew_at = 0.0
+        self._hibernates: dict[str, float] = {}
+        """When each hibernation was first seen."""
 
     def ask(self, path: str, read: Callable[[Reply], list[Notice]]) -> Mapping[str, Notice]:
         """Ask for one path."""
@@ -99,7 +102,10 @@ class _Aws:
     def spot(self, reply: Reply) -> list[Notice]:
         said = msgspec.json.decode(reply.text, type=_Action)
         at = instant(said.time)
-        return [self._notice(f"aws-spot-{at:.0f}", NoticeKind.PREEMPTION, at - reply.ahead, f"spot: {said.action} at {said.time}")]
+        ends = at - reply.ahead
+        if said.action == "hibernate":  # it has begun when it is said, whatever time is given
+            ends = min(ends, self._hibernates.setdefault(said.time, self._service.clock()))
+        return [self._notice(f"aws-spot-{at:.0f}", NoticeKind.PREEMPTION, ends, f"spot: {said.action} at {said.time}")]
 
     def rebalance(self, reply: Reply) -> list[Notice]:
         at = instant(msgspec.json.decode(reply.text, type=_Rebalance).noticeTime)

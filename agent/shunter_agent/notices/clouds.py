@@ -19,13 +19,14 @@ def source(
     *,
     url: str = "",
     lead: float | None = None,
+    host_lead: float | None = None,
     acknowledge: bool = False,
     empty: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = time.time,
     log: Callable[[Problem], None] = lambda _problem: None,
 ) -> Watching:
-    """A cloud's source. `url` other than the cloud's own is for tests and proxies; `lead` (seconds) is GCP's, where the VM was given more
-    than usual; `acknowledge` is Azure's, and `empty` says whether the node has no worker left.
+    """A cloud's source. `url` other than the cloud's own is for tests and proxies; `lead` and `host_lead` (seconds) are GCP's, where the VM
+    was given more than usual; `acknowledge` is Azure's, and `empty` says whether the node has no worker left.
     """
     clients: list[Metadata] = []
 
@@ -42,7 +43,11 @@ def source(
         case "aws":
             looks = aws.looks(client())
         case "gcp":
-            looks = gcp.looks(client, lead_s=gcp.LEAD_S if lead is None else lead)
+            looks = gcp.looks(
+                client,
+                lead_s=gcp.LEAD_S if lead is None else lead,
+                host_lead_s=gcp.HOST_LEAD_S if host_lead is None else host_lead,
+            )
         case "azure":
             looks = azure.looks(client(), empty=empty, acknowledge=acknowledge)
         case "alibaba":

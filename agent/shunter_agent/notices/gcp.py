@@ -19,10 +19,13 @@ URL: Final = "http://169.254.169.254"
 LEAD_S: Final = 20.0
 """Seconds from seeing `preempted` to the end: 30 promised, less what is lost before it can be seen."""
 HOST_LEAD_S: Final = 60.0
-"""Seconds from a change of `maintenance-event` to the event."""
+"""Seconds from a change of `maintenance-event` to the event. VMs with GPUs are said to have an hour: whoever has seen that can set it."""
 WAIT_S: Final = 10.0
 """Seconds that the server keeps a waiting request. A change is answered at once, whatever this is."""
+_LATE_S: Final = 5.0
+"""How much longer its answer may take than it was asked to wait."""
 _BASE: Final = "/computeMetadata/v1/instance/"
+_UPCOMING: Final = "upcoming-maintenance?alt=json"
 _FLAVOR: Final = {"Metadata-Flavor": "Google"}
 _PAUSE_S: Final = 0.2
 """Between two waiting requests; it is what keeps a server that answers at once, out of order, from being asked in a hot loop."""
@@ -40,23 +43,28 @@ class _Upcoming(msgspec.Struct):
     maintenanceStatus: str = ""
 
 
-def looks(service: Callable[[], Metadata], *, lead_s: float = LEAD_S) -> tuple[Look, ...]:
-    """What to ask Google. `service` makes a client for each look, since they wait at the same time; `lead_s` as configured for the VM."""
+def looks(service: Callable[[], Metadata], *, lead_s: float = LEAD_S, host_lead_s: float = HOST_LEAD_S) -> tuple[Look, ...]:
+    """What to ask Google. `service` makes a client for each look, since they wait at the same time; `lead_s` (from `preempted`) and
+    `host_lead_s` (from `maintenance-event`) as the VM has them.
+    """
     paths: tuple[tuple[str, float, Callable[[_Gcp, Reply], list[Notice]]], ...] = (
         ("preempted", _PAUSE_S, _Gcp.preempted),
         ("maintenance-event", _PAUSE_S, _Gcp.host),
-        ("upcoming-maintenance?alt=json", _UNHURRIED_S, _Gcp.upcoming),
+        (_UPCOMING, _UNHURRIED_S, _Gcp.upcoming),
     )
     return tuple(
-        Look(name=f"gcp {path.partition('?')[0]}", ask=_Gcp(service(), path, read, lead_s).ask, every=pause) for path, pause, read in paths
+        Look(name=f"gcp {path.partition('?')[0]}", ask=_Gcp(service(), path, read, lead_s, host_lead_s).ask, every=pause)
+        for path, pause, read in paths
     )
 
 
 class _Gcp:
     """One waiting path. What it says first is answered at once, since no `last_etag` is known yet."""
 
-    def __init__(self, service: Metadata, path: str, read: "Callable[[_Gcp, Reply], list[Notice]]", lead_s: float) -> None:
-        self._service, self._path, self._read, self._lead_s = service, path, read, lead_s
+    def __init__(
+        self, service: Metadata, path: str, read: "Callable[[_Gcp, Reply], list[Notice]]", lead_s: float, host_lead_s: float
+    ) -> None:
+        self._service, self._path, self._read, self._lead_s, self._host_lead_s = service, path, read, lead_s, host_lead_s
         self._etag = ""
         self._open: dict[str, Notice] = {}
 
@@ -64,10 +72,10 @@ class _Gcp:
         join = "&" if "?" in self._path else "?"
         wait = f"{join}wait_for_change=true&timeout_sec={WAIT_S:.0f}" + (f"&last_etag={self._etag}" if self._etag else "&last_etag=0")
         path = _BASE + self._path
-        reply = self._service.get(path + wait, _FLAVOR, timeout_s=WAIT_S + 5.0)
+        reply = self._service.get(path + wait, _FLAVOR, timeout_s=WAIT_S + _LATE_S)
         if reply.headers.get("Metadata-Flavor") != "Google":
             raise self._service.unreadable(path, reply, "it isn't from a Google metadata server")
-        if reply.status == 404:  # no planned work; the server waits for none, so the pause must be ours
+        if reply.status == 404 and self._path == _UPCOMING:  # no planned work; the server waits for none, so the pause must be ours
             self._open = {}
         elif reply.status != 200:
             raise self._service.unreadable(path, reply, "it should be 200")
@@ -100,7 +108,9 @@ class _Gcp:
             case "TERMINATE_ON_HOST_MAINTENANCE":
                 now = self._service.clock()
                 return [
-                    self._notice("gcp-host-maintenance", NoticeKind.MAINTENANCE, now + HOST_LEAD_S, "the VM stops for host maintenance")
+                    self._notice(
+                        "gcp-host-maintenance", NoticeKind.MAINTENANCE, now + self._host_lead_s, "the VM stops for host maintenance"
+                    )
                 ]
             case text if text.startswith("MIGRATE"):  # the VM lives on elsewhere, with its memory: nothing to save
                 return []

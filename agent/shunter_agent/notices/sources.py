@@ -47,7 +47,14 @@ def gpus_of(settings: Settings) -> Gpus:
 def cloud(settings: CloudSettings, *, empty: Callable[[], bool], clock: Clock, log: Tell) -> Watching:
     """A cloud's metadata service."""
     return clouds.source(
-        settings.name, url=settings.url, lead=settings.lead, acknowledge=settings.acknowledge, empty=empty, clock=clock, log=log
+        settings.name,
+        url=settings.url,
+        lead=settings.lead,
+        host_lead=settings.host_lead,
+        acknowledge=settings.acknowledge,
+        empty=empty,
+        clock=clock,
+        log=log,
     )
 
 

@@ -47,6 +47,9 @@ class Aws(Service):
         text = self.says.get(path.removeprefix("/latest/meta-data/"))
         return (404, "Not Found", {}) if text is None else (200, text, {})
 
+    def forget_tokens(self) -> None:
+        self.tokens.clear()
+
 
 class Gcp(Service):
     """Keeps a waiting request until what it says differs from `last_etag`."""
@@ -94,9 +97,20 @@ class Azure(Service):
         if path.startswith("/metadata/instance/compute/name"):
             return 200, self.machine, {}
         if method == "POST":
-            self.started += [one["EventId"] for one in json.loads(body)["StartRequests"]]
-            return 200, "", {}
+            return self._start([one["EventId"] for one in json.loads(body)["StartRequests"]])
         return 200, json.dumps({"DocumentIncarnation": self.incarnation, "Events": self.events}), {}
+
+    def say(self, events: list[dict[str, Any]]) -> None:
+        """Other events are another document."""
+        self.events = events
+        self.incarnation += 1
+
+    def _start(self, keys: list[str]) -> Answer:
+        if not {e["EventId"] for e in self.events} >= set(keys):
+            return 400, "there is no such event", {}
+        self.started += keys
+        self.say([{**e, "EventStatus": "Started", "NotBefore": ""} if e["EventId"] in keys else e for e in self.events])
+        return 200, "", {}
 
 
 class Alibaba(Service):
@@ -104,13 +118,17 @@ class Alibaba(Service):
         super().__init__()
         self.ends: str | None = None
         self.hardened = hardened
+        self.secret = "secret-0"
 
     def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
         if method == "PUT":
-            return (200, "secret", {}) if self.hardened else (404, "", {})
-        if self.hardened and headers.get("x-aliyun-ecs-metadata-token") != "secret":
+            return (200, self.secret, {}) if self.hardened else (404, "", {})
+        if self.hardened and headers.get("x-aliyun-ecs-metadata-token") != self.secret:
             return 403, "", {}
         return (404, "", {}) if self.ends is None else (200, self.ends, {})
+
+    def forget_tokens(self) -> None:
+        self.secret = f"secret-{self.count('PUT', '/')}"
 
 
 @contextmanager

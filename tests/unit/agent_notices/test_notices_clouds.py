@@ -67,6 +67,16 @@ def test_aws_says_nothing_until_there_is_something(stack: ExitStack, clock: Cloc
     assert len(service.tokens) == 1, "the token is kept"
 
 
+@pytest.mark.parametrize(("action", "left"), [("terminate", 120.0), ("stop", 120.0), ("hibernate", 0.0)])
+def test_aws_gives_two_minutes_for_whatever_it_does_but_a_hibernation(stack: ExitStack, clock: Clock, action: str, left: float) -> None:
+    service = Aws()
+    ask = ask_aws(metadata(stack, service, clock))
+    service.says[SPOT] = ENDS.replace("terminate", action)
+    assert facts(ask()) == [("aws-spot-1767322920", "preemption", left)]
+    clock.now += 5.0
+    assert facts(ask()) == [("aws-spot-1767322920", "preemption", left)], "it doesn't move with each answer"
+
+
 def test_aws_tells_hints_maintenance_and_the_groups_wish(stack: ExitStack, clock: Clock) -> None:
     service = Aws()
     ask = ask_aws(metadata(stack, service, clock))
@@ -192,6 +202,8 @@ def test_gcp_tells_a_stop_but_no_migration(stack: ExitStack, clock: Clock) -> No
     assert host.ask() == {}
     service.say("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
     assert facts(host.ask()) == [("gcp-host-maintenance", "maintenance", 60.0)]
+    given = {look.name: look for look in gcp.looks(lambda: metadata(stack, service, clock), host_lead_s=3600.0)}
+    assert facts(given["gcp maintenance-event"].ask()) == [("gcp-host-maintenance", "maintenance", 3600.0)]
     service.say("maintenance-event", "NONE")
     assert host.ask() == {}
     service.say("maintenance-event", "SOMETHING_NEW")
