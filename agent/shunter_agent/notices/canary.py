@@ -25,6 +25,10 @@ from shunter_agent.settings import CloudSettings, HttpSettings, KubernetesSettin
 WITHIN_S: Final = 30.0
 """A canary that wasn't heard after so long is missed. The real thing would have been seen as late."""
 
+_SPARE_S: Final = 60.0
+"""For so long a canary that neither came to an end nor began is put down to a busy machine."""
+_REMEDY: Final = "Don't rely on this source; report it, with the agent's version"
+
 Stand: TypeAlias = Callable[[Stage, Path], NoticeSource]
 """Makes a source that hears of the node's end from the stage, or from files in the folder."""
 
@@ -84,19 +88,24 @@ class Canary:
         within: float = WITHIN_S,
         clock: Callable[[], float] = time.time,
         log: Callable[[Problem], None] = lambda _problem: None,
+        elapsed: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock` gives seconds since the epoch; `log` gets SH654 when one is missed."""
+        """`clock` gives seconds since the epoch; `log` gets SH654 when one is missed; `elapsed` gives seconds that nobody sets."""
         self.name = name
         self._stand, self._every, self._within, self._clock, self._log = stand, every, within, clock, log
+        self._elapsed = elapsed
         self._changed: Callable[[Mapping[str, Notice]], None] = lambda _notices: None
         self._stop = threading.Event()
         self._heard = threading.Event()
         self._thread: threading.Thread | None = None
         self._problem: Problem | None = None
+        self._due: float | None = None
+        """When the next one is to have been heard or missed, with time to spare; None before the first begins."""
 
     def start(self, changed: Callable[[Mapping[str, Notice]], None]) -> None:
         """See the port."""
         self._changed = changed
+        self._due = self._elapsed() + self._patience(0.0)
         self._thread = threading.Thread(target=self._run, name=f"canary {self.name}", daemon=True)
         self._thread.start()
 
@@ -109,7 +118,10 @@ class Canary:
             self._thread = None
 
     def health(self) -> tuple[Problem, ...]:
-        """See the port: SH654 while the last canary was missed."""
+        """See the port: SH654 while the last canary was missed, or none has come to an end for too long."""
+        if self._problem is None and self._due is not None and self._elapsed() > self._due:
+            what = f"no canary of {self.name} has come to an end for longer than it takes"
+            return (Problem(code="SH654", what=what, remedy=_REMEDY, subject=self.name),)
         return (self._problem,) if self._problem is not None else ()
 
     def rehearse(self) -> None:
@@ -143,15 +155,18 @@ class Canary:
 
     def _missed(self, why: str) -> None:
         what = f"the canary of {self.name} was missed: a notice was said to its code as the real thing would be, and {why}"
-        remedy = "Don't rely on this source; report it, with the agent's version"
-        self._problem = Problem(code="SH654", what=what, remedy=remedy, subject=self.name)
+        self._problem = Problem(code="SH654", what=what, remedy=_REMEDY, subject=self.name)
         self._log(self._problem)
         self._changed({})
 
     def _run(self) -> None:
         while not self._stop.is_set():
             self.rehearse()
+            self._due = self._elapsed() + self._patience(self._every)
             self._stop.wait(self._every)
+
+    def _patience(self, every: float) -> float:
+        return every + 2.0 * self._within + _SPARE_S
 
 
 def canaries(settings: Settings, *, clock: Callable[[], float], log: Callable[[Problem], None]) -> list[NoticeSource]:

@@ -1,5 +1,6 @@
 """Canaries: every source's own code hears a notice that is none, and nothing can take it for one."""
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -135,3 +136,30 @@ def test_what_was_set_up_by_half_is_taken_down() -> None:
     one, _ = rehearsed(lambda *_: half, within=0.0)
     (problem,) = one.health()
     assert ("no more watches" in problem.what, half.stopped) == (True, True)
+
+
+def test_one_that_never_comes_to_an_end_is_told_and_so_is_that_none_begins_any_more() -> None:
+    """Whatever its thread hangs in: that nobody tries is no proof either."""
+    now, hangs, released = [1_000.0], threading.Event(), threading.Event()
+
+    def stand(*_: object) -> NoticeSource:
+        hangs.set()
+        released.wait(10)
+        return Said({"real": Notice(id="real", kind="preemption", seen_at=1.0, source="file")})
+
+    heard = Heard()
+    one = Canary("aws", stand, every=3600, elapsed=lambda: now[0])
+    one.start(heard)
+    try:
+        assert hangs.wait(10)
+        assert one.health() == ()
+        now[0] += 121
+        assert [(p.code, p.subject) for p in one.health()] == [("SH654", "aws")]
+        released.set()
+        heard.until(lambda: one.health() == () and bool(heard.last))
+        now[0] += 3600
+        assert one.health() == ()
+        now[0] += 121
+        assert [p.code for p in one.health()] == ["SH654"]
+    finally:
+        one.stop()
