@@ -6,11 +6,12 @@ import contextlib
 import signal
 import time
 from collections.abc import Awaitable, Callable, Container, Mapping
+from functools import partial
 from typing import Final
 
 from shunter.model.errors import Problem, ShunterError, Stalled
 
-from shunter_agent import gpus
+from shunter_agent import gpus, letting_go
 from shunter_agent.drivers import make_runtime
 from shunter_agent.images.manifest import ImageManifest
 from shunter_agent.images.pacing import Pacing
@@ -138,7 +139,8 @@ def watch_notices(node: Node, stack: contextlib.AsyncExitStack) -> None:
         node.log.problem(problem)
 
     settings = gpus.named(node.settings, node.slot_gpus)
-    found = sources(settings, empty=lambda: _ask(loop, node.empty, otherwise=False), clock=node.clock, log=log)
+    empty = partial(letting_go.may_go, node, partial(_ask, loop, otherwise=False))
+    found = sources(settings, empty=empty, clock=node.clock, log=log)
     tried = canaries(settings, clock=node.clock, log=log)
     node.sources, node.rehearsals = tuple(found), tuple(tried)
     source = Merged([*found, *tried], clock=node.clock)

@@ -315,6 +315,10 @@ class Journal:
         found = f"SELECT 1 FROM steps WHERE worker=? AND {_LEFT}"  # noqa: S608  (constants)
         return self._db.execute(found, (worker,)).fetchone() is not None
 
+    def left(self, worker: str) -> tuple[Entry, ...]:
+        """What was done about a worker by which an image of it may have left this node, as far back as the journal goes; oldest first."""
+        return self._entries(f"worker=? AND state='done' AND {_LEFT}", worker)
+
     # -- inner parts
 
     def _entries(self, where: str, *values: str) -> tuple[Entry, ...]:

@@ -211,7 +211,7 @@ class CloudSettings(_Section, frozen=True, kw_only=True):
     host_lead: float | None = None
     """GCP: seconds from a `maintenance-event` to the VM's stop, where it has more than the usual 60, as VMs with GPUs may."""
     acknowledge: bool = False
-    """Azure: let an event about this machine alone go ahead once no worker is left here."""
+    """Azure: let an event about this machine alone go ahead once no worker is left here, nor an image that may be all there is of one."""
 
 
 class KubernetesSettings(_Section, frozen=True, kw_only=True):

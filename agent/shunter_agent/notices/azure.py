@@ -2,7 +2,7 @@
 
 The list is of all machines of a placement group, so it is filtered by this machine's name. An event can be let go ahead early, by
 acknowledging it; that lets it go ahead for *all* the machines that it names, so only an event about this machine alone is acknowledged, and
-only once no worker is left on it.
+only once no worker is left on it, nor an image that may be all that is left of one.
 """
 
 import json
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
+from shunter.model.errors import Problem, Retry
 from shunter.model.snapshot import NoticeKind
 
 from shunter_agent.notices.metadata import Metadata, Reply
@@ -49,8 +50,9 @@ class _Events(msgspec.Struct, rename="pascal"):
 
 
 def looks(service: Metadata, *, empty: Callable[[], bool], acknowledge: bool = False) -> tuple[Look, ...]:
-    """What to ask Azure. `empty` says whether the node has no worker left; only with `acknowledge` events are let go ahead then."""
-    return (Look(name="azure", ask=_Azure(service, empty, acknowledge).ask, every=EVERY_S, patience=FIRST_S + 10.0),)
+    """What to ask Azure. `empty` says whether the node has nothing left to lose; only with `acknowledge` events are let go ahead then."""
+    made = _Azure(service, empty, acknowledge)
+    return (Look(name="azure", ask=made.ask, every=EVERY_S, patience=FIRST_S + 10.0, problems=made.problems),)
 
 
 class _Azure:
@@ -60,6 +62,7 @@ class _Azure:
         self._answered = False
         self._deadlines: dict[str, float] = {}
         self._acknowledged: set[str] = set()
+        self._refused: Problem | None = None
 
     def ask(self) -> Mapping[str, Notice]:
         machine = self._machine or self._name()
@@ -76,8 +79,20 @@ class _Azure:
         self._deadlines = {key: at for key, at in self._deadlines.items() if key in found}
         self._acknowledged &= found.keys()
         if self._acknowledge and own and self._empty():
-            self._let_go([e for e in own if e.resources == [machine] and e.event_status == "Scheduled"])
+            self._try([e for e in own if e.resources == [machine] and e.event_status == "Scheduled"])
         return found
+
+    def problems(self) -> tuple[Problem, ...]:
+        """That the last acknowledgement wasn't taken: no notice is missed for that."""
+        return () if self._refused is None else (self._refused,)
+
+    def _try(self, events: list[_Event]) -> None:
+        try:
+            self._let_go(events)
+        except Retry as error:
+            self._refused = error.problem
+        else:
+            self._refused = None
 
     def _name(self) -> str:
         reply = self._service.get(_NAME, _HEADERS)

@@ -26,7 +26,7 @@ def source(
     log: Callable[[Problem], None] = lambda _problem: None,
 ) -> Watching:
     """A cloud's source. `url` other than the cloud's own is for tests and proxies; `lead` and `host_lead` (seconds) are GCP's, where the VM
-    was given more than usual; `acknowledge` is Azure's, and `empty` says whether the node has no worker left.
+    was given more than usual; `acknowledge` is Azure's, and `empty` says whether the node has nothing left to lose.
     """
     clients: list[Metadata] = []
 

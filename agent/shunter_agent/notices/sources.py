@@ -20,7 +20,7 @@ Tell = Callable[[Problem], None]
 
 
 def sources(settings: Settings, *, empty: Callable[[], bool], clock: Clock, log: Tell) -> list[NoticeSource]:
-    """Each source, not yet started. `empty` says whether the node has no worker left. Raises Stalled SH659."""
+    """Each source, not yet started. `empty` says whether the node has nothing left to lose. Raises Stalled SH659."""
     slots = gpus_of(settings)
     found: list[NoticeSource] = [cloud(one, empty=empty, clock=clock, log=log) for one in settings.clouds]
     if settings.notices is not None:

@@ -90,6 +90,7 @@ class Azure(Service):
         self.events: list[dict[str, Any]] = []
         self.incarnation = 1
         self.started: list[str] = []
+        self.refuses = False
 
     def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
         if headers.get("metadata") != "true":
@@ -106,7 +107,7 @@ class Azure(Service):
         self.incarnation += 1
 
     def _start(self, keys: list[str]) -> Answer:
-        if not {e["EventId"] for e in self.events} >= set(keys):
+        if self.refuses or not {e["EventId"] for e in self.events} >= set(keys):
             return 400, "there is no such event", {}
         self.started += keys
         self.say([{**e, "EventStatus": "Started", "NotBefore": ""} if e["EventId"] in keys else e for e in self.events])

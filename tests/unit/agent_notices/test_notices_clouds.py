@@ -265,6 +265,19 @@ def test_azure_is_told_to_go_ahead_only_when_nobody_is_left_and_nobody_else_is_n
     assert service.started == ["e1"]
 
 
+def test_an_acknowledgement_that_isnt_taken_hides_no_event(stack: ExitStack, clock: Clock) -> None:
+    service = Azure()
+    (look,) = azure.looks(metadata(stack, service, clock), empty=lambda: True, acknowledge=True)
+    service.refuses = True
+    service.events = [event()]
+    assert list(look.ask()) == ["e1"]
+    assert [p.code for p in look.problems()] == ["SH644"]
+    service.say([event("e2")])
+    assert list(look.ask()) == ["e2"]
+    service.refuses = False
+    assert (list(look.ask()), service.started, look.problems()) == (["e2"], ["e2"], ())
+
+
 def test_azure_isnt_told_anything_unless_that_is_wanted(stack: ExitStack, clock: Clock) -> None:
     service = Azure()
     service.events = [event()]
