@@ -22,8 +22,9 @@ from shunter.decide.profile import Profile
 from shunter.lang.cel import CelRules
 from shunter.lang.load import check_text
 from shunter.model.finding import Verdict
-from shunter.model.operation import EngineState, Step
-from shunter.model.plan import Evaluation
+from shunter.model.ids import Digest, Epoch, OperationId
+from shunter.model.operation import EngineState, OperationRecord, Outcome, Status, Step
+from shunter.model.plan import Evaluation, PlannedOperation
 from shunter.model.policy import Policy, PolicySet
 from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Samples, Slot, Snapshot, Worker, WorkerState
 from shunter.model.view import NodeView
@@ -81,12 +82,17 @@ def read(*texts: str) -> list[Policy]:
 
 
 def decide(
-    policies: list[Policy], nodes: list[Node], workers: list[Worker], *notices: Notice, images: tuple[Image, ...] = ()
+    policies: list[Policy],
+    nodes: list[Node],
+    workers: list[Worker],
+    *notices: Notice,
+    images: tuple[Image, ...] = (),
+    done: tuple[OperationRecord, ...] = (),
 ) -> Evaluation:
     given = PolicySet(commit="c", digest="sha256:p", policies=tuple(sorted(policies, key=lambda p: p.name)))
     fleet = Fleet(nodes=tuple(nodes), workers=tuple(workers), images=images)
     seen = Snapshot(at=NOW, fleet=fleet, samples=Samples(), notices=notices)
-    return evaluate(given, [seen], EngineState(), NOW, CelRules(), Profile(gpu_restore_floor_s=0))
+    return evaluate(given, [seen], EngineState(recent=done), NOW, CelRules(), Profile(gpu_restore_floor_s=0))
 
 
 def kinds(result: Evaluation) -> list[tuple[str, str, str | None]]:
@@ -173,6 +179,41 @@ def test_nth_141_a_hint_doesnt_chase_workers_from_node_to_node() -> None:
     assert next(f for f in stays.findings if f.subject == "decode-0").verdict is Verdict.HOLD
 
 
+def succeeded(planned: PlannedOperation, ago: float) -> OperationRecord:
+    """It was begun `ago` seconds before NOW, and has ended well."""
+    outcome = Outcome(status=Status.SUCCEEDED, at=NOW - ago + 5)
+    return OperationRecord(
+        planned=planned, plan=Digest("sha256:p"), epoch=Epoch(1), created_at=NOW - ago, step=Step.UNFENCED, outcome=outcome
+    )
+
+
+def test_nth_141_hints_that_come_wherever_it_goes_move_it_twice_an_hour_at_most() -> None:
+    """A fleet of nothing but spot nodes, where each new node is soon hinted at, too."""
+    nodes = [node(name, "decode-0" if name == "c" else None) for name in "abcd"]
+    here, hint = [worker("decode-0", "c/0")], notice("c", None, "rebalance")
+    anywhere = read((POLICIES / "spot-rebalance.yaml").read_text().partition("  move:\n")[0] + "  otherwise: []\n")
+    (move,) = decide(anywhere, nodes, here, hint).plan.operations
+
+    def moved(*ago: float) -> tuple[OperationRecord, ...]:
+        return tuple(succeeded(msgspec.structs.replace(move, id=OperationId(f"m{n}")), seconds) for n, seconds in enumerate(ago))
+
+    assert len(kinds(decide(anywhere, nodes, here, hint, done=moved(1800.0)))) == 1
+    assert len(kinds(decide(anywhere, nodes, here, hint, done=moved(3601.0, 300.0)))) == 1, "within the hour"
+    often = moved(1800.0, 300.0)
+    stays = decide(anywhere, nodes, here, hint, done=often)
+    (held,) = [f for f in stays.findings if f.subject == "decode-0"]
+    assert (kinds(stays), held.verdict, held.gate) == ([], Verdict.HOLD, "repeats")
+    both = [*anywhere, *shipped("spot-aws")]
+    assert len(kinds(decide(both, nodes, here, hint, notice("c"), done=often))) == 1, "that the node goes is another matter"
+    assert len(kinds(decide(read(EVERY_KIND), nodes, here, hint, notice("c"), done=often))) == 1, "also by the same policy"
+
+
+EVERY_KIND = """
+apiVersion: shunter.dev/v1alpha1
+kind: PreemptionPolicy
+metadata: {name: every-kind}
+spec: {workers: {all: true}, notices: [rebalance, preemption], otherwise: []}
+"""
 RELIEVE = """
 apiVersion: shunter.dev/v1alpha1
 kind: RebalancePolicy

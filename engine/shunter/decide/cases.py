@@ -1,13 +1,13 @@
 """A worker that must leave its node: when there is such a case, what it is worth, and how its move is entered."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 import msgspec
 
 from shunter.decide.deciding import Deciding
 from shunter.decide.gates import ask, weigh
-from shunter.decide.history import FAILURES
+from shunter.decide.history import FAILURES, HOUR
 from shunter.decide.jobs import Job
 from shunter.decide.place import Placement
 from shunter.decide.plan import round_of
@@ -18,12 +18,14 @@ from shunter.decide.world import STANDING
 from shunter.model.expression import Scope, Undecided
 from shunter.model.finding import Brief, Evidence, Verdict
 from shunter.model.ids import NodeId, OperationId, WorkerId
-from shunter.model.operation import OperationRecord
+from shunter.model.operation import OperationRecord, Status
 from shunter.model.plan import OperationKind, Preconditions
 from shunter.model.policy import Policy, PreemptionPolicy, PreemptionSpec
 from shunter.model.sample import Known
 from shunter.model.snapshot import Node, Notice, Worker, WorkerState
 
+HINTED_PER_HOUR = 2
+"""After so many moves of a worker within an hour, for whatever, no hint moves it."""
 TRIES = 3
 """A move is tried so often in all, unless it was the dump that was refused: that is refused again."""
 _LIVE = (*STANDING, WorkerState.FROZEN)
@@ -112,6 +114,8 @@ def _case(d: Deciding, policy: Policy, worker: Worker) -> Case | None:
     reason, gate = _unable(d, worker), "worker"
     if reason is None and not _dumpable(d, worker):
         reason, gate = "its GPU is gone: nothing is dumped through it; once its process has ended it comes back from its last image", "gpu"
+    if reason is None and (reason := _chased(d, spec, worker)) is not None:
+        gate = "repeats"
     if reason is not None:
         d.find(policy, worker.id, Verdict.HOLD, reason, gate=gate, evidence=(*evidence, seen), since=notice.seen_at)
         return None
@@ -129,8 +133,27 @@ def _case(d: Deciding, policy: Policy, worker: Worker) -> Case | None:
 
 
 def _notice(d: Deciding, spec: PreemptionSpec, worker: Worker) -> Notice | None:
+    return next(_asking(d, spec, worker), None)
+
+
+def _asking(d: Deciding, spec: PreemptionSpec, worker: Worker) -> Iterator[Notice]:
+    """What is open for the worker and of a kind that the policy answers to."""
     open_for = d.world.notices.get(worker.node, ()) if worker.node else ()
-    return next((n for n in open_for if n.kind in spec.notices and n.slot in (None, worker.slot)), None)
+    return (n for n in open_for if n.kind in spec.notices and n.slot in (None, worker.slot))
+
+
+def _chased(d: Deciding, spec: PreemptionSpec, worker: Worker) -> str | None:
+    """Why no hint moves it any more: hints come wherever it goes, and moving costs each time. A decision still does."""
+    if not all(n.hint(d.now) for n in _asking(d, spec, worker)):
+        return None
+    moves = [
+        r
+        for r in d.history.of_worker(worker.id)
+        if r.planned.kind is OperationKind.MOVE and r.status is Status.SUCCEEDED and r.created_at > d.now - HOUR
+    ]
+    if len(moves) < HINTED_PER_HOUR:
+        return None
+    return f"{len(moves)} moves of it within the hour: a hint moves it no more, and a notice that its node goes still does"
 
 
 def _dumpable(d: Deciding, worker: Worker) -> bool:
