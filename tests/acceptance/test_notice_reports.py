@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 import pytest
 from shunter.act.agents import view_of
-from shunter.act.move import MOVE, fence
+from shunter.act.execute import Executor
+from shunter.act.scheduler import Scheduler
 from shunter.decide.evaluate import evaluate
 from shunter.decide.profile import Profile
 from shunter.lang.cel import CelRules
@@ -24,7 +25,7 @@ from shunter.lang.load import check_text
 from shunter.model.finding import Verdict
 from shunter.model.ids import Digest, Epoch, OperationId
 from shunter.model.operation import EngineState, OperationRecord, Outcome, Status, Step
-from shunter.model.plan import Evaluation, PlannedOperation
+from shunter.model.plan import Evaluation, OperationKind, PlannedOperation
 from shunter.model.policy import Policy, PolicySet
 from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Samples, Slot, Snapshot, Worker, WorkerState
 from shunter.model.view import NodeView
@@ -34,8 +35,10 @@ from shunter_agent.notices import aws, canary, signals
 from shunter_agent.settings import CloudSettings, KubernetesSettings, SlotSettings
 
 UNIT = Path(__file__).resolve().parents[1] / "unit"
-sys.path[:0] = [str(UNIT / "agent_notices"), str(UNIT / "agent")]
+sys.path[:0] = [str(UNIT / "agent_notices"), str(UNIT / "agent"), str(UNIT.parent / "property")]
 from agent_fakes import Bench  # noqa: E402  # pyright: ignore[reportMissingImports]
+from fleet_in_memory import PLAN, CrashingStore, World  # noqa: E402  # pyright: ignore[reportMissingImports]
+from gated_executor import Gated, settle  # noqa: E402  # pyright: ignore[reportMissingImports]
 from metadata_services import Answer, Aws, Azure, Gcp, Service, serving  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 NOW = 1_780_000_000.0
@@ -97,6 +100,20 @@ def decide(
 
 def kinds(result: Evaluation) -> list[tuple[str, str, str | None]]:
     return [(o.kind.value, o.worker, o.to_slot) for o in result.plan.operations]
+
+
+# -- what is done
+
+
+def world(folder: Path) -> World:
+    """Three nodes of agents in memory, with a worker on `a`."""
+    return World(CrashingStore(folder / "operations.db"))
+
+
+async def carried(given: World, kind: OperationKind, lane: str) -> list[tuple[str, str]]:
+    """Carry out such an operation; the orders, by node."""
+    await Executor(given.parts(), given.epoch()).start(given.plan(kind, lane=lane), PLAN)
+    return given.orders
 
 
 # -- what is heard
@@ -281,13 +298,23 @@ def test_nth_368_a_destination_is_held_first_and_without_one_the_state_is_saved(
     room = decide(shipped("spot-aws"), [node("a", "decode-0"), node("b", None)], workers, notice("a"))
     (move,) = room.plan.operations
     assert (move.kind.value, move.expect.free) == ("move", "b/0")
-    assert list(MOVE._steps)[:2] == [Step.INTENDED, Step.PREPARED], "the slot is reserved before the worker is touched"
     full = [node("a", "decode-0"), node("b", "decode-1")]
     saved = decide(shipped("spot-aws"), full, [*workers, worker("decode-1", "b/0")], notice("a"))
     assert [(o.kind.value, o.copies) for o in saved.plan.operations] == [("park", ("b",))]
 
 
-def test_karpenter_aws_5400_a_mass_reclaim_is_planned_at_once_the_nearest_deadline_first() -> None:
+@pytest.mark.parametrize("lane", ["voluntary", "involuntary"])
+async def test_nth_368_no_worker_is_stopped_before_its_destination_is_held(tmp_path: Path, lane: str) -> None:
+    calm = await carried(world(tmp_path), OperationKind.MOVE, lane)
+    assert calm.index(("b", "prepare")) < calm.index(("a", "freeze"))
+    (folder := tmp_path / "refused").mkdir()
+    refused = world(folder)
+    refused.named["b", "prepare"] = ["refuse"]
+    assert ("a", "freeze") not in await carried(refused, OperationKind.MOVE, lane)
+    assert (refused.home(), refused.fenced()) == ("a", False), "and nothing has become of it"
+
+
+async def test_karpenter_aws_5400_a_mass_reclaim_is_answered_at_once_the_nearest_deadline_first(tmp_path: Path) -> None:
     """One interruption waited in a queue behind the others."""
     names = [f"n{i:02}" for i in range(30)]
     nodes = [node(name, f"decode-{i}") for i, name in enumerate(names)] + [node("z", *[None] * 30)]
@@ -298,6 +325,12 @@ def test_karpenter_aws_5400_a_mass_reclaim_is_planned_at_once_the_nearest_deadli
     assert [o.kind.value for o in moves] == ["move"] * 30
     assert all(o.after == () for o in moves), "none waits for another"
     assert [o.deadline for o in moves] == sorted(NOW + lead for lead in leads.values())
+    executor = Gated(world(tmp_path))
+    scheduler = Scheduler(executor, voluntary=1)
+    scheduler.offer(result.plan)
+    await settle()
+    assert executor.started == [o.id for o in moves], "all of them are begun, however little may be under way by choice"
+    await scheduler.stop()
 
 
 def test_karpenter_aws_8160_no_grace_is_relied_on() -> None:
@@ -454,14 +487,18 @@ async def test_kubernetes_110755_pods_that_are_left_over_are_no_witnesses(heard:
     assert view.workers == (), "its process is asked, whatever its pod says"
 
 
-async def test_kubernetes_116965_the_router_comes_first(heard: Heard) -> None:
+@pytest.mark.parametrize("lane", ["voluntary", "involuntary"])
+@pytest.mark.parametrize(("kind", "ends"), [(OperationKind.MOVE, "freeze"), (OperationKind.PARK, "freeze"), (OperationKind.DRAIN, "drain")])
+async def test_kubernetes_116965_the_router_comes_first(tmp_path: Path, kind: OperationKind, ends: str, lane: str) -> None:
     """Endpoints stay ready while a node shuts down, and requests are lost on it."""
-    assert MOVE._steps[Step.PREPARED] is fence, "what comes before freezing"
+    orders = await carried(world(tmp_path), kind, lane)
+    assert orders.index(("a", "fence")) < orders.index(("a", ends))
+
+
+async def test_kubernetes_116965_a_fenced_worker_is_out_of_discovery_while_it_still_serves(heard: Heard) -> None:
     bench = heard.bench
     await bench.source.fence(bench.step())
-    await bench.source.freeze(bench.freeze(to=False))
-    assert bench.faults.order.index("fence") < bench.faults.order.index("freeze")
-    assert bench.serving.registered is False
+    assert (bench.serving.registered, bench.state(), bench.node.frozen) == (False, "fenced", {})
 
 
 async def test_nvsentinel_911_a_fault_for_which_nothing_is_advised_is_a_persons(heard: Heard, stack: contextlib.AsyncExitStack) -> None:

@@ -21,7 +21,8 @@ SLOT: Final = "shunter.dev/slot"
 """Label of a pod: the index of the slot that its worker has."""
 _HOUR: Final = 3600.0
 _SHUTDOWN_S: Final = 600.0
-_DRAINING: Final = "karpenter.sh/disrupted"
+_DRAINING: Final = ("karpenter.sh/disrupted", "karpenter.sh/disruption")
+"""Karpenter's taint, and what it was before v1."""
 
 
 class Toleration(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,8 +94,8 @@ def _worker(pod: PodObject, disrupted: Condition | None, slot: str) -> Iterator[
             deadline=ends,  # Kubernetes counts the grace into it
             slot=slot,
         )
-    if any(t.key == _DRAINING or (t.operator == "Exists" and not t.key) for t in pod.spec.tolerations or ()):
-        what = f"pod {name} tolerates {_DRAINING}: Karpenter doesn't drain it, and ends it with its node"
+    if any(t.key in _DRAINING or (t.operator == "Exists" and not t.key) for t in pod.spec.tolerations or ()):
+        what = f"pod {name} tolerates {_DRAINING[0]}: Karpenter doesn't drain it, and ends it with its node"
         remedy = "Take the toleration off, so that its end is announced"
         yield Signal(
             key=f"{key} tolerates", kind=None, lasts=None, detail="", problem=Problem(code="SH658", what=what, remedy=remedy, subject=slot)
