@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Container, Mapping
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from shunter.model.errors import Problem, ShunterError, Stalled
 
@@ -37,6 +37,8 @@ from shunter_agent.settings import Settings
 from shunter_agent.stored import StoredDepot
 from shunter_agent.tls import TlsFiles
 
+T = TypeVar("T")
+U = TypeVar("U")
 ANSWER_S: Final = 1.0
 """Seconds that a source of notices waits for a word about the node."""
 
@@ -140,7 +142,11 @@ def watch_notices(node: Node, stack: contextlib.AsyncExitStack) -> None:
 
     settings = gpus.named(node.settings, node.slot_gpus)
     empty = partial(letting_go.may_go, node, partial(_ask, loop, otherwise=False))
-    found = sources(settings, empty=empty, clock=node.clock, log=log)
+
+    def homes() -> Mapping[str, str] | None:
+        return _ask(loop, node.homes, otherwise=None)
+
+    found = sources(settings, empty=empty, clock=node.clock, log=log, homes=homes)
     tried = canaries(settings, clock=node.clock, log=log)
     node.sources, node.rehearsals = tuple(found), tuple(tried)
     source = Merged([*found, *tried], clock=node.clock)
@@ -153,9 +159,9 @@ def watch_notices(node: Node, stack: contextlib.AsyncExitStack) -> None:
     stack.callback(source.stop)
 
 
-def _ask(loop: asyncio.AbstractEventLoop, question: Callable[[], bool], *, otherwise: bool) -> bool:
+def _ask(loop: asyncio.AbstractEventLoop, question: Callable[[], T], *, otherwise: U) -> T | U:
     """The answer of the event loop's thread, which alone may look at the node; `otherwise` when it has none to give now."""
-    answer: concurrent.futures.Future[bool] = concurrent.futures.Future()
+    answer: concurrent.futures.Future[T] = concurrent.futures.Future()
     try:
         loop.call_soon_threadsafe(lambda: answer.set_result(question()))
         return answer.result(ANSWER_S)

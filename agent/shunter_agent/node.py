@@ -433,6 +433,10 @@ class Node:
         """No worker is here any more, in whatever state, nor anything of one that is on its way."""
         return not (self.journal.workers() or self.frozen or self.held or self.leaving or self.busy_images)
 
+    def homes(self) -> dict[str, str]:
+        """The slots of the workers that live in pods, by the pod's uid."""
+        return {row.spec.pod.uid: row.slot for row in self.journal.workers().values() if row.spec.pod is not None}
+
     def may_live(self, process: Process) -> bool:
         """The runtime finds it, or can't tell."""
         try:

@@ -230,7 +230,7 @@ class KubernetesSettings(_Section, frozen=True, kw_only=True):
     key: Path | None = None
     """Its key."""
     pods: bool = False
-    """Follow the pods on the node as well: the end of one that has the label `shunter.dev/slot` is its worker's drain."""
+    """Follow the pods on the node as well: a worker's eviction is its drain, and so is the end of one with the label `shunter.dev/slot`."""
 
 
 class ContainerSettings(_Section, frozen=True, kw_only=True):

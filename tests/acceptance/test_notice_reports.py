@@ -26,6 +26,7 @@ from shunter.model.finding import Verdict
 from shunter.model.ids import Digest, Epoch, OperationId
 from shunter.model.operation import EngineState, OperationRecord, Outcome, Status, Step
 from shunter.model.plan import Evaluation, OperationKind, PlannedOperation
+from shunter.model.pod import Pod
 from shunter.model.policy import Policy, PolicySet
 from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Samples, Slot, Snapshot, Worker, WorkerState
 from shunter.model.view import NodeView
@@ -375,6 +376,27 @@ async def test_karpenter_1894_a_worker_that_tolerates_the_drain_is_flagged(heard
     heard.listen(cluster=cluster)
     view = await heard.until(lambda v: v.node.problems)
     assert [(p.code, p.subject) for p in view.node.problems] == [("SH658", "n/0")]
+
+
+async def test_nth_146_the_eviction_of_a_worker_that_was_found_in_a_pod_is_its_drain(
+    heard: Heard, stack: contextlib.AsyncExitStack
+) -> None:
+    """As by `kubectl drain`: the cordon is a hint, and what follows it is none. Nothing on Dynamo's pods names a slot."""
+    journal = heard.bench.journal
+    (row,) = journal.workers().values()
+    living = msgspec.structs.replace(row.spec, pod=Pod(namespace="serving", name="decode-7f-x", uid="u-x", container="main"))
+    journal.put_worker(msgspec.structs.replace(row, spec=living))
+    cluster = Cluster(unschedulable=True)
+    pod: dict[str, Any] = {"metadata": {"name": "decode-7f-x", "uid": "u-x"}, "spec": {"tolerations": [{"operator": "Exists"}]}}
+    cluster.pods = [pod]
+    stack.enter_context(serving(cluster))
+    heard.listen(cluster=cluster)
+    assert await heard.notices("rebalance") == ["rebalance"]
+    view = await heard.until(lambda v: v.node.problems)
+    assert [(p.code, p.subject) for p in view.node.problems] == [("SH658", "n/0")], "so is karpenter's 1894"
+    pod["metadata"]["deletionTimestamp"] = "2030-01-02T03:00:30Z"
+    pod["status"] = {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]}
+    assert await heard.notices("rebalance", "drain n/0") == ["drain n/0", "rebalance"]
 
 
 async def test_aks_3528_readiness_is_no_detector(heard: Heard, stack: contextlib.AsyncExitStack) -> None:

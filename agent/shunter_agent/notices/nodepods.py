@@ -1,11 +1,14 @@
 """What becomes of pods says of the node that they are on, and of the slot that a worker's pod has. Pure.
 
-A pod that is taken away is its worker's drain: by an eviction, a deletion by hand, or a preemption by the scheduler, as different as they
-are to Kubernetes. A pod names its slot with the label `shunter.dev/slot`; others count only when a kubelet ends them because the machine
-goes down.
+A pod that is taken away is its worker's drain: by an eviction, a preemption by the scheduler, or a taint that it doesn't tolerate, as
+different as they are to Kubernetes. Whose pod it is the agent knows of the workers that it has found in pods; another pod can name its slot
+with the label `shunter.dev/slot`. Of the latter a plain deletion counts, too; of the former it doesn't: whatever has pods be there deletes
+them when it wants fewer, or others, and a worker that moved away from that would be one too many. Others count only when a kubelet ends
+them because the machine goes down.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -52,9 +55,11 @@ class PodObject(msgspec.Struct, frozen=True, kw_only=True):
     status: PodStatus = PodStatus()
 
 
-def signals(pods: Sequence[PodObject], node: NodeObject | None, name: str) -> Iterator[Signal]:
+def signals(
+    pods: Sequence[PodObject], node: NodeObject | None, name: str, homes: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Signal]:
     """What the pods on the node say. `name` is the node's name here, of which slots are named; without a `node` nobody can say whether a
-    shutdown is this one.
+    shutdown is this one. `homes` are the slots of the workers that live in pods, by the pod's uid.
     """
     ready = next((c for c in (node.status.conditions or () if node else ()) if c.type == "Ready" and c.status == "True"), None)
     up_since = ready.since if ready is not None else None
@@ -70,7 +75,9 @@ def signals(pods: Sequence[PodObject], node: NodeObject | None, name: str) -> It
             )
         slot = (pod.metadata.labels or {}).get(SLOT, "")
         if slot.isdigit():
-            yield from _worker(pod, disrupted, f"{name}/{slot}")
+            yield from _worker(pod, disrupted, maybe(pod.metadata.deletion_timestamp), f"{name}/{slot}")
+        elif (home := homes.get(pod.metadata.uid)) is not None:
+            yield from _worker(pod, disrupted, maybe(pod.metadata.deletion_timestamp) if disrupted else None, home)
 
 
 def _shutdown(disrupted: Condition, up_since: float | None) -> bool:
@@ -80,8 +87,8 @@ def _shutdown(disrupted: Condition, up_since: float | None) -> bool:
     return up_since is None or disrupted.since is None or disrupted.since > up_since
 
 
-def _worker(pod: PodObject, disrupted: Condition | None, slot: str) -> Iterator[Signal]:
-    name, ends = pod.metadata.name, maybe(pod.metadata.deletion_timestamp)
+def _worker(pod: PodObject, disrupted: Condition | None, ends: float | None, slot: str) -> Iterator[Signal]:
+    name = pod.metadata.name
     key = f"pod {name} {pod.metadata.uid}".rstrip()
     if disrupted is not None or ends is not None:
         why = f"{disrupted.reason}: {disrupted.message or ''}"[:200].rstrip(": ") if disrupted else "it is deleted"

@@ -4,7 +4,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import Final, TypeAlias
 
 from shunter.model.errors import Problem
 from shunter.model.snapshot import NoticeKind, Taint
@@ -19,14 +19,29 @@ from shunter_agent.notices.signals import Reading, Signal, read
 from shunter_agent.notices.watching import Look, Watching
 from shunter_agent.refusals import retry
 
+Homes: TypeAlias = Callable[[], Mapping[str, str] | None]
+
 
 class NodeSource:
     """What the two looks share: the node, by which pods are judged."""
 
     def __init__(
-        self, access: Access, node: str, name: str, gpus: Gpus, *, pods: bool, times: Times, clock: Callable[[], float] = time.time
+        self,
+        access: Access,
+        node: str,
+        name: str,
+        gpus: Gpus,
+        *,
+        pods: bool,
+        times: Times,
+        clock: Callable[[], float] = time.time,
+        homes: Homes = dict,
     ) -> None:
-        """`node` is its name in Kubernetes, `name` the one that slots are named by. `clock` gives seconds since the epoch."""
+        """`node` is its name in Kubernetes, `name` the one that slots are named by. `clock` gives seconds since the epoch; `homes` the
+        slots of the workers that live in pods, by the pod's uid; None while nobody can say.
+        """
+        self._homes = homes
+        self._known: Mapping[str, str] = {}
         self._node_name, self._name, self._gpus, self._clock, self._times = node, name, gpus, clock, times
         self._nodes = Copy(lambda: access.client(times), "/api/v1/nodes", f"metadata.name={node}", NodeObject, times)
         self._pods = Copy(lambda: access.client(times), "/api/v1/pods", f"spec.nodeName={node}", PodObject, times)
@@ -78,7 +93,10 @@ class NodeSource:
         """Wait for news of the pods on it. Raises Retry SH648."""
         self._pods.step()
         self._seen.wait(self._times.request)  # a shutdown is judged by when the node was ready
-        self._pod_reading = self._read(nodepods.signals(list(self._pods.objects.values()), self._node(), self._name), self._pod_reading)
+        homes = self._homes()
+        self._known = self._known if homes is None else homes
+        found = nodepods.signals(list(self._pods.objects.values()), self._node(), self._name, self._known)
+        self._pod_reading = self._read(found, self._pod_reading)
         return self._pod_reading.notices
 
     def taints(self) -> tuple[Taint, ...]:
@@ -109,9 +127,10 @@ def source(
     times: Times | None = None,
     clock: Callable[[], float] = time.time,
     log: Callable[[Problem], None] = lambda _problem: None,
+    homes: Homes = dict,
 ) -> Watching:
-    """Kubernetes as a source of notices. `clock` gives seconds since the epoch; `log` gets each new problem once."""
-    made = NodeSource(access, node, name, gpus, pods=pods, times=times or Times(), clock=clock)
+    """Kubernetes as a source of notices. `clock` gives seconds since the epoch; `log` gets each new problem once; `homes` as above."""
+    made = NodeSource(access, node, name, gpus, pods=pods, times=times or Times(), clock=clock, homes=homes)
     return Watching(SOURCE, made.looks(), clock=clock, log=log, close=made.close, taints=made.taints)
 
 

@@ -19,8 +19,10 @@ Clock = Callable[[], float]
 Tell = Callable[[Problem], None]
 
 
-def sources(settings: Settings, *, empty: Callable[[], bool], clock: Clock, log: Tell) -> list[NoticeSource]:
-    """Each source, not yet started. `empty` says whether the node has nothing left to lose. Raises Stalled SH659."""
+def sources(settings: Settings, *, empty: Callable[[], bool], clock: Clock, log: Tell, homes: nodewatch.Homes = dict) -> list[NoticeSource]:
+    """Each source, not yet started. `empty` says whether the node has nothing left to lose; `homes`: see `nodewatch`.
+    Raises Stalled SH659.
+    """
     slots = gpus_of(settings)
     found: list[NoticeSource] = [cloud(one, empty=empty, clock=clock, log=log) for one in settings.clouds]
     if settings.notices is not None:
@@ -30,7 +32,7 @@ def sources(settings: Settings, *, empty: Callable[[], bool], clock: Clock, log:
     if settings.dcgm is not None:
         found.append(exporter(settings.dcgm, slots, clock=clock, log=log))
     if settings.kubernetes is not None:
-        found.append(cluster(settings.kubernetes, settings.node, slots, clock=clock, log=log))
+        found.append(cluster(settings.kubernetes, settings.node, slots, clock=clock, log=log, homes=homes))
     found += [asked(one, clock=clock, log=log) for one in settings.http]
     return found
 
@@ -64,12 +66,12 @@ def exporter(url: str, slots: Gpus, *, clock: Clock, log: Tell) -> Watching:
     return Watching(dcgm.SOURCE, dcgm.looks(service, slots), clock=clock, log=log, close=service.close)
 
 
-def cluster(settings: KubernetesSettings, name: str, slots: Gpus, *, clock: Clock, log: Tell) -> Watching:
+def cluster(settings: KubernetesSettings, name: str, slots: Gpus, *, clock: Clock, log: Tell, homes: nodewatch.Homes = dict) -> Watching:
     """The API server."""
     access = listwatch.Access(
         server=settings.server.rstrip("/"), ca=settings.ca, token=settings.token, cert=settings.cert, key=settings.key
     )
-    return nodewatch.source(access, settings.node or name, name, slots, pods=settings.pods, clock=clock, log=log)
+    return nodewatch.source(access, settings.node or name, name, slots, pods=settings.pods, clock=clock, log=log, homes=homes)
 
 
 def asked(settings: HttpSettings, *, clock: Clock, log: Tell) -> Watching:

@@ -329,9 +329,36 @@ def test_what_a_pod_says(given: PodObject, expected: list[tuple[str, str, float 
     assert facts(read(found, source="kubernetes", now=NOW, before={})) == expected
 
 
+HOMES = {"u-decode-0": "n/2"}
+"""The pod of a worker that the agent has found by Dynamo's labels: nothing names its slot."""
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        pytest.param(pod(slot=None), [], id="nothing"),
+        pytest.param(pod(slot=None, disrupted=disruption("EvictionByEvictionAPI"), ends=30), [("drain", "n/2", 30.0)], id="kubectl drain"),
+        pytest.param(pod(slot=None, disrupted=disruption("PreemptionByScheduler"), ends=30), [("drain", "n/2", 30.0)], id="preempted"),
+        pytest.param(pod(slot=None, disrupted=disruption("DeletionByTaintManager")), [("drain", "n/2", None)], id="a taint"),
+        pytest.param(pod(slot=None, ends=30), [], id="its controller wants one less"),
+        pytest.param(pod("another", slot=None, disrupted=disruption("EvictionByEvictionAPI"), ends=30), [], id="another's"),
+        pytest.param(pod(disrupted=disruption("EvictionByEvictionAPI"), ends=30), [("drain", "n/1", 30.0)], id="the label says more"),
+    ],
+)
+def test_what_the_pod_of_a_worker_says_that_was_found_in_it(given: PodObject, expected: list[tuple[str, str, float | None]]) -> None:
+    found = nodepods.signals([given], node(), "n", HOMES)
+    assert facts(read(found, source="kubernetes", now=NOW, before={})) == expected
+
+
+def test_a_worker_that_was_found_in_a_pod_is_told_too_if_it_tolerates_the_drain() -> None:
+    found = nodepods.signals([pod(slot=None, tolerations=[{"operator": "Exists"}])], node(), "n", HOMES)
+    assert [(s.problem.code, s.problem.subject) for s in found if s.problem] == [("SH658", "n/2")]
+
+
 def test_a_worker_that_tolerates_the_drain_is_told() -> None:
     """Karpenter leaves such pods alone until it ends the machine: nothing would announce it."""
-    for toleration in ({"key": "karpenter.sh/disrupted", "operator": "Exists"}, {"operator": "Exists"}):
+    tolerated = ("karpenter.sh/disrupted", "karpenter.sh/disruption")
+    for toleration in (*({"key": key, "operator": "Exists"} for key in tolerated), {"operator": "Exists"}):
         found = read(nodepods.signals([pod(tolerations=[toleration])], node(), "n"), source="kubernetes", now=NOW, before={})
         assert [(p.code, p.subject) for p in found.problems] == [("SH658", "n/1")]
         assert found.notices == {}
