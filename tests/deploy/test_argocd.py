@@ -285,10 +285,25 @@ def documents(name: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((HERE / name).read_text()))
 
 
-def sources() -> Iterator[dict[str, Any]]:
+def applications() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Metadata and specs."""
     for name in ("applications.yaml", "applicationset.yaml"):
         for one in documents(name):
-            yield one["spec"]["template"]["spec"] if one["kind"] == "ApplicationSet" else one["spec"]
+            found = one["spec"]["template"] if one["kind"] == "ApplicationSet" else one
+            yield found["metadata"], found["spec"]
+
+
+def project(name: str) -> dict[str, Any]:
+    (found,) = [one["spec"] for one in documents("project.yaml") if one["metadata"]["name"] == name]
+    return dict(found)
+
+
+def kinds(found: list[dict[str, Any]], *, namespaced: bool) -> set[tuple[str, str]]:
+    return {(one["apiVersion"].rpartition("/")[0], one["kind"]) for one in found if ("namespace" in one["metadata"]) is namespaced}
+
+
+def listed(allowed: list[dict[str, str]]) -> set[tuple[str, str]]:
+    return {(entry["group"], entry["kind"]) for entry in allowed}
 
 
 def test_policies_are_synced_after_the_engine() -> None:
@@ -299,26 +314,55 @@ def test_policies_are_synced_after_the_engine() -> None:
     assert waves["shunter"] < waves["shunter-policies"]
 
 
-def test_applications_stay_within_their_project() -> None:
-    (project,) = documents("project.yaml")
-    allowed = project["spec"]
-    for spec in sources():
-        assert spec["project"] == project["metadata"]["name"]
+def test_applications_stay_within_their_projects() -> None:
+    for meta, spec in applications():
+        allowed = project(spec["project"])
         assert spec["source"]["repoURL"] in allowed["sourceRepos"]
-        assert spec["destination"]["namespace"] in {d["namespace"] for d in allowed["destinations"]}
+        places = {(d["server"], d["namespace"]) for d in allowed["destinations"]}
+        server = spec["destination"]["server"]
+        assert {(server, spec["destination"]["namespace"]), ("*", spec["destination"]["namespace"])} & places, "{{ .server }} is any"
         assert "ServerSideApply=true" in spec["syncPolicy"]["syncOptions"]
-    assert "*" not in yaml.safe_dump(allowed).replace("shunter/*", "")
+        assert meta["annotations"]["argocd.argoproj.io/compare-options"] == "ServerSideDiff=true"
+    assert {spec["project"] for _, spec in applications()} == {"shunter", "shunter-policies"}
+    assert "*" not in yaml.safe_dump(project("shunter"))
 
 
-def test_the_project_allows_all_that_the_manifests_need_of_the_whole_cluster() -> None:
-    (project,) = documents("project.yaml")
-    allowed = {(entry["group"], entry["kind"]) for entry in project["spec"]["clusterResourceWhitelist"]}
-    found = rendered(ROOT / "deploy" / "kubernetes" / "example")
-    whole = {(one["apiVersion"].rpartition("/")[0], one["kind"]) for one in found if "namespace" not in one["metadata"]}
-    assert whole == allowed
-    assert {one["metadata"]["namespace"] for one in found if "namespace" in one["metadata"]} <= {
-        d["namespace"] for d in project["spec"]["destinations"]
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The base with all components."""
+    folder, kubernetes = tmp_path_factory.mktemp("overlay"), ROOT / "deploy" / "kubernetes"
+    overlay = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [os.path.relpath(kubernetes / "base", folder)],
+        "components": [os.path.relpath(component, folder) for component in sorted((kubernetes / "components").iterdir())],
     }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    return rendered(folder)
+
+
+def test_the_engines_project_allows_all_that_the_manifests_need(everything: list[dict[str, Any]]) -> None:
+    allowed = project("shunter")
+    assert kinds(everything, namespaced=False) == listed(allowed["clusterResourceWhitelist"])
+    assert {one["metadata"]["namespace"] for one in everything if "namespace" in one["metadata"]} <= {
+        d["namespace"] for d in allowed["destinations"]
+    }
+    assert {d["server"] for d in allowed["destinations"]} == {"https://kubernetes.default.svc"}
+
+
+def test_whoever_merges_policies_can_sync_policies_and_their_check_and_nothing_that_gives_rights(candidate: Path) -> None:
+    shutil.copytree(HERE / "preview", candidate / "preview")
+    with (candidate / "kustomization.yaml").open("a") as file:
+        file.write("components: [preview]\n")
+    allowed = project("shunter-policies")
+    assert allowed["clusterResourceWhitelist"] == []
+    besides = listed(allowed["namespaceResourceWhitelist"]) - {("shunter.dev", kind) for kind in PLURALS}
+    needed = kinds(rendered(candidate), namespaced=True)
+    assert kinds(rendered(candidate), namespaced=False) == set()
+    assert besides == {one for one in needed if one[0] != "shunter.dev"}
+    assert {kind for group, kind in listed(allowed["namespaceResourceWhitelist"]) if group == "shunter.dev"} == set(PLURALS)
+    assert [d["namespace"] for d in allowed["destinations"]] == ["shunter"]
+    assert all(line.split(", ")[1].startswith("proj:shunter-policies:") for role in allowed["roles"] for line in role["policies"])
 
 
 def test_a_set_syncs_by_its_steps_alone_and_covers_every_cluster_that_it_finds() -> None:
