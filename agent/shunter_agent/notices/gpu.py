@@ -4,7 +4,8 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,8 @@ from shunter_agent.refusals import rejected
 KERNEL_LOG: Final = Path("/dev/kmsg")
 _RECORD: Final = 8192
 """Bytes of the longest record that the kernel gives."""
+_MOST: Final = 100_000
+"""Records that are taken in before what they say is told: more than a kernel keeps, and no flood goes on for ever."""
 _LOOK_S: Final = 0.5
 """How often a thread that waits for lines looks whether it shall stop."""
 _AGAIN_S: Final = 5.0
@@ -27,7 +30,8 @@ _AGAIN_S: Final = 5.0
 class GpuNotices:
     """Implements `port.NoticeSource` for the GPUs of this node.
 
-    All that the kernel still has since boot counts, so that a restart of the agent forgets nothing.
+    All that the kernel still has since boot counts, so that a restart of the agent forgets nothing. It is told once all of it is read: an
+    error that was followed by a recovery is no news.
     """
 
     name = "gpu"
@@ -49,6 +53,7 @@ class GpuNotices:
         self._log = log
         self._changed: Callable[[Mapping[str, Notice]], None] = lambda _notices: None
         self._open: dict[str, Notice] = {}
+        self._told: dict[str, Notice] = {}
         self._suspect: dict[str, tuple[float, Problem]] = {}
         """By GPU, when it last made the process on it suspect."""
         self._problem: Problem | None = None
@@ -76,9 +81,13 @@ class GpuNotices:
         return ((self._problem,) if self._problem is not None else ()) + suspect
 
     def heard(self, error: Xid, at: float) -> None:
-        """Take in one error, that came at `at` (seconds since the epoch)."""
+        """Take in one error, that came at `at` (seconds since the epoch), and tell what is new."""
+        self._take(error, at)
+        self._tell()
+
+    def _take(self, error: Xid, at: float) -> None:
         slot = self._slots.get(error.gpu, "")
-        before = dict(self._open)
+        before = self._open
         if error.effect is Effect.RECOVERED:
             self._open = {key: n for key, n in before.items() if not key.startswith(gpus.prefix(error.gpu))}
         elif error.effect is Effect.RESTART:
@@ -90,7 +99,10 @@ class GpuNotices:
             found = gpus.notice(error.effect, error.gpu, slot=slot, at=at, source="gpu", detail=detail)
             assert found is not None, "only what leaves the GPU sound is none"
             self._open = {**before, found.id: before.get(found.id, found)}
-        if self._open != before:
+
+    def _tell(self) -> None:
+        if self._open != self._told:
+            self._told = dict(self._open)
             self._changed(dict(self._open))
 
     def _run(self) -> None:
@@ -106,9 +118,11 @@ class GpuNotices:
 
     def _follow(self) -> None:
         """From the oldest record on. What is read a second time after a failure changes nothing: each notice has its name."""
-        for age, text in self._records():
-            if (error := read(text)) is not None:
-                self.heard(error, self._clock() - age)
+        for records in self._records():
+            for age, text in records:
+                if (error := read(text)) is not None:
+                    self._take(error, self._clock() - age)
+            self._tell()
 
     def _blind(self, why: str, remedy: str) -> None:
         problem = rejected("SH646", f"the kernel log can't be read: {why}", remedy, str(self._file)).problem
@@ -116,17 +130,20 @@ class GpuNotices:
             self._problem = problem
             self._log(problem)
 
-    def _records(self) -> Iterator[tuple[float, str]]:
-        """Each record of the kernel log, from the oldest that is left, until `stop`: its age in seconds, and its text."""
+    def _records(self) -> Iterator[Sequence[tuple[float, str]]]:
+        """The records of the kernel log, from the oldest that is left, until `stop`: all that there are, then those that come. Of each
+        its age in seconds, and its text.
+        """
         descriptor = os.open(self._file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._problem = None
         try:
             while not self._stop.is_set():
                 if not select.select([descriptor], [], [], _LOOK_S)[0]:
                     continue
-                data = _record(descriptor)
-                if data:
-                    yield _age(data, time.monotonic()), _text(data)
+                found = list(islice(iter(lambda: _record(descriptor), b""), _MOST))
+                if found:
+                    now = time.monotonic()
+                    yield [(_age(data, now), _text(data)) for data in found]
                 else:
                     self._stop.wait(_LOOK_S)
         finally:

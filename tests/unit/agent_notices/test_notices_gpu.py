@@ -127,6 +127,27 @@ def test_the_log_is_followed_with_the_age_of_each_record(fifo: tuple[Path, int])
     assert gpus.health() == ()
 
 
+def test_what_was_recovered_before_the_agent_started_is_no_news(fifo: tuple[Path, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that starts reads all that the kernel still has; what is told for a moment only is acted on all the same."""
+    path, descriptor = fifo
+    kept = [f"4,{n},{n},-;{line}".encode() for n, line in enumerate((ECC, FELL_OFF, REMAP, BACK))]
+    monkeypatch.setattr("shunter_agent.notices.gpu._record", lambda _fd: kept.pop(0) if kept else b"")
+    os.write(descriptor, b"there is something to read")
+    told: list[list[str]] = []
+    gpus = GpuNotices({"0000:4f:00": "n/1"}, path, clock=lambda: NOW)
+    news = threading.Event()
+
+    def changed(found: Mapping[str, Notice]) -> None:
+        told.append(sorted(found))
+        if found:
+            news.set()
+
+    gpus.start(changed)
+    assert news.wait(10)
+    gpus.stop()
+    assert told == [[], ["gpu-0000.50.00-hazard"]]
+
+
 def test_a_log_that_cant_be_read_is_a_blind_source(tmp_path: Path) -> None:
     heard = Heard()
     gpus = source(heard, tmp_path / "none")
