@@ -7,6 +7,7 @@ decided by the engine's own evaluator on policies in the real language. test_not
 import asyncio
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Sampl
 from shunter.model.view import NodeView
 from shunter.wire import agent_pb2 as pb
 from shunter_agent import agent, inventory
-from shunter_agent.notices import aws, canary, signals
+from shunter_agent.notices import aws, canary, dcgm, signals
 from shunter_agent.settings import CloudSettings, KubernetesSettings, SlotSettings
 
 UNIT = Path(__file__).resolve().parents[1] / "unit"
@@ -543,8 +544,6 @@ def xid_line(number: int, xid: int, text: str) -> bytes:
 @pytest.mark.parametrize(("xid", "expected"), [(94, []), (109, ["gpu-failing n/0"]), (79, ["gpu-failing n/0"]), (63, ["rebalance n/0"])])
 async def test_device_plugin_1974_one_table_says_what_an_xid_means_and_a_gpu_recovers(heard: Heard, xid: int, expected: list[str]) -> None:
     """94 condemned the GPU, 109 was ignored, and what was unhealthy stayed so for good (also 234, 1014; gpu-operator 1065)."""
-    import os
-
     log = heard.bench.folder / "kmsg"
     os.mkfifo(log)
     kernel = os.open(log, os.O_RDWR | os.O_NONBLOCK)
@@ -558,6 +557,32 @@ async def test_device_plugin_1974_one_table_says_what_an_xid_means_and_a_gpu_rec
         assert [(p.code, p.subject) for p in view.node.problems] == [("SH647", "n/0")], "whose process it was, a person is told"
     assert await heard.notices() == []
     os.close(kernel)
+
+
+class Exporter(Service):
+    """DCGM's, which tells the last XID of the one GPU for as long as it runs."""
+
+    xid = 0
+
+    def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        return 200, f'DCGM_FI_DEV_XID_ERRORS{{gpu="0",pci_bus_id="00000000:4F:00.0"}} {self.xid}\n', {}
+
+
+async def test_device_plugin_1014_a_gpu_that_was_reset_isnt_ill_for_ever_by_its_last_xid(
+    heard: Heard, stack: contextlib.AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dcgm, "EVERY_S", 0.02)
+    exporter, log = Exporter(), heard.bench.folder / "kmsg"
+    stack.enter_context(serving(exporter))
+    os.mkfifo(log)
+    kernel = os.open(log, os.O_RDWR | os.O_NONBLOCK)
+    stack.callback(os.close, kernel)
+    heard.listen(kernel_log=log, dcgm=exporter.url, slots=(SlotSettings(index=0, pci=("0000:4f:00",)),))
+    exporter.xid = 48
+    view = await heard.until(lambda v: v.notices)
+    assert [n.source for n in view.notices] == ["dcgm"], "the kernel's log is silent so far"
+    os.write(kernel, xid_line(1, 154, "GPU recovery action changed from 0x1 (Reset) to 0x0 (None)"))
+    assert await heard.notices() == []
 
 
 def test_what_an_engine_is_told_of_canaries_is_no_notice() -> None:

@@ -3,12 +3,13 @@
 Read are the last XID of each GPU, its remapped rows and the errors of its NVLinks, where the exporter is told to export them; what DCGM
 itself makes of them (`DCGM_EXP_GPU_HEALTH_STATUS`) isn't, as its severities say nothing of whether a GPU may be dumped through.
 
-The last XID is a last value: a harmless one hides the grave one before it, so that each effect stays until the exporter says 0.
+The last XID is a last value: a harmless one hides the grave one before it, so that each effect stays until the exporter says 0. It may
+never do so, though the GPU was reset: where the kernel's log is read as well, a recovery that it tells of counts here, too.
 """
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from shunter.model.errors import Problem
@@ -63,15 +64,22 @@ def samples(text: str) -> Iterator[Sample]:
             yield Sample(found[1], name, pci, uuid, value)
 
 
-def looks(service: Metadata, slots: Gpus) -> tuple[Look, ...]:
-    """What to ask the exporter. Besides notices it finds SH647: what makes a process suspect and leaves the GPU sound."""
-    dcgm = _Dcgm(service, slots)
+def never(_gpu: str, _number: int) -> bool:
+    """Nobody knows."""
+    return False
+
+
+def looks(service: Metadata, slots: Gpus, *, mended: Callable[[str, int], bool] = never) -> tuple[Look, ...]:
+    """What to ask the exporter. Besides notices it finds SH647: what makes a process suspect and leaves the GPU sound. `mended` says of a
+    GPU's address and an XID whether the GPU has recovered since.
+    """
+    dcgm = _Dcgm(service, slots, mended)
     return (Look(name=SOURCE, ask=dcgm.ask, every=EVERY_S, problems=dcgm.problems),)
 
 
 class _Dcgm:
-    def __init__(self, service: Metadata, slots: Gpus) -> None:
-        self._service, self._slots = service, slots
+    def __init__(self, service: Metadata, slots: Gpus, mended: Callable[[str, int], bool]) -> None:
+        self._service, self._slots, self._mended = service, slots, mended
         self._suspect: dict[str, tuple[float, Problem]] = {}
         self._xids: dict[str, dict[str, Notice]] = {}
         self._last: dict[str, int] = {}
@@ -112,6 +120,8 @@ class _Dcgm:
             self._link(sample)
 
     def _xid(self, sample: Sample, number: int) -> None:
+        if number and self._mended(sample.gpu, number):
+            number = 0
         if number == 0:
             self._xids.pop(sample.gpu, None)
             self._suspect.pop(sample.gpu, None)

@@ -54,6 +54,8 @@ class GpuNotices:
         self._changed: Callable[[Mapping[str, Notice]], None] = lambda _notices: None
         self._open: dict[str, Notice] = {}
         self._told: dict[str, Notice] = {}
+        self._since: dict[str, frozenset[int]] = {}
+        """By GPU that has recovered, the XIDs since."""
         self._suspect: dict[str, tuple[float, Problem]] = {}
         """By GPU, when it last made the process on it suspect."""
         self._problem: Problem | None = None
@@ -85,10 +87,21 @@ class GpuNotices:
         self._take(error, at)
         self._tell()
 
+    def mended(self, gpu: str, number: int) -> bool:
+        """Whether the kernel has said that the GPU needs no recovery any more, and nothing of this XID since. For whoever knows only which
+        XID was the last, and not when. From any thread.
+        """
+        since = self._since.get(gpu)
+        return since is not None and number not in since
+
     def _take(self, error: Xid, at: float) -> None:
         slot = self._slots.get(error.gpu, "")
         before = self._open
+        if error.gpu in self._since:
+            self._since[error.gpu] = self._since[error.gpu] | {error.number}
         if error.effect is Effect.RECOVERED:
+            self._since[error.gpu] = frozenset()
+            self._suspect.pop(error.gpu, None)
             self._open = {key: n for key, n in before.items() if not key.startswith(gpus.prefix(error.gpu))}
         elif error.effect is Effect.RESTART:
             problem = gpus.distrusted(error.number, error.gpu, slot, error.text)

@@ -27,10 +27,12 @@ def sources(settings: Settings, *, empty: Callable[[], bool], clock: Clock, log:
     found: list[NoticeSource] = [cloud(one, empty=empty, clock=clock, log=log) for one in settings.clouds]
     if settings.notices is not None:
         found.append(FileNotices(settings.notices, clock=clock, log=log))
-    if settings.kernel_log is not None:
-        found.append(GpuNotices(slots.pci, settings.kernel_log, clock=clock, log=log))
+    kernel = GpuNotices(slots.pci, settings.kernel_log, clock=clock, log=log) if settings.kernel_log is not None else None
+    if kernel is not None:
+        found.append(kernel)
     if settings.dcgm is not None:
-        found.append(exporter(settings.dcgm, slots, clock=clock, log=log))
+        mended = kernel.mended if kernel is not None else dcgm.never
+        found.append(exporter(settings.dcgm, slots, clock=clock, log=log, mended=mended))
     if settings.kubernetes is not None:
         found.append(cluster(settings.kubernetes, settings.node, slots, clock=clock, log=log, homes=homes))
     found += [asked(one, clock=clock, log=log) for one in settings.http]
@@ -60,10 +62,10 @@ def cloud(settings: CloudSettings, *, empty: Callable[[], bool], clock: Clock, l
     )
 
 
-def exporter(url: str, slots: Gpus, *, clock: Clock, log: Tell) -> Watching:
-    """DCGM's exporter."""
+def exporter(url: str, slots: Gpus, *, clock: Clock, log: Tell, mended: Callable[[str, int], bool] = dcgm.never) -> Watching:
+    """DCGM's exporter. `mended`: see `dcgm.looks`."""
     service = Metadata(dcgm.SOURCE, url.rstrip("/"), called="DCGM's exporter", largest=dcgm.LARGEST, clock=clock)
-    return Watching(dcgm.SOURCE, dcgm.looks(service, slots), clock=clock, log=log, close=service.close)
+    return Watching(dcgm.SOURCE, dcgm.looks(service, slots, mended=mended), clock=clock, log=log, close=service.close)
 
 
 def cluster(settings: KubernetesSettings, name: str, slots: Gpus, *, clock: Clock, log: Tell, homes: nodewatch.Homes = dict) -> Watching:

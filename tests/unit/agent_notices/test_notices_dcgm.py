@@ -6,9 +6,11 @@ import pytest
 from metadata_services import Answer, Service, serving
 from shunter.model.errors import Retry
 from shunter_agent.notices import dcgm
+from shunter_agent.notices.gpu import GpuNotices
 from shunter_agent.notices.gpus import Gpus
 from shunter_agent.notices.metadata import Metadata
 from shunter_agent.notices.port import Notice
+from shunter_agent.notices.xid import Xid
 
 NOW = 1_767_322_800.0
 OLD = 'gpu="1",UUID="GPU-bbb",device="nvidia1",modelName="NVIDIA B200",Hostname="n"'
@@ -84,6 +86,28 @@ def test_a_harmless_error_doesnt_hide_the_grave_one_before_it(case: Case) -> Non
     assert case.say(dcgm.XID, NEW, "45") == [("gpu-failing", "n/0", False), ("rebalance", "n/0", True)]
     assert case.ask() == [("gpu-failing", "n/0", False), ("rebalance", "n/0", True)]
     assert case.say(dcgm.XID, NEW, "0") == [], "it was reset"
+
+
+def test_a_gpu_that_the_kernel_says_has_recovered_isnt_ill_for_ever(case: Case) -> None:
+    """Its last XID stays as it is after a reset, until the exporter is started anew."""
+    kernel = GpuNotices({"0000:4f:00": "n/0"})
+    (case.look,) = dcgm.looks(case.client, case.slots, mended=kernel.mended)
+
+    def happens(xid: int, text: str = "") -> None:
+        kernel.heard(Xid(gpu="0000:4f:00", number=xid, text=text), NOW)
+
+    happens(79)
+    assert case.say(dcgm.XID, NEW, "79") == [("gpu-failing", "n/0", False)]
+    happens(45)
+    assert len(case.say(dcgm.XID, NEW, "45")) == 2
+    happens(154, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)")
+    assert case.ask() == [], "all of it was before"
+    (case.look,) = dcgm.looks(case.client, case.slots, mended=kernel.mended)
+    assert case.ask() == [], "an agent that starts now reads the kernel's log, too"
+    assert case.say(dcgm.XID, OLD, "79") == [("gpu-failing", "n/1", False)], "of another GPU the kernel has said nothing"
+    case.say(dcgm.XID, OLD, "0")
+    happens(45)
+    assert case.ask() == [("rebalance", "n/0", True)], "once more"
 
 
 def test_a_gpu_that_isnt_told_of_any_more_keeps_what_was_said(case: Case) -> None:
