@@ -97,9 +97,8 @@ class Holds:
         resume = node.journal.entry(reservation.operation, "resume")
         if reservation.process is None or resume is None or resume.state != "begun":
             return True
-        return not node.may_live(
-            reservation.process
-        )  # what was to be let run may be all that there is of it: an order or a restart ends it
+        # what was to be let run may be all that there is of it: an order or a restart ends it
+        return not node.may_live(reservation.process)
 
     async def _free_lapsed(self) -> None:
         node = self._node
