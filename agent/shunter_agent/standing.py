@@ -29,6 +29,7 @@ from shunter_agent.notices.port import Notice
 from shunter_agent.orders.carry import Orders
 from shunter_agent.orders.source import Source
 from shunter_agent.orders.transfers import Transfers
+from shunter_agent.refusals import unknown
 from shunter_agent.word import Words
 
 LOOK_S: Final = 0.25
@@ -98,15 +99,18 @@ class Standing:
         return [encode(stood) for stood in self._node.journal.stood().values()]
 
     async def run(self) -> None:
-        """Look again and again, until cancelled. What goes wrong is logged, and keeps nothing else from being done."""
+        """Look again and again, until cancelled. What goes wrong is logged, once for as long as it is the same, and tried again."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
                 await self.look()
             except ShunterError as error:
                 self._log_once("", error.problem)
-            except Exception as error:
-                self._node.log.error("standing order broke", error=f"{type(error).__name__}: {error}")
+            except Exception as error:  # a fault of ours must not be the last that was done without an engine
+                what = f"what is done without an engine ended with an error that the agent doesn't know: {type(error).__name__}: {error}"
+                self._log_once("", unknown("SH699", what, "Report this with the agent's log; it is tried again").problem)
+            else:
+                self._refused.pop("", None)
 
     async def look(self) -> None:
         """Do now what is to be done now, all of it."""

@@ -18,6 +18,7 @@ from shunter.model.ids import Commit, Digest, Epoch, ImageId, Incarnation, NodeI
 from shunter.model.snapshot import NoticeKind
 from shunter.model.standing import Holder, Stand, StandingOrder, Stood, image_of, operation_of, why
 from shunter.wire import agent_pb2 as pb
+from shunter_agent import standing
 from shunter_agent.notices.port import Notice
 from shunter_agent.recovery import recover
 from shunter_agent.settings import TlsSettings as AgentTls
@@ -419,3 +420,21 @@ async def test_an_order_that_was_changed_on_the_disk_isnt_carried_out(alone: Alo
     await alone.standing.look()
     assert alone.done() == {}
     assert "SH612" in alone.bench.said()
+
+
+async def test_what_goes_on_breaking_is_said_once_and_tried_again(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
+    breaks, looked = iter([True, True, True, False, True, False]), asyncio.Event()
+
+    async def look() -> None:
+        broken = next(breaks, None)
+        if broken is None:
+            looked.set()
+        elif broken:
+            raise OSError("Too many open files")
+
+    monkeypatch.setattr(standing, "LOOK_S", 0.0)
+    monkeypatch.setattr(alone.standing, "look", look)
+    running = asyncio.create_task(alone.standing.run())
+    await asyncio.wait_for(looked.wait(), 10)
+    running.cancel()
+    assert alone.bench.said().count("OSError: Too many open files") == 2, "once each time that it begins"
