@@ -1,4 +1,5 @@
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -8,7 +9,7 @@ import pytest
 from shunter.model.errors import Problem
 from shunter_agent.notices.gpu import GpuNotices
 from shunter_agent.notices.port import Notice
-from shunter_agent.notices.xid import Effect, address, read
+from shunter_agent.notices.xid import Effect, address, effect_of, read
 
 FELL_OFF = "NVRM: Xid (PCI:0000:4f:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 ECC = "NVRM: Xid (PCI:0000:4F:00): 48, pid=1234, name=python3, DBE (double bit error) occurred"
@@ -37,6 +38,34 @@ def test_errors_and_what_they_mean(line: str, number: int, effect: Effect, text:
     assert found is not None
     assert (found.number, found.effect, found.text) == (number, effect, text)
     assert found.gpu in ("0000:4f:00", "0000:50:00")
+
+
+TABLE = {
+    Effect.GONE: {62, 79, 95, 119, 120, 140, 143},
+    Effect.DRAIN: {46, 48, 64, 74, 109, 136, 144, 145, 146, 147, 148, 149, 155, 156, 158},
+    Effect.RESTART: {8, 13, 31, 94},
+    Effect.HAZARD: {43, 45, 63, 92, 154, 157, 160, 161},
+}
+"""By NVIDIA's catalog as gpud mirrors it; which leave a GPU that can be dumped through is our judgement."""
+
+
+def test_every_number_means_what_the_table_says_and_any_other_is_a_hazard() -> None:
+    named = {number: effect for effect, numbers in TABLE.items() for number in numbers}
+    assert {number: effect_of(number) for number in range(1000)} == {number: named.get(number, Effect.HAZARD) for number in range(1000)}
+
+
+def test_the_how_to_has_the_same_table() -> None:
+    rows = [line.split("|") for line in HOW_TO.read_text().partition("| XID | becomes |")[2].splitlines()[2:6]]
+    told: dict[Effect, set[int]] = {}
+    for _, numbers, becomes, _ in rows:
+        numbers = re.sub(r"(\d+) to (\d+)", lambda m: ", ".join(map(str, range(int(m[1]), int(m[2]) + 1))), numbers)
+        effect = next(effect for text, effect in WORDS.items() if text in becomes)
+        told[effect] = {int(number) for number in re.findall(r"\d+", numbers)}
+    assert told == TABLE
+
+
+HOW_TO = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "hear-of-notices.md"
+WORDS = {"nothing is dumped": Effect.GONE, "moves": Effect.DRAIN, "no notice": Effect.RESTART, "a hint": Effect.HAZARD}
 
 
 @pytest.mark.parametrize("line", ["", "usb 1-1: new device", "NVRM: Xid (PCI:0000:4f:00): x", "NVRM: loading NVIDIA UNIX driver"])

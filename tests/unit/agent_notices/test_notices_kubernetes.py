@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from shunter.model.snapshot import NoticeKind
 from shunter_agent.notices import kubernetes, nodepods
 from shunter_agent.notices.gpus import Gpus
 from shunter_agent.notices.kubernetes import NodeObject
@@ -370,6 +371,19 @@ def test_the_how_to_names_every_signal_that_is_read() -> None:
     text = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "hear-of-notices.md").read_text()
     for key in (*kubernetes.TAINTS, *(key for key, _ in kubernetes.LABELS), kubernetes.DEADLINE, kubernetes.PLANNED, nodepods.SLOT):
         assert key in text, key
+
+
+BELIEVED = {"30 min": 1800.0, "an hour": 3600.0, "2 h": 7200.0, "a day": 86_400.0, "48 h": 172_800.0, "always": None}
+
+
+def test_each_taint_and_label_is_believed_for_as_long_as_the_how_to_says() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "hear-of-notices.md").read_text()
+    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ") and line.count("|") == 4]
+    signals = [*kubernetes.TAINTS.items(), *((key, meaning) for (key, _), meaning in kubernetes.LABELS.items())]
+    for key, meaning in signals:
+        ((_, becomes, believed),) = [row for row in rows if f"`{key}" in row[0]]
+        assert (f"`{meaning.kind.value}`" in becomes, BELIEVED[believed.strip()]) == (True, meaning.lasts), key
+        assert meaning.dumpable is (meaning.kind is not NoticeKind.GONE)
 
 
 def test_all_taints_keep_workers_off_whatever_they_mean_otherwise() -> None:
