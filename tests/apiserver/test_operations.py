@@ -3,9 +3,11 @@
 The fleet is in memory and follows the agents' contract, with the invariant checked after every change; the store's other place is real.
 """
 
+import asyncio
 import itertools
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -24,6 +26,7 @@ from shunter.app import gone
 from shunter.app.upheld import BOUND_S, Upheld, known_epoch
 from shunter.cluster.api import Api
 from shunter.cluster.elector import Term
+from shunter.cluster.events import Events
 from shunter.cluster.memory import NAME as MEMORY
 from shunter.cluster.operation import Batch, collection, record_of, resource
 from shunter.model.errors import Stalled
@@ -210,6 +213,26 @@ async def test_a_term_that_is_over_allows_no_order_even_if_nobody_else_came(site
     assert world.orders == []
     with pytest.raises(Deposed):
         executor(world, one).intend(world.plan(OperationKind.CHECKPOINT, 1, "involuntary"), Digest("sha256:other"))
+
+
+def test_a_leader_whose_writing_thread_failed_leads_no_more(site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that we know of makes it fail; should it, another one is to lead, that can write."""
+    fail = threading.Event()
+
+    async def run(_self: Events) -> None:
+        while not fail.is_set():
+            await asyncio.sleep(0.01)
+        raise RuntimeError("what nobody thought of")
+
+    monkeypatch.setattr(Events, "run", run)
+    one = site(1)
+    world = World(one.store)  # type: ignore[arg-type]
+    assert one.lead.held()
+    fail.set()
+    until(lambda: not one.lead.held(), 10)
+    with pytest.raises(Deposed) as raised:
+        executor(world, one).intend(world.plan(OperationKind.MOVE, lane="involuntary"), Digest("sha256:plan"))
+    assert raised.value.problem.code == "SH557"
 
 
 def test_the_server_itself_refuses_an_epoch_that_falls(site: Callable[..., Site], plane: ControlPlane, namespace: str) -> None:

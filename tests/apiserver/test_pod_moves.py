@@ -164,6 +164,7 @@ def lives(fleet: Fleet) -> list[tuple[str, str]]:
 def test_a_worker_moves_to_a_pod_of_its_own_and_the_old_one_goes(fleet: Fleet, plane: ControlPlane, nodes: Nodes) -> None:
     engine = Engine(fleet, plane, "one")
     nodes.stuck["decode-0-"] = {"waiting": {"reason": "ContainerCreating"}}
+    home = plane.must("GET", f"{PODS}/decode-0")["metadata"]["uid"]
     until(lambda: engine.alive() and _known(plane), 60, "it leads")
     plane.must("POST", PODS, worker("decode-9", WORKERS, "node-z"))
     plane.must("PATCH", f"{PODS}/decode-9/status", RUNNING, "application/merge-patch+json")
@@ -189,6 +190,15 @@ def test_a_worker_moves_to_a_pod_of_its_own_and_the_old_one_goes(fleet: Fleet, p
     assert move["status"]["pod"]["uid"] == pod["metadata"]["uid"]
     assert move["status"]["left"]["name"] == "decode-0"
     assert lives(fleet) == [("node-b", "running")]
+    for name, uid in (("decode-0", home), (pod["metadata"]["name"], pod["metadata"]["uid"])):
+        until(lambda name=name, uid=uid: told(plane, name, uid) == ["MoveSucceeded"], 10, f"an Event about {name}")
+
+
+def told(plane: ControlPlane, name: str, uid: str) -> list[str]:
+    """The reasons of the Events about a pod."""
+    about = ("Pod", name, uid)
+    found = [(e, e["involvedObject"]) for e in plane.must("GET", EVENTS)["items"]]
+    return sorted(e["reason"] for e, pod in found if (pod["kind"], pod["name"], pod.get("uid")) == about)
 
 
 def _known(plane: ControlPlane) -> bool:

@@ -6,6 +6,7 @@ Nodes and controllers are played (nodes_simulated.py says what that leaves out).
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,6 +16,9 @@ from conftest import admin, running
 from control_plane import ROOT, ControlPlane, until
 from nodes_simulated import Nodes, node, worker
 from proxy import Proxy
+from shunter.app.housed import Housed
+from shunter.app.roster import Roster
+from shunter.app.settings import LeaseSettings, PodsSettings
 from shunter.cluster.api import Api
 from shunter.cluster.awaiting import Patience
 from shunter.cluster.dynamo.words import COST_BEFORE
@@ -22,7 +26,7 @@ from shunter.cluster.estate import Estate, Following, Where
 from shunter.cluster.operation import Batch, collection, resource
 from shunter.cluster.places import Pods
 from shunter.cluster.pods import Being
-from shunter.cluster.reflector import Times
+from shunter.cluster.reflector import Reflector, Times
 from shunter.cluster.spares import Stake
 from shunter.cluster.template import pod_name
 from shunter.model.errors import Rejected
@@ -30,6 +34,8 @@ from shunter.model.ids import Digest, Epoch, Incarnation, NodeId, OperationId, P
 from shunter.model.operation import OperationRecord
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
 from shunter.model.pod import SERVING, STATE, WORKER, Pod, Resident
+from shunter.model.snapshot import Fleet
+from test_engine import kubeconfig
 
 HASH = {"pod-template-hash": "5f9c"}
 DECODE = Resident(id=WorkerId("decode-0"), role="decode", graph="tiny", engine="vllm")
@@ -590,3 +596,30 @@ async def test_nodes_and_pods_that_nobody_confirms_are_overdue_until_somebody_do
                     await asyncio.sleep(0.02)
         finally:
             await asyncio.to_thread(following.close)
+
+
+async def test_a_thread_that_failed_ends_whoever_counts_on_it(
+    server: ControlPlane, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that we know of makes it fail; should it, an engine must not go on with an old copy for good."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("what nobody thought of")
+
+    monkeypatch.setattr(Reflector, "_take", broken)
+    lease = LeaseSettings(kubeconfig=kubeconfig(server, tmp_path), pods=PodsSettings(namespace=namespace))
+    housed = await Housed(lease, lease.pods or PodsSettings()).open()
+    roster = Roster(lambda node, _address: pytest.fail(f"there is no agent on {node}"), {})
+    try:
+        assert housed.follow(roster, Fleet()) is None
+        server.must("POST", f"/api/v1/namespaces/{namespace}/pods", worker("decode-0", namespace, ""))
+
+        async def ticks() -> None:
+            while True:
+                housed.follow(roster, Fleet())
+                await asyncio.sleep(0.05)
+
+        with pytest.raises(RuntimeError, match="what nobody thought of"):
+            await asyncio.wait_for(ticks(), 20)
+    finally:
+        await housed.close()

@@ -90,7 +90,11 @@ class Graphs:
         return msgspec.structs.replace(samples, pools=merged(samples.pools, self.view(), at))
 
     def note(self, state: Path, epoch: Epoch, at: float) -> tuple[Problem, ...]:
-        """Write down for `shunter status` what there is, if it changed; what is wrong is returned. A full disk keeps the older one."""
+        """Write down for `shunter status` what there is, if it changed; what is wrong is returned. A full disk keeps the older one. Raises
+        what ended the following, if anything did: the engine ends with it, and begins anew.
+        """
+        if self._following.failed is not None:
+            raise self._following.failed
         view = self.view()
         if self._noted is None or self._noted[0] is not view:  # it is the same one for as long as nothing changes
             wrong = troubles(view)

@@ -82,8 +82,8 @@ class Upheld:
         return {"fleet's memory": self._memory.problem, "cluster's events": self._events.problem}
 
     def held(self) -> bool:
-        """See `Leadership`."""
-        return self._term.held() and self._ledger.overtaken is None
+        """See `Leadership`. Not without the thread that writes: nothing that we know of ends it, and no other way leads out of that."""
+        return self._term.held() and self._ledger.overtaken is None and (self._thread is None or self._thread.failed is None)
 
     def put(self, records: Sequence[OperationRecord], *, together: bool) -> None:
         """See `Beyond`."""

@@ -105,6 +105,11 @@ class Following:
             self._last = version, doubt, estate
         return self._last[2]
 
+    @property
+    def failed(self) -> BaseException | None:
+        """What ended the thread, as nothing should: from then on nothing is followed any more. None: it runs, or was closed."""
+        return self._thread.failed
+
     def overdue(self) -> float:
         """Seconds since the API server last confirmed what it did longest ago, once those are more than `STALE_S`; 0.0 until then."""
         ages = (reflector.age() for reflector in self._reflectors.values())

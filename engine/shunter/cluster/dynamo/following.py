@@ -107,6 +107,11 @@ class Following:
             self._last = version, doubt, self._put_together(doubt)
         return self._last[2]
 
+    @property
+    def failed(self) -> BaseException | None:
+        """What ended the thread, as nothing should: from then on nothing is followed any more. None: it runs, or was closed."""
+        return self._thread.failed
+
     def close(self) -> None:
         """End the thread and its connections."""
         self._thread.close()
