@@ -83,8 +83,8 @@ class Housed:
         return self._following.overdue()
 
     def follow(self, roster: Roster, fleet: Fleet) -> Problem | None:
-        """Bring the agents up to date. Why what is known of the cluster is old; None: it isn't. Raises what ended the following, if anything
-        did: the engine ends with it, and begins anew.
+        """Bring the agents up to date. Why what is known of the cluster is old; None: it isn't. Raises what ended the following, if
+        anything did: the engine ends with it, and begins anew.
         """
         if self._following.failed is not None:
             raise self._following.failed
