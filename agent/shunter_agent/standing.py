@@ -18,7 +18,7 @@ import msgspec
 from shunter.model.canon import encode
 from shunter.model.errors import Problem, Rejected, Retry, ShunterError
 from shunter.model.ids import NodeId, NoticeId
-from shunter.model.snapshot import NoticeKind
+from shunter.model.snapshot import FAR_S, NoticeKind
 from shunter.model.standing import Stand, StandingOrder, Stood, image_of, operation_of
 from shunter.wire import agent_pb2 as pb
 
@@ -151,8 +151,9 @@ class Standing:
                 yield stand, notice
 
     def _concerns(self, notice: Notice, stand: Stand) -> bool:
+        now = self._node.clock()
         about = notice.kind in {kind.value for kind in stand.kinds} and notice.slot in ("", stand.slot)
-        return about and not notice.canary and notice.deadline is not None and self._node.clock() < notice.deadline
+        return about and not notice.canary and notice.deadline is not None and now < notice.deadline and not _hint(notice, now)
 
     # -- doing it
 
@@ -322,6 +323,12 @@ class Standing:
         if self._refused.get(about) != problem:
             self._refused[about] = problem
             self._node.log.problem(problem)
+
+
+def _hint(notice: Notice, now: float) -> bool:
+    """It may come to nothing, or is planned for a time far away: what an engine that is back soon would do for it can wait for that one."""
+    far = notice.deadline is not None and notice.deadline - now > FAR_S
+    return notice.kind == NoticeKind.REBALANCE.value or (notice.kind == NoticeKind.MAINTENANCE.value and far)
 
 
 def _hidden(row: WorkerRow, stood: Stood) -> bool:

@@ -140,6 +140,24 @@ async def test_nothing_is_done(alone: Alone, change: Callable[[Alone], Any]) -> 
     assert (alone.done(), alone.bench.journal.stood()) == ({}, {})
 
 
+@pytest.mark.parametrize(
+    ("kind", "left", "acts"),
+    [
+        (NoticeKind.MAINTENANCE, 3601.0, False),
+        (NoticeKind.MAINTENANCE, 3600.0, True),
+        (NoticeKind.REBALANCE, 60.0, False),
+        (NoticeKind.DRAIN, 7200.0, True),
+    ],
+)
+async def test_a_hint_waits_for_the_engine_though_the_policy_answers_to_it(alone: Alone, kind: NoticeKind, left: float, acts: bool) -> None:
+    """Work that is planned for next week takes no worker out of sight because an engine is started anew."""
+    stand = msgspec.structs.replace(STAND, kinds=(kind,))
+    await alone.silent(msgspec.structs.replace(ORDER, stands=(stand,)))
+    alone.bench.node.notices["going"] = msgspec.structs.replace(NOTICE, kind=kind.value, deadline=alone.clock() + left)
+    await alone.standing.look()
+    assert ("fence" in alone.done()) is acts
+
+
 async def test_nothing_is_done_before_the_silence_has_lasted(alone: Alone) -> None:
     await alone.silent()
     alone.clock.now -= 0.1
