@@ -70,7 +70,7 @@ class Engine:
         text = text.replace(f'listen = "127.0.0.1:{fleet.engine_port}"', f'listen = "127.0.0.1:{self.port}"')
         text += f'[health]\nlease = "2s"\n[cluster]\nkubeconfig = "{kubeconfig(plane, folder)}"\nlasts = "{LASTS_S:g}s"\n'
         (folder / "engine.toml").write_text(text.replace('tick = "1s"', 'tick = "200ms"'))
-        self.log = folder / "log"
+        self.log, self.settings_file = folder / "log", folder / "engine.toml"
         self.process = fleet.run(str(BIN / "shunter"), "engine", "--config", str(folder / "engine.toml"), log=f"{name}/log")
         self.settings = load(folder / "engine.toml")
 
@@ -139,6 +139,23 @@ def test_another_finishes_what_one_that_was_killed_had_begun(fleet: Fleet, plane
     second.process.terminate()
     assert second.process.wait(15) == 0
     assert not lease(plane).get("holderIdentity"), "it makes way for the next at once"
+
+
+def test_a_server_that_is_restarted_in_mid_operation_has_it_done_once(fleet: Fleet, plane: ControlPlane) -> None:
+    """Whether the leader outlasts it or the other one takes over: the worker has moved once, and nobody is left half-way."""
+    first, second, epoch = two(fleet, plane)
+    fleet.nodes["node-a"].post_notice("preemption", "300s", "n1")
+    until(begun(plane, first), 20, "a move to begin")
+    plane.restart_api()
+    until(lambda: plane.ask("GET", collection(NAMESPACE))[0] == 200, 20, "operations to be served again")
+    until(lambda: moved(plane), 30, "the move to end")
+    assert phases(plane).count("succeeded") == 1
+    assert set(phases(plane)) <= {"succeeded", "rolled-back"}
+    until(lambda: lease(plane).get("holderIdentity"), 10, "somebody to lead")
+    assert lease(plane)["leaseTransitions"] >= epoch
+    assert second.process.poll() is None, "who stood by outlives it"
+    asked = fleet.shunter("plan", "--config", str(second.settings_file), "--notice", "node-b=preemption:300s").stdout
+    assert "decode-0" in asked.partition("node-b/0")[0], "it lives at the destination"
 
 
 def test_one_that_stands_by_and_hears_nothing_of_the_lead_is_not_ready(fleet: Fleet, plane: ControlPlane) -> None:

@@ -13,6 +13,7 @@ from next_engine import take_over
 from shunter.act.execute import Executor
 from shunter.act.scheduler import Scheduler
 from shunter.model.ids import NodeId, OperationId, SlotId
+from shunter.model.operation import Status
 from shunter.model.plan import Lane, OperationKind
 from test_protocol_dead_disk import Dying
 
@@ -96,3 +97,19 @@ async def test_what_was_done_in_memory_is_done_by_nobody_a_second_time(tmp_path:
                 tried += 1
             world.store.close()
     assert tried > 50
+
+
+@pytest.mark.parametrize("dead_at", range(1, 9))
+async def test_a_move_that_ended_well_in_memory_is_found_out_to_have_ended_well(tmp_path: Path, dead_at: int) -> None:
+    """The next engine knows its intent, or some steps, and a worker that runs where it was to come to: nothing of it has failed."""
+    world = World(CrashingStore(tmp_path / "s.db"))
+    engine = Engine(world, dead_at, 0)
+    await engine.carry(("first", "involuntary", "b"))
+    assert (engine.db.dead, world.home()) == (True, "b")
+    await after(tmp_path, world)
+    record = world.store.get(OperationId("first"))
+    assert record is not None
+    assert record.status is Status.SUCCEEDED, record.outcome
+    assert world.home() == "b"
+    assert not world.fenced()
+    world.store.close()

@@ -98,7 +98,11 @@ def _committing(record: OperationRecord, source: CopyView | None, destination: C
 
 
 def _without_source(record: OperationRecord, source: CopyView, destination: CopyView | None) -> Resolution:
-    """The worker died at its source before the commit: whatever image was whole is the worker now."""
+    """The worker died at its source before the commit: whatever image was whole is the worker now. Or the commit was in the memory alone of
+    an engine that could write nothing any more: then it may run at its destination.
+    """
+    if destination is not None and destination.copy == "running":
+        return go_on(Step.RELEASED, "the source's copy is dead, and the destination's was told to run")
     holders = [view for view in (source, destination) if view is not None]
     dumped = any(step in (Step.FENCED, Step.FROZEN, Step.HELD) for step, _ in record.history)
     if dumped and any(image_of(record) in view.images for view in holders):
