@@ -46,6 +46,8 @@ class Ledger:
         """Nodes of which a vacant slot was taken, or to which a worker is brought, in that order."""
         for slot in self._busy_slots:
             self._occupy(slot)
+        self.begun: Final = frozenset(self.changes)
+        """Nodes of which something under way has taken a vacant slot."""
         self.changes.clear()
         self.images: set[ImageId] = {i for r in active for i in (r.planned.image, r.planned.expect.image) if i}
         """Images that an operation, under way or planned, refers to."""

@@ -186,12 +186,17 @@ class Fitness:
         """The nodes to which things with these needs can go, in order."""
         key = _key(needs)
         if key not in self._fit:
-            nodes, going = self._world.nodes, self._world.going
-            known = self._world.answers_of_nodes.setdefault(("fit", key), {})
-            if len(known) < len(nodes):
-                known |= {name: _unfit(needs, node) for name, node in nodes.items() if name not in known}
-            self._fit[key] = [n for name, n in nodes.items() if known[name] is None and n.reachable and name not in going]
+            going = self._world.going
+            self._fit[key] = [node for node in self.lasting(needs) if node.id not in going]
         return self._fit[key]
+
+    def lasting(self, needs: Needs) -> Sequence[Node]:
+        """The same if none were going."""
+        nodes = self._world.nodes
+        known = self._world.answers_of_nodes.setdefault(("fit", _key(needs)), {})
+        if len(known) < len(nodes):
+            known |= {name: _unfit(needs, node) for name, node in nodes.items() if name not in known}
+        return [node for name, node in nodes.items() if known[name] is None and node.reachable]
 
     def slots(self, needs: Needs) -> Mapping[NodeId, frozenset[SlotId]]:
         """The slots of each node of the fleet that things with these needs can occupy, free or not."""
@@ -353,9 +358,9 @@ class Finder:
         key = (needs, avoid, *self._asked(to, scope))
         offer = self._offers.get(key)
         if offer is None:
-            offer = self._offers[key] = self._offer(search, free, self._fitness.nodes(needs))
+            offer = self._offers[key] = self._begun(search, free)
         elif offer.changes < len(changes):
-            offer = self._offers[key] = self._renewed(offer, search, free, set(changes[offer.changes :]))
+            offer = self._offers[key] = self._renewed(offer.nodes, offer.options, search, free, set(changes[offer.changes :]))
         return offer
 
     def _asked(self, to: Destination | None, scope: Scope) -> Iterator[Hashable]:
@@ -366,18 +371,41 @@ class Finder:
                 if not name.startswith(_OF_NODE):
                     yield alike(scope.get(name))
 
-    def _offer(self, search: Search, free: Mapping[NodeId, Sequence[Slot]], nodes: Sequence[Node]) -> Offer:
-        found = self._look(search, free, nodes)
-        options = {slot: option for own in found.values() for slot, option in own.items()}
-        return self._offered(found, options, search, free)
+    def _begun(self, search: Search, free: Mapping[NodeId, Sequence[Slot]]) -> Offer:
+        """The first one of this decision. What there would be without its notices, and without what is under way, is kept from one decision
+        to the next; only the nodes that these concern are looked at.
+        """
+        needs, to = search.needs, search.to
+        asked = [expression for expression in (to.where, to.prefer) if expression] if to else []
+        if not all(UNCHANGING_OF_NODES.issuperset(self._rules.inputs(expression)) for expression in asked):
+            return self._offer(search, free, self._fitness.nodes(needs))
+        world, ledger, kept = self._world, self._ledger, self._world.offers
+        key = (needs, *self._asked(to, search.scope))
+        if key not in kept:
+            found = self._look(search._replace(avoid=frozenset()), world.empty, self._fitness.lasting(needs), Ledger(()))
+            kept[key] = found, _by_slot(found)
+        slots = (*world.failing, *ledger.promised)
+        changed = {*world.going, *map(node_of, slots), *search.avoid, *ledger.begun, *ledger.changes}
+        return self._renewed(*kept[key], search, free, changed)
 
-    def _renewed(self, offer: Offer, search: Search, free: Mapping[NodeId, Sequence[Slot]], changed: Set[NodeId]) -> Offer:
+    def _offer(self, search: Search, free: Mapping[NodeId, Sequence[Slot]], nodes: Sequence[Node]) -> Offer:
+        found = self._look(search, free, nodes, self._ledger)
+        return self._offered(found, _by_slot(found), search, free)
+
+    def _renewed(
+        self,
+        nodes: Mapping[NodeId, Options],
+        options: Mapping[SlotId, Option],
+        search: Search,
+        free: Mapping[NodeId, Sequence[Slot]],
+        changed: Set[NodeId],
+    ) -> Offer:
         """The offer after something has changed on these nodes."""
-        nodes, options = dict(offer.nodes), dict(offer.options)
+        nodes, options = dict(nodes), dict(options)
         for node in changed:
             for slot in nodes.pop(node, ()):
                 del options[slot]
-        for node, own in self._look(search, free, self._fitting(search.needs, changed)).items():
+        for node, own in self._look(search, free, self._fitting(search.needs, changed), self._ledger).items():
             nodes[node] = own
             options |= own
         return self._offered(nodes, options, search, free)
@@ -391,7 +419,7 @@ class Finder:
         refused = partial(_refused, self._world, self._fitness.of(search.needs), search.needs, free, nodes, against)
         return Offer(nodes, options, refused, len(self._ledger.changes))
 
-    def _look(self, search: Search, free: Mapping[NodeId, Sequence[Slot]], nodes: Sequence[Node]) -> dict[NodeId, Options]:
+    def _look(self, search: Search, free: Mapping[NodeId, Sequence[Slot]], nodes: Sequence[Node], ledger: Ledger) -> dict[NodeId, Options]:
         """The options on each of the nodes, which fit; those without any aren't in it."""
         needs, to, scope, avoid = search
         fit = self._fitness.slots(needs)
@@ -400,8 +428,8 @@ class Finder:
         sheet = Destinations(self._scopes, scope, [node for node, _ in fitting])
         where: Sequence[bool | None] = self._test(to.where, sheet) if to and to.where else [True] * len(fitting)
         prefer: Sequence[float | None] = self._measure(to.prefer, sheet) if to and to.prefer else [None] * len(fitting)
-        wished, standing, arriving = bool(to and to.prefer), self._world.standing, self._ledger.load
-        promised = self._ledger.promised
+        wished, standing, arriving = bool(to and to.prefer), self._world.standing, ledger.load
+        promised = ledger.promised
         found: dict[NodeId, Options] = {}
         for (node, own), answer, liking in zip(fitting, where, prefer, strict=True):
             if answer is False:
@@ -443,6 +471,10 @@ class Finder:
     @cached_property
     def _everywhere(self) -> Destinations:
         return Destinations(self._scopes, {}, tuple(self._world.nodes.values()))
+
+
+def _by_slot(nodes: Mapping[NodeId, Options]) -> Options:
+    return {slot: option for own in nodes.values() for slot, option in own.items()}
 
 
 def _refused(

@@ -208,6 +208,10 @@ class World:
         self._nodes: Nodes = nodes if nodes is not None and nodes.all is fleet.nodes else Nodes(fleet.nodes)
         self._workers: Workers = workers if workers is not None and workers.all is fleet.workers else Workers(fleet.workers)
         self._images: Images = images.then(fleet.images) if images is not None else Images(fleet.images)
+        same = like is not None and self._nodes is nodes and self._workers is workers
+        self.offers: dict[Hashable, tuple[dict[NodeId, Any], dict[SlotId, Any]]] = like.offers if same and like is not None else {}
+        """What there is on these nodes, beside these workers, for who looks for the same, by node and by slot: while no notice is open,
+        nothing is under way and nothing is planned. To be looked up and added to."""
 
     @property
     def nodes(self) -> dict[NodeId, Node]:
@@ -282,6 +286,11 @@ class World:
     def least_gpu(self) -> float:
         """The least bytes that a worker could have on a GPU of any slot, as far as that is known."""
         return self._nodes.least_gpu
+
+    @property
+    def empty(self) -> dict[NodeId, tuple[Slot, ...]]:
+        """Each node's slots that no worker has and none is reserved for, sound or not, in order."""
+        return self._nodes.vacant
 
     @cached_property
     def vacant(self) -> dict[NodeId, tuple[Slot, ...]]:
