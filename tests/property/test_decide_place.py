@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from shunter.decide import pack as packing
 from shunter.decide import place as placing
-from shunter.decide.assign import _assign, assign
+from shunter.decide.assign import assign
 from shunter.decide.jobs import Job, Option
 from shunter.decide.lanes import Slots, Task, choose, menu
 from shunter.decide.place import place, timetable
@@ -342,12 +342,21 @@ def test_scarce_slots_go_to_those_who_are_worth_most():
     assert choice.bound == pytest.approx(12.0, abs=1e-3)
 
 
-def test_leaving_distant_columns_out_changes_no_assignment():
+def test_leaving_distant_slots_out_changes_no_assignment():
+    left_out = 0
     for seed in range(2000):
         dice = Random(seed)
-        rows, columns = dice.randint(1, 6), dice.randint(1, 14)
-        costs = [[dice.choice([None, *range(dice.choice([2, 3, 6]))]) for _ in range(columns)] for _ in range(rows)]
-        assert assign(costs) == (_assign(costs) if columns >= rows else None)
+        slots = [f"s/{i:02d}" for i in range(dice.randint(1, 14))]
+        some = [dice.sample(slots, dice.randint(1, len(slots))) for _ in range(dice.randint(1, 3))]
+        kinds = [{s: Option(doubtful=dice.choice([0, 0, 1]), load=dice.randint(0, dice.choice([1, 4]))) for s in own} for own in some]
+        options = {f"w{n}": dice.choice(kinds) for n in range(dice.randint(1, 6))}
+        cost = placing._cost(list(options), options)
+        everything = [[cost(own[s]) if s in own else None for s in slots] for own in options.values()]
+        near, costs = placing._costs(list(options), options)
+        left_out += len(slots) - len(near)
+        whole, narrow = assign(everything), assign(costs)
+        assert (None if narrow is None else [near[n] for n in narrow]) == (None if whole is None else [slots[n] for n in whole])
+    assert left_out > 2000
 
 
 def test_a_long_chain_of_exchanges_is_found():

@@ -1,35 +1,20 @@
 """The least-cost assignment of rows to columns, in whole numbers, so that it is exact and the same everywhere."""
 
 from collections.abc import Sequence
-from heapq import nsmallest
 
 
 def assign(costs: Sequence[Sequence[int | None]]) -> list[int] | None:
     """A column for each row, all different, of the least sum of costs, or None if there is none. A cost of None: it may not be.
 
-    The Hungarian method with potentials (Kuhn 1955; Munkres 1957), O(rows^2 * columns); of the columns only those near the rows count.
+    The Hungarian method with potentials (Kuhn 1955; Munkres 1957), O(rows^2 * columns). Of the columns, as many of the cheapest of each row
+    as there are rows are enough: the other rows can't take all of them.
     """
     rows = len(costs)
     if not rows:
         return []
-    near = _near(costs)
-    if len(near) < rows:
+    columns = len(costs[0])
+    if columns < rows:
         return None
-    found = _assign([[row[column] for column in near] for row in costs])
-    return [near[column] for column in found] if found is not None else None
-
-
-def _near(costs: Sequence[Sequence[int | None]]) -> list[int]:
-    """The columns that can matter: as many of the cheapest of each row as there are rows, since the other rows can't take all of them."""
-    rows, near = len(costs), set[int]()
-    for row in {id(row): row for row in costs}.values():
-        allowed = [(cost, column) for column, cost in enumerate(row) if cost is not None]
-        near.update(column for _, column in (allowed if len(allowed) <= rows else nsmallest(rows, allowed)))
-    return sorted(near)
-
-
-def _assign(costs: Sequence[Sequence[int | None]]) -> list[int] | None:
-    rows, columns = len(costs), len(costs[0])
     never = (sum(max((c for c in row if c is not None), default=0) for row in costs) + 1) * 2
     u, v = [0] * (rows + 1), [0] * (columns + 1)
     owner = [0] * (columns + 1)

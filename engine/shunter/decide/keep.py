@@ -5,11 +5,11 @@ slots.
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from shunter.decide.conflict import Ledger
 from shunter.decide.world import World
-from shunter.model.ids import NodeId, PoolId
+from shunter.model.ids import NodeId, PoolId, node_of
 from shunter.model.snapshot import Worker
 
 
@@ -29,6 +29,7 @@ class Turns:
 
 Key: TypeAlias = tuple[int, int, NodeId]
 """Bytes held, less the free slots, node."""
+_EMPTIEST: Final = "keys of nodes in which nothing is held, in order"
 
 
 class Holding:
@@ -142,16 +143,34 @@ class _Order:
         self._ledger, self._seen = ledger, len(ledger.changes)
         self.zones = world.zones
         self.different = len(set(self.zones.values()))
-        self.by_node: dict[NodeId, Key] = {n: (used.get(n, 0), -ledger.vacancies(n), n) for n in world.staying}
+        self.by_node: dict[NodeId, Key] = {n: (used.get(n, 0), -ledger.vacancies(n), n) for n in world.staying} if used else {}
         self.order = sorted(self.by_node.values())
         """The first to be asked first."""
+        if not used:
+            self._begin(world)
+
+    def _begin(self, world: World) -> None:
+        """Where nothing is used, from what it would be without notices, and without what is under way: that is kept."""
+        kept = world.answers_of_nodes
+        if _EMPTIEST not in kept:
+            keys = ((0, -len(world.empty.get(name, ())), name) for name, node in world.nodes.items() if node.reachable)
+            kept[_EMPTIEST] = {key[2]: key for key in sorted(keys)}
+        self.by_node = kept[_EMPTIEST].copy()
+        self.order = list(self.by_node.values())
+        for node in world.going & self.by_node.keys():
+            del self.order[bisect_left(self.order, self.by_node.pop(node))]
+        for node in {*map(node_of, world.failing), *self._ledger.begun, *self._ledger.changes}:
+            self._renew(node)
 
     def follow(self) -> int:
         """Catch up with the ledger. The answer is how many of its changes were taken in so far."""
         for node in self._ledger.changes[self._seen :]:
-            if (before := self.by_node.get(node)) is not None:
-                del self.order[bisect_left(self.order, before)]
-                self.by_node[node] = after = (before[0], -self._ledger.vacancies(node), node)
-                insort(self.order, after)
+            self._renew(node)
         self._seen = len(self._ledger.changes)
         return self._seen
+
+    def _renew(self, node: NodeId) -> None:
+        if (before := self.by_node.get(node)) is not None:
+            del self.order[bisect_left(self.order, before)]
+            self.by_node[node] = after = (before[0], -self._ledger.vacancies(node), node)
+            insort(self.order, after)

@@ -9,6 +9,7 @@ otherwise what is best without that limit is best with it.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from heapq import nsmallest
 from typing import Final
 
 import msgspec
@@ -288,8 +289,7 @@ def _slots(chosen: Sequence[Job], options: Options) -> dict[WorkerId, SlotId]:
     if len(chosen) > EXACT_SLOTS:
         return _many_slots(chosen, options)
     rows = sorted(j.worker for j in chosen)
-    columns = sorted({s for own in {id(options[w]): options[w] for w in rows}.values() for s in own})
-    costs = _costs(rows, columns, options)
+    columns, costs = _costs(rows, options)
     found = assign(costs)
     assert found is not None, "every chosen worker can have a slot"
     return {w: columns[c] for w, c in zip(rows, found, strict=True)}
@@ -303,11 +303,15 @@ def _many_slots(chosen: Sequence[Job], options: Options) -> dict[WorkerId, SlotI
     return {w: s for s, w in sorted(matching.owner.items())}
 
 
-def _costs(rows: Sequence[WorkerId], columns: Sequence[SlotId], options: Options) -> list[list[int | None]]:
-    """Doubt, taints, preference and spread in one whole number each, no sum of the lesser ever outweighing one of the greater."""
-    cost = _cost(rows, options)
-    costs = {id(own): [cost(own.get(s)) for s in columns] for own in (options[w] for w in rows)}
-    return [costs[id(options[w])] for w in rows]
+def _costs(rows: Sequence[WorkerId], options: Options) -> tuple[list[SlotId], list[list[int | None]]]:
+    """Slots that are enough for all of them, and what each costs each: doubt, taints, preference and spread in one whole number, no sum of
+    the lesser ever outweighing one of the greater.
+    """
+    kinds, cost = {id(options[w]): options[w] for w in rows}, _cost(rows, options)
+    near = (nsmallest(len(rows), ((cost(option), slot) for slot, option in own.items())) for own in kinds.values())
+    columns = sorted({slot for nearest in near for _, slot in nearest})
+    costs = {alike: [cost(own[s]) if s in own else None for s in columns] for alike, own in kinds.items()}
+    return columns, [costs[id(options[w])] for w in rows]
 
 
 def _costs_of(jobs: Sequence[Job], options: Options) -> dict[int, dict[SlotId, int]]:
@@ -315,10 +319,10 @@ def _costs_of(jobs: Sequence[Job], options: Options) -> dict[int, dict[SlotId, i
     rows = [j.worker for j in jobs]
     cost = _cost(rows, options)
     different = {id(options[w]): options[w] for w in rows}
-    return {alike: {s: c for s, o in own.items() if (c := cost(o)) is not None} for alike, own in different.items()}
+    return {alike: {s: cost(o) for s, o in own.items()} for alike, own in different.items()}
 
 
-def _cost(rows: Sequence[WorkerId], options: Options) -> Callable[[Option | None], int | None]:
+def _cost(rows: Sequence[WorkerId], options: Options) -> Callable[[Option], int]:
     different = {id(options[w]): options[w] for w in rows}
     known = [o.prefer for own in different.values() for o in own.values() if o.prefer is not None]
     top, span = max(known, default=0.0), (max(known) - min(known)) if known else 0.0
@@ -326,9 +330,7 @@ def _cost(rows: Sequence[WorkerId], options: Options) -> Callable[[Option | None
     liking, doubt = 1 + len(rows) * _FINE, 1 + len(rows)
     short: dict[float | None, int] = {prefer: round((top - prefer) / span * _FINE) for prefer in set(known)} if span else {}
 
-    def cost(option: Option | None) -> int | None:
-        if option is None:
-            return None
+    def cost(option: Option) -> int:
         reluctance = option.doubtful * doubt + option.shunned
         return (reluctance * liking + short.get(option.prefer, 0)) * spread + option.load
 
