@@ -4,12 +4,12 @@ from collections import Counter
 from itertools import combinations
 from random import Random
 
-from decide_world import node, snap, worker
+from decide_world import NOW, begun, node, notice, snap, worker
 from shunter.decide.conflict import Ledger
 from shunter.decide.keep import Holding
 from shunter.decide.world import World
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
-from shunter.model.snapshot import ZONE_LABEL
+from shunter.model.snapshot import ZONE_LABEL, Snapshot
 
 
 def taking(slot: str, n: int) -> PlannedOperation:
@@ -48,6 +48,25 @@ def test_the_first_nodes_are_those_that_sorting_all_gives():
             used[at] = used.get(at, 0) + size
             if free and dice.random() < 0.4:
                 ledger.take(taking(free.pop(), step))
+
+
+def test_what_is_kept_of_the_order_is_true_of_each_decision():
+    """Of one fleet, with other notices and other operations under way each time."""
+    for seed in range(100):
+        dice, world = Random(seed), None
+        names = [f"n{n}" for n in range(dice.randint(1, 9))]
+        fleet = snap([node(n, [None] * dice.randint(0, 3), reachable=dice.random() < 0.9) for n in names]).fleet
+        slots = [s.id for n in fleet.nodes for s in n.slots]
+        for turn in range(4):
+            notices = [notice(n, slot=dice.choice([None, f"{n}/{dice.randint(0, 2)}"])) for n in names if dice.random() < 0.3]
+            world = World(Snapshot(at=NOW, fleet=fleet, notices=tuple(notices)), world)
+            dice.shuffle(slots)
+            under_way = dice.randint(0, len(slots))
+            ledger = Ledger([begun(taking(s, n)) for n, s in enumerate(slots[:under_way])], world.vacant, world.failing)
+            for n, slot in enumerate(s for s in slots[under_way:] if s not in world.failing and dice.random() < 0.3):
+                ledger.take(taking(slot, 100 + n))
+            asked = (dice.randint(1, 9), {n for n in names if dice.random() < 0.8}.__contains__, dice.choice([*names, None]))
+            assert Holding(world, ledger, {}).first(*asked) == sorted_out(world, ledger, {}, *asked), (seed, turn)
 
 
 def most_zones(world, able, number, but) -> int:
