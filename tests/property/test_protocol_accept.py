@@ -164,3 +164,21 @@ async def test_what_would_go_to_a_node_that_is_going_by_now_is_not_begun(world: 
     assert ended.outcome.code == "SH510"
     assert "where it would go, has an open notice (preemption of" in ended.outcome.reason
     assert world.orders == []
+
+
+async def test_what_waited_and_is_accepted_is_begun_once_and_nothing_drops_it(world: World) -> None:
+    executor = Gated(world)
+    scheduler = Scheduler(executor, voluntary=1)
+    decided = plan(op("v0"), op("v1"), op("v2"))
+    scheduler.offer(decided)
+    assert [o.id for o in scheduler.waiting] == ["v1", "v2"]
+    scheduler.accept(plan(op("v1"), op("v3"), at=2.0))
+    assert [o.id for o in scheduler.waiting] == ["v2"], "the rest is the store's"
+    scheduler.offer(plan(op("v1"), at=3.0))
+    await settle()
+    await executor.end("v0")
+    await executor.end("v1")
+    await executor.end("v3")
+    assert executor.started == ["v0", "v1", "v3"]
+    assert {name: status_of(world, name) for name in ("v1", "v3")} == dict.fromkeys(("v1", "v3"), Status.SUCCEEDED)
+    await scheduler.stop()

@@ -13,7 +13,7 @@ from shunter.act.chain import WHOLE, dumped, dumps_on, linked, out_of_turn, read
 from shunter.act.execute import Executor
 from shunter.act.run import Unresolved, problem, told
 from shunter.model.errors import Problem, Rejected, ShunterError, Stalled
-from shunter.model.ids import Digest, NodeId, OperationId
+from shunter.model.ids import Digest, NodeId, OperationId, SlotId
 from shunter.model.operation import OperationRecord, Outcome, Status
 from shunter.model.plan import Plan, PlannedOperation
 from shunter.model.policy import PolicySet
@@ -38,8 +38,12 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 def subjects(planned: PlannedOperation) -> frozenset[str]:
     """What only one operation at a time may touch: its worker and its slots."""
-    slots = (planned.from_slot, planned.to_slot, planned.expect.at, planned.expect.free)
-    return frozenset({f"worker {planned.worker}", *(f"slot {slot}" for slot in slots if slot)})
+    return frozenset({f"worker {planned.worker}", *(f"slot {slot}" for slot in slots_of(planned) if slot)})
+
+
+def slots_of(planned: PlannedOperation) -> tuple[SlotId | None, ...]:
+    """Its slots; None for those that it doesn't have."""
+    return planned.from_slot, planned.to_slot, planned.expect.at, planned.expect.free
 
 
 class Scheduler:
@@ -89,7 +93,7 @@ class Scheduler:
         before, Stalled SH501 if that can't be noted.
         """
         self._raise_crash()
-        new = [o for o in plan.operations if not o.preview and self._store.get(o.id) is None]
+        new = [o for o in plan.operations if not o.preview and (o.id in self._waiting or self._store.get(o.id) is None)]
         if not all(self._waits_as_of(o.id, plan.digest) for o in new):
             self._store.consume(plan.digest, self._executor.parts.clock())
         self._drop_outdated(new, whole=whole)
@@ -108,7 +112,8 @@ class Scheduler:
         drops what of it waits. Raises Rejected SH504 if it was carried out before, SH503 if an operation of it was begun, Stalled SH501.
         """
         self._raise_crash()
-        self._executor.accept(plan)
+        for record in self._executor.accept(plan):
+            self._waiting.pop(record.id, None)
         self.pump()
 
     def pump(self, *, hurried: bool = False) -> None:
@@ -190,13 +195,12 @@ class Scheduler:
     def _drop_outdated(self, new: list[PlannedOperation], *, whole: bool) -> None:
         """A chain goes as a whole: room that nobody comes to isn't to be made."""
         ids = {o.id for o in new}
-        workers = {o.worker for o in new}
-        wanted = {subject for o in new for subject in subjects(o)}
+        workers, slots = {o.worker for o in new}, {slot for o in new for slot in slots_of(o) if slot}
         older = {w.planned.id: w for w in self._waiting.values() if w.planned.id not in ids}
 
         def outdated(planned: PlannedOperation) -> bool:
             if planned.lane == "voluntary":
-                return whole or bool(wanted & subjects(planned))
+                return whole or planned.worker in workers or not slots.isdisjoint(slots_of(planned))
             return planned.worker in workers
 
         self._drop(older, {name for name, w in older.items() if outdated(w.planned)}, "a newer plan doesn't have it")
