@@ -1,5 +1,6 @@
 """The node as it is now, and what the journal knows of an operation."""
 
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 from shunter.wire import agent_pb2 as pb
@@ -14,7 +15,9 @@ from shunter_agent.preflight import Room, room
 from shunter_agent.sizes import Sizes
 
 
+@cache
 def _version() -> str:
+    """Of what this process was started from."""
     try:
         return version("shunter")
     except PackageNotFoundError:
