@@ -185,12 +185,34 @@ for graph in range(10):
         (folder / "policies" / f"{graph}-{number}.yaml").write_text(text)
 """
 
+MEASURED = """
+import atexit, pathlib, runpy, sys
+sys.argv = sys.argv[1:]
+status = pathlib.Path("/proc/self/status")
+most = lambda: next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+atexit.register(lambda path: pathlib.Path(path).write_text(most().split()[1]), "most")
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""The most memory that a program had, in KiB. `ru_maxrss` is no less than what its parent has, which forked it."""
+
 
 @pytest.mark.timeout(600)
 def test_ac52_5000_rules_over_2000_workers_are_planned_in_the_stated_memory_and_processor_time(tmp_path: Path) -> None:
     (tmp_path / "policies").mkdir()
     subprocess.run([sys.executable, "-c", MANY, str(tmp_path)], check=True, env={**os.environ, "PYTHONPATH": str(BENCH)})
-    command = [str(BIN / "shunter"), "plan", "--snapshot", "fleet.json", "--policies", "policies", "--format", "json"]
+    command = [
+        sys.executable,
+        "-c",
+        MEASURED,
+        str(BIN / "shunter"),
+        "plan",
+        "--snapshot",
+        "fleet.json",
+        "--policies",
+        "policies",
+        "--format",
+        "json",
+    ]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout is not None
     size = 0
@@ -201,5 +223,5 @@ def test_ac52_5000_rules_over_2000_workers_are_planned_in_the_stated_memory_and_
     process.returncode = os.waitstatus_to_exitcode(ended)
     assert process.returncode == 0
     assert size > 400 * 2**20, "each of a million findings is told"
-    assert used.ru_maxrss * 1024 < MEMORY
+    assert 200 * 2**20 < int((tmp_path / "most").read_text()) * 1024 < MEMORY
     assert used.ru_utime + used.ru_stime < PROCESSOR
