@@ -25,6 +25,7 @@ from shunter.model.finding import Finding, Verdict
 from shunter.model.ids import PolicyName
 from shunter.model.policy import PolicySet
 from shunter.model.units import Share
+from test_operations import kubectl
 
 OLD, NEW = "a" * 40, "b" * 40
 APPLY = "application/apply-patch+yaml"
@@ -339,6 +340,20 @@ def test_status_says_what_became_of_it(git: Git, source: ClusterSource) -> None:
     assert status["counts"] == {"act": 2, "hold": 0, "inconclusive": 0, "pass": 1}
     assert status["lastDecision"] == {"at": "2027-01-15T08:00:00Z", "verdict": "act", "subject": "w3", "reason": "prefill waits"}
     assert "counts" not in git.get("budget")["status"], "a budget decides nothing"
+
+
+def test_kubectl_shows_what_became_of_it(plane: ControlPlane, git: Git, source: ClusterSource) -> None:
+    git.sync("shift", mode="enforce")
+    git.sync("images", when="1 +")
+    policies = holds(source, lambda found: found.policies)
+    source.report(policies, [finding("shift", Verdict.ACT, "w3", "prefill waits")], 1_800_000_000.0)
+    until(lambda: git.conditions("shift") and git.conditions("images"))
+    shown = kubectl(plane, "get", "shunter", "-n", git.namespace, "-o", "wide")
+    rows = {line.split()[0].partition("/")[2]: line.split()[1:] for line in shown.splitlines() if "/" in line}
+    assert {name: row[:3] for name, row in rows.items()} == {"shift": ["True", "True", "False"], "images": ["False", "False", "True"]}
+    assert rows["shift"][3:-1] == ["act", "1", "0", "0", OLD]
+    heads = next(line.split() for line in shown.splitlines() if line.startswith("NAME"))
+    assert heads == ["NAME", "ACCEPTED", "ACTIVE", "DEGRADED", "SAYS", "ACT", "HOLD", "UNKNOWN", "COMMIT", "AGE"]
 
 
 def test_status_tells_of_a_refused_version_and_of_its_mending(git: Git, source: ClusterSource) -> None:
