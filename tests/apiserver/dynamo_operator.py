@@ -382,7 +382,7 @@ async def engine(dynamo_plane: ControlPlane, site: Site) -> AsyncIterator[Api]:
     await found.aclose()
 
 
-def waiting(done: Any, within: float = 15.0) -> Any:
+def waiting(done: Any, within: float = 60.0) -> Any:
     """As `until`, for what happens in this very loop."""
 
     async def look() -> Any:

@@ -300,7 +300,7 @@ def test_a_thread_that_failed_begins_anew(
         raise AssertionError("what nobody thought of")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Reflector, "_take", broken)
+        patch.setattr(Reflector, "_apply", broken)  # for whatever the watch that goes on brings
         git.sync("images", every="9m")
         until(lambda: "what nobody thought of" in caplog.text)
     told.clear()

@@ -49,7 +49,8 @@ __all__ = ["dynamo_plane", "site"]
 FLEET = "shunter.shunter-engine"
 PREFILL = PoolId("llama/prefill")
 SNAPSHOTS = "/apis/nvidia.com/v1alpha1/namespaces/{}/podsnapshots"
-QUICK = Times(settle=5.0, pause=0.02, look=0.05, serve=15.0)
+QUICK = Times(settle=20.0, pause=0.02, look=0.05, serve=60.0)
+"""Quick where it can be: a busy machine takes its time."""
 RIGHTS = [ROOT / "deploy" / "kubernetes" / "components" / part / "rights.yaml" for part in ("dynamo", "worker-pods")]
 
 
@@ -420,7 +421,7 @@ async def test_killed_at_each_write_the_next_engine_brings_it_to_its_end(site: S
         record = made.store.get(made.record.id)
         assert record is not None
         assert record.outcome is not None
-        assert (record.status, record.outcome.code) == (Status.SUCCEEDED, "SH571" if fails else ""), f"at {at}"
+        assert (record.status, record.outcome.code) == (Status.SUCCEEDED, "SH571" if fails else ""), f"at {at}: {record.outcome.reason}"
         pod = await made.whole()
         assert (RESTORE_FROM in annotations(pod)) != fails, f"killed at write {at}"
     assert at > (3 if fails else 2), "it names the controller's own, makes one, and removes it where it fails"

@@ -16,6 +16,8 @@ from shunter.model.snapshot import Fleet, Notice, NoticeKind, Role, WorkerState
 
 _ROLES: Final = get_args(Role)
 _LANES: Final = get_args(Lane)
+_LEFT: Final = "left"
+"""Lost, and for Kubernetes to bring back or not: nothing that anybody here could do is missing."""
 
 FOR_PEOPLE: Final = frozenset({"SH647", "SH650", "SH658"})
 """What sources of notices find besides notices, and hear all the same: a process that is suspect, a cordon or taint that stays, a pod that
@@ -86,13 +88,13 @@ class FleetGauges:
             del self._said[one]
 
     def _count_workers(self, fleet: Fleet) -> None:
-        counted = Count((worker.role, worker.state) for worker in fleet.workers)
+        counted = Count((w.role, _LEFT if w.pinned and w.state is WorkerState.LOST else w.state) for w in fleet.workers)
         imaged = {image.worker for image in fleet.images}
         bare = Count(w.role for w in fleet.workers if w.state is WorkerState.RUNNING and w.id not in imaged)
         for role in _ROLES:
             self._unimaged.labels(role).set(bare[role])
-            for state in WorkerState:
-                self._workers.labels(role, state.value).set(counted[role, state])
+            for state in (*WorkerState, _LEFT):
+                self._workers.labels(role, str(state)).set(counted[role, state])
 
     def _count_operations(self, active: Iterable[OperationRecord], now: float) -> None:
         begun: dict[str, list[float]] = {lane: [] for lane in _LANES}

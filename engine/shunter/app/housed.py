@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Self
 
 import msgspec
@@ -15,7 +15,7 @@ from shunter.app.settings import LeaseSettings, PodsSettings, Settings
 from shunter.cluster.access import Access
 from shunter.cluster.api import Api
 from shunter.cluster.estate import Estate, Following, Where
-from shunter.cluster.joined import forgotten, joined, reported
+from shunter.cluster.joined import forgotten, joined, left_to_cluster, reported
 from shunter.cluster.operation import label
 from shunter.cluster.places import Pods
 from shunter.cluster.pods import WorkerPod
@@ -24,13 +24,15 @@ from shunter.model.errors import Problem
 from shunter.model.ids import NodeId, WorkerId
 from shunter.model.operation import OperationRecord, Status, Step
 from shunter.model.sample import Known
-from shunter.model.snapshot import Fleet, Samples, WorkerState
+from shunter.model.snapshot import Fleet, Samples, Worker, WorkerState
 
 LIST_S: Final = 60.0
 """How long an engine that begins waits for the first lists."""
 TIDY_S: Final = 5.0
 """Between two looks at what operations have left."""
 REQUEST_S: Final = 3.0
+FORGET_S: Final = 3600.0
+"""For so long `shunter why` knows of a worker that has gone with its pod, as a rollout has it, and has left no image."""
 _TIDYING: Final = "pods"
 
 
@@ -53,6 +55,8 @@ class Housed:
         self._well = False
         self._before: dict[str, NodeId] = {}
         """By uid: pods that workers lived in when an engine last noted it, of which nothing was judged since, and their nodes."""
+        self._left: dict[WorkerId, float] = {}
+        """Since when there are workers that have gone with their pods and have left no image."""
         self._following: Following
         self._api: Api
         self.places: Pods
@@ -103,11 +107,21 @@ class Housed:
         """The fleet as agents report it and the cluster has it."""
         estate = self.estate()
         found = joined(fleet, estate, self.places.deleted, self._before)
+        lost = [worker for worker in found.workers if worker.state is WorkerState.LOST]
         if estate.doubt is None:  # once it was judged why one went, its node may recover
-            for worker in found.workers:
-                if worker.pod is not None and worker.state is WorkerState.LOST:
+            for worker in lost:
+                if worker.pod is not None:
                     self._before.pop(worker.pod.uid, None)
-        return found
+        return self._without_those_left(found, lost)
+
+    def _without_those_left(self, fleet: Fleet, lost: Sequence[Worker]) -> Fleet:
+        """Nothing could bring them back, and each rollout makes more of them."""
+        left = {worker.id for worker in lost if left_to_cluster(worker)}
+        left -= {image.worker for image in fleet.images} if left else set()
+        now = self._clock()
+        self._left = {name: self._left.get(name, now) for name in left}
+        over = {name for name, since in self._left.items() if now - since >= FORGET_S}
+        return msgspec.structs.replace(fleet, workers=tuple(w for w in fleet.workers if w.id not in over)) if over else fleet
 
     def recall(self, fleet: Fleet, ended: Iterable[OperationRecord]) -> None:
         """Begin with what the engine before knew: where workers lived, and which pods its operations have deleted."""

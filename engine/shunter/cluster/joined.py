@@ -77,6 +77,11 @@ def joined(fleet: Fleet, estate: Estate, ours: Collection[str] = (), before: Map
     )
 
 
+def left_to_cluster(worker: Worker) -> bool:
+    """It is lost, and its pod has gone for its controller's sake: whatever takes its place is another worker."""
+    return worker.state is WorkerState.LOST and worker.pinned in (_DELETED, _UNSEEN)
+
+
 def forgotten(fleet: Fleet, estate: Estate) -> frozenset[NodeId]:
     """Nodes that the cluster no longer has, on which nothing is: no worker and no pod of one. Nobody will hear of them again."""
     if estate.doubt is not None:

@@ -47,7 +47,8 @@ def begun(name: str, lane: str, at: float, waits: bool = False) -> OperationReco
 def seen() -> CollectorRegistry:
     registry = CollectorRegistry()
     gauges = FleetGauges(registry)
-    workers = (worker("d0"), worker("d1"), worker("d2", WorkerState.LOST), worker("p0"), worker("p1", WorkerState.PARKED))
+    left = msgspec.structs.replace(worker("d3", WorkerState.LOST), pinned="its pod was deleted")
+    workers = (worker("d0"), worker("d1"), worker("d2", WorkerState.LOST), left, worker("p0"), worker("p1", WorkerState.PARKED))
     fleet = Fleet(
         nodes=(Node(id=A, slots=(), problems=(CORDON, BLIND)), Node(id=B, slots=(), troubles=(FULL,))),
         workers=workers,
@@ -71,6 +72,8 @@ def seen() -> CollectorRegistry:
         ("shunter_node_wants_person", {"node": "node-b"}, 0),
         ("shunter_workers", {"role": "decode", "state": "running"}, 2),
         ("shunter_workers", {"role": "decode", "state": "lost"}, 1),
+        ("shunter_workers", {"role": "decode", "state": "left"}, 1),
+        ("shunter_workers", {"role": "prefill", "state": "left"}, 0),
         ("shunter_workers", {"role": "prefill", "state": "parked"}, 1),
         ("shunter_workers", {"role": "prefill", "state": "fenced"}, 0),
         ("shunter_workers_without_image", {"role": "decode"}, 1),

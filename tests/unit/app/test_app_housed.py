@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from shunter.act.beside import Beside
 from shunter.act.store import Store
-from shunter.app.housed import TIDY_S, Housed
+from shunter.app.housed import FORGET_S, TIDY_S, Housed
 from shunter.app.settings import LeaseSettings, PodsSettings
 from shunter.cluster.estate import Estate
 from shunter.cluster.nodes import ClusterNode
@@ -17,7 +17,7 @@ from shunter.model.ids import Digest, Epoch, ImageId, Incarnation, NodeId, Opera
 from shunter.model.operation import OperationRecord, Outcome, Status, Step
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
 from shunter.model.pod import OPERATION, STARTED_BY, Pod, Resident
-from shunter.model.snapshot import Fleet, Node, Worker, WorkerState
+from shunter.model.snapshot import Fleet, Image, Node, Worker, WorkerState
 
 KUBECONFIG = """\
 current-context: x
@@ -139,3 +139,34 @@ def test_the_next_engine_knows_why_a_pod_is_gone_that_it_never_saw(tmp_path: Pat
     assert pinned(found) == {"rolled-back", "nobodys"}
     estate = msgspec.structs.replace(estate, nodes={})
     assert pinned(housed.joined(found)) == {"rolled-back", "nobodys"}, "what was judged stays so"
+
+
+def test_who_went_with_a_pod_and_left_no_image_is_forgotten_after_an_hour(tmp_path: Path) -> None:
+    """Each rollout makes more of them, and none of them comes back."""
+    (tmp_path / "kubeconfig").write_text(KUBECONFIG)
+    now = 100.0
+    housed = Housed(LeaseSettings(kubeconfig=tmp_path / "kubeconfig"), PodsSettings(namespace="dynamo"), clock=lambda: now)
+    housed.places = Places()  # type: ignore[assignment]
+    nodes = {NodeId("a"): ClusterNode(name=NodeId("a"), labels={}, taints=(), ready=True)}
+    removed = {name: msgspec.structs.replace(pod(name, ""), labels={}) for name in ("bare", "imaged")}
+    estate = Estate(namespace="dynamo", nodes=nodes, agents={}, pods={}, removed=removed)
+    housed.estate = lambda: estate  # type: ignore[method-assign]
+    lost = [
+        Worker(
+            id=WorkerId(name), role="decode", graph="g", engine="", state=WorkerState.LOST, node=None, slot=None,
+            incarnation=Incarnation(0), pod=pod(uid).pod,
+        )
+        for name, uid in (("bare", "bare"), ("imaged", "imaged"), ("died", "elsewhere"))
+    ]  # fmt: skip
+    image = Image(id=ImageId("i"), worker=WorkerId("imaged"), role="decode", graph="g", engine="", nodes=(NodeId("a"),), bytes=1,
+                  taken_at=1.0, incarnation=Incarnation(0))  # fmt: skip
+    fleet = housed.joined(Fleet(workers=tuple(lost), images=(image,)))
+    assert {w.id for w in fleet.workers} == {"bare", "imaged", "died"}
+    now += FORGET_S - 1
+    assert len(housed.joined(fleet).workers) == 3
+    now += 1
+    fleet = housed.joined(fleet)
+    assert {w.id for w in fleet.workers} == {"imaged", "died"}, "neither who has an image, nor who died"
+    housed.joined(fleet)
+    again = housed.joined(msgspec.structs.replace(fleet, workers=(*fleet.workers, lost[0])))
+    assert len(again.workers) == 3, "one that came and went once more has its own hour"
