@@ -14,7 +14,7 @@ import sys
 import threading
 import urllib.request
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,12 @@ exec "$@"
 
 
 class Played:
-    """See the module. In a thread, until it is closed. `addresses` by node. A node's own files are in `<folder>/hosts/<node>`."""
+    """See the module. In a thread, until it is closed. `addresses` by node. A node's own files are in `<folder>/hosts/<node>`. No pod of an
+    agent is said to be ready before `measured`: what its workers hold is known then.
+    """
 
-    def __init__(self, plane: ControlPlane, fleet: Fleet, folder: Path, addresses: Mapping[str, str]) -> None:
-        self._plane, self._fleet, self.folder, self._addresses = plane, fleet, folder, addresses
+    def __init__(self, plane: ControlPlane, fleet: Fleet, folder: Path, addresses: Mapping[str, str], measured: Callable[[], bool]) -> None:
+        self._plane, self._fleet, self.folder, self._addresses, self._measured = plane, fleet, folder, addresses, measured
         self._env = {
             "KUBERNETES_SERVICE_HOST": "127.0.0.1",
             "KUBERNETES_SERVICE_PORT": str(plane.port),
@@ -196,7 +198,7 @@ class Played:
 
     def _takes_orders(self, node: str) -> bool:
         log = self._fleet.folder / f"{node}.log"
-        if not log.exists() or "taking orders" not in log.read_text():
+        if not log.exists() or "taking orders" not in log.read_text() or not self._measured():
             return False
         self._runs(self._plane.must("GET", f"/api/v1/namespaces/shunter-agents/pods/shunter-agent-{node}"))
         return True

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -69,6 +70,15 @@ def start_prometheus(fleet: Fleet) -> None:
     fleet.run(shutil.which("prometheus") or "prometheus", *where, log="prometheus.log")
 
 
+def measured() -> bool:
+    """Prometheus has a value of each worker."""
+    try:
+        with urllib.request.urlopen("http://127.0.0.1:9090/api/v1/query?query=count(up==1)", timeout=2) as answer:
+            return [one["value"][1] for one in json.load(answer)["data"]["result"]] == ["1"]
+    except OSError:
+        return False
+
+
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[dict[str, str]]:
     """The environment of a shell in `tmp_path`, where a checkout is, and a cluster with one worker."""
@@ -88,7 +98,7 @@ def reader(tmp_path: Path) -> Iterator[dict[str, str]]:
         plane.must("POST", nodes.path, worker("decode-0", WORKERS, "node-a"))
         fleet = stack.enter_context(Fleet(tmp_path / "fleet", pretend=True, weights_mb=1, nodes=PLANS))
         start_prometheus(fleet)
-        played = Played(plane, fleet, tmp_path / "pods", ADDRESSES)
+        played = Played(plane, fleet, tmp_path / "pods", ADDRESSES, measured)
         stack.callback(played.close)
         (tmp_path / "bin").mkdir()
         values = {"folder": played.folder, "port": plane.port, "kubectl": needed("kubectl"), "kubeconfig": kubeconfig(plane, tmp_path)}
