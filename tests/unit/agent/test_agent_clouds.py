@@ -59,15 +59,7 @@ async def test_a_source_that_is_blind_is_in_the_nodes_report(tmp_path: Path, mon
 async def test_azure_is_let_go_ahead_once_the_last_worker_has_left(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     service = Azure()
-    service.events = [
-        {
-            "EventId": "e1",
-            "EventType": "Preempt",
-            "EventStatus": "Scheduled",
-            "Resources": ["vm-0"],
-            "NotBefore": "Wed, 02 Jan 2030 03:00:30 GMT",
-        }
-    ]
+    service.preempt()
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(serving(service))
         bench.node.settings = with_clouds(bench, CloudSettings(name="azure", url=service.url, acknowledge=True))

@@ -104,15 +104,7 @@ async def test_images_that_cant_be_listed_are_no_all_clear(bench: Bench, monkeyp
 
 async def test_azures_event_isnt_acknowledged_before(bench: Bench) -> None:
     service = Azure()
-    service.events = [
-        {
-            "EventId": "e1",
-            "EventType": "Preempt",
-            "EventStatus": "Scheduled",
-            "Resources": ["vm-0"],
-            "NotBefore": "Wed, 02 Jan 2030 03:00:30 GMT",
-        }
-    ]
+    service.preempt()
     await left(bench, to=False)
     with contextlib.ExitStack() as stack:
         stack.enter_context(serving(service))

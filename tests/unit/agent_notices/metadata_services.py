@@ -92,6 +92,11 @@ class Azure(Service):
         self.started: list[str] = []
         self.refuses = False
 
+    def preempt(self) -> None:
+        """An event of its own machine, long before its time."""
+        event = {"EventId": "e1", "EventType": "Preempt", "EventStatus": "Scheduled", "NotBefore": "Wed, 02 Jan 2030 03:00:30 GMT"}
+        self.events = [{**event, "Resources": [self.machine]}]
+
     def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
         if headers.get("metadata") != "true":
             return 400, "Bad Request", {}
