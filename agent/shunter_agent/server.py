@@ -1,4 +1,4 @@
-"""The agent's gRPC server: mutual TLS, the engine's identity on every call, and refusals in a form that engines can act on."""
+"""The agent's gRPC server: mutual TLS, the caller's identity on every call, and refusals in a form that engines can act on."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
@@ -12,6 +12,7 @@ from shunter.wire import agent_pb2_grpc as rpc
 from shunter.wire.convert import REFUSAL_KEY, refusal
 
 from shunter_agent import inventory
+from shunter_agent.callers import caller, refused
 from shunter_agent.capacity import Looks
 from shunter_agent.guard import check_epoch
 from shunter_agent.node import Node
@@ -23,7 +24,7 @@ from shunter_agent.preflight import preflight
 from shunter_agent.refusals import Undone
 from shunter_agent.sizes import Sizes
 from shunter_agent.standing import Standing
-from shunter_agent.tls import ENGINE, TlsFiles
+from shunter_agent.tls import READER, TlsFiles
 
 M = TypeVar("M", bound=Message)
 
@@ -64,8 +65,9 @@ class AgentService(rpc.AgentServicer):
 
     async def Inventory(self, request: pb.InventoryRequest, context: Context) -> pb.NodeReport:
         """See schemas/agent.proto, as for all that follow."""
-        if request.looks_on:
-            return await self._answer(context, lambda: self._report(request), leads=False)
+        who = await _admit(context, looks=True)
+        if who == READER or request.looks_on:  # neither decides anything for this node, whatever a reader says
+            return await _answered(context, lambda: self._report(request))
 
         async def told() -> pb.NodeReport:
             words, asked_at = self.standing.words, self._node.elapsed()
@@ -86,7 +88,7 @@ class AgentService(rpc.AgentServicer):
         return await self._answer(context, lambda: inventory.journal(self._node, request.operation))
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.Event]:  # noqa: D102
-        await _require_engine(context)
+        await _admit(context)
         self.standing.heard()
         node = self._node
         try:
@@ -149,14 +151,18 @@ class AgentService(rpc.AgentServicer):
     async def Stand(self, request: pb.StandOrder, context: Context) -> pb.Done:  # noqa: D102
         return await self._answer(context, lambda: self.standing.keep(request))
 
-    async def _answer(self, context: Context, work: Callable[[], Awaitable[M]], *, leads: bool = True) -> M:
-        await _require_engine(context)
-        if leads:  # a person who looks on decides nothing for this node
-            self.standing.heard()
-        try:
-            return await work()
-        except ShunterError as error:
-            await _refuse(context, error)
+    async def _answer(self, context: Context, work: Callable[[], Awaitable[M]]) -> M:
+        """What the engine asks for, and nobody else gets."""
+        await _admit(context)
+        self.standing.heard()
+        return await _answered(context, work)
+
+
+async def _answered(context: Context, work: Callable[[], Awaitable[M]]) -> M:
+    try:
+        return await work()
+    except ShunterError as error:
+        await _refuse(context, error)
 
 
 def status_of(error: ShunterError) -> grpc.StatusCode:
@@ -176,22 +182,13 @@ async def _refuse(context: Context, error: ShunterError) -> NoReturn:
     await context.abort(status, str(error.problem), trailing)
 
 
-async def _require_engine(context: Context) -> None:
-    """Refuse every peer whose certificate doesn't name the engine, and nothing but the engine: SH609."""
-    if engine_calls(context.auth_context()):
-        return
-    problem = Problem(
-        code="SH609",
-        what="the caller's certificate isn't the engine's",
-        remedy=f"Call with a certificate whose only URI is {ENGINE}, of the fleet's own authority",
-    )
-    await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(problem), ((REFUSAL_KEY, refusal(problem).SerializeToString()),))
-
-
-def engine_calls(auth: Mapping[str, Iterable[bytes]]) -> bool:
-    """Whether a connection's authentication context shows the engine's identity as its only URI."""
-    uris = [value for value in auth.get("x509_subject_alternative_name", ()) if b"://" in value]
-    return uris == [ENGINE.encode()]
+async def _admit(context: Context, *, looks: bool = False) -> str:
+    """Who calls, where that is somebody who may: the engine, and a reader that `looks`. Refuses all others: SH609, SH615."""
+    who = caller(context.auth_context())
+    problem = refused(who, looks=looks)
+    if problem is not None:
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(problem), ((REFUSAL_KEY, refusal(problem).SerializeToString()),))
+    return who
 
 
 def make_server(service: AgentService, tls: TlsFiles, listen: str) -> tuple[grpc.aio.Server, int]:

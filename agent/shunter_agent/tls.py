@@ -9,6 +9,8 @@ from shunter.model.errors import Problem, Rejected, Stalled
 
 AGENT: Final = "spiffe://shunter/agent/"
 ENGINE: Final = "spiffe://shunter/engine"
+READER: Final = "spiffe://shunter/reader"
+"""Whoever previews: it may look at nodes, and have nothing done."""
 
 
 class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):

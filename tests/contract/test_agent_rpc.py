@@ -13,27 +13,31 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from google.protobuf.message_factory import GetMessageClass
 from shunter.act import agents
 from shunter.act.agents import AgentClient
 from shunter.act.agents import TlsFiles as EngineFiles
 from shunter.act.archives import Lists
-from shunter.model.errors import Rejected, Retry
+from shunter.model.errors import Rejected, Retry, Unknown
 from shunter.model.ids import ImageId, NodeId
 from shunter.wire import agent_pb2 as pb
 from shunter.wire import agent_pb2_grpc as rpc
 from shunter.wire.convert import refusal_of
 from shunter_agent import inventory
+from shunter_agent.callers import caller
 from shunter_agent.capacity import Looks
 from shunter_agent.node import Node
-from shunter_agent.server import AgentService, engine_calls, make_server
+from shunter_agent.server import AgentService, make_server
 from shunter_agent.sizes import Sizes
 from shunter_agent.standing import Standing
 from shunter_agent.tls import TlsFiles
+from shunter_agent.word import Words
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit" / "agent"))
 from agent_fakes import PROCESS, Bench, problem  # pyright: ignore[reportMissingImports]  (found by the line above)
 
 ENGINE = "spiffe://shunter/engine"
+READER = "spiffe://shunter/reader"
 HOST = "n.agent.shunter"
 
 
@@ -140,7 +144,13 @@ METHODS: dict[str, Callable[[Bench], object]] = {
 }
 
 
-@pytest.mark.parametrize("uris", [("spiffe://shunter/agent/n",), (), (ENGINE, "spiffe://shunter/agent/n"), (ENGINE + "/x",)])
+LOOKS = {"Inventory"}
+"""What a reader may call: all that a preview asks of an agent."""
+
+
+@pytest.mark.parametrize(
+    "uris", [("spiffe://shunter/agent/n",), (), (ENGINE, "spiffe://shunter/agent/n"), (ENGINE + "/x",), (READER, ENGINE), (READER + "/x",)]
+)
 async def test_no_method_answers_anybody_but_the_engine(world: World, uris: tuple[str, ...]) -> None:
     served = {method.name for method in pb.DESCRIPTOR.services_by_name["Agent"].methods}
     assert served == {*METHODS, "Watch"}
@@ -153,6 +163,52 @@ async def test_no_method_answers_anybody_but_the_engine(world: World, uris: tupl
             await anext(aiter(agent.Watch(pb.WatchRequest(epoch=1), timeout=10)))
         assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
     assert not world.bench.faults.done
+    assert world.bench.journal.epoch == 0
+
+
+async def test_a_reader_may_look_and_is_refused_all_else(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the service's own list, so that a call that is new is refused until somebody decides."""
+    heard: list[str] = []
+    monkeypatch.setattr(Standing, "heard", lambda _: heard.append("an engine"))
+    monkeypatch.setattr(Words, "heard", lambda *_: heard.append("an engine's words"))
+    served = [method.name for method in pb.DESCRIPTOR.services_by_name["Agent"].methods]
+    refusals = dict[str, grpc.aio.AioRpcError]()
+    async with world.caller(READER) as agent:
+        for method in pb.DESCRIPTOR.services_by_name["Agent"].methods:
+            made = METHODS[method.name](world.bench) if method.name in METHODS else GetMessageClass(method.input_type)()
+            called = getattr(agent, method.name)(made, timeout=10)
+            try:
+                await (anext(aiter(called)) if method.server_streaming else called)
+            except grpc.aio.AioRpcError as error:
+                refusals[method.name] = error
+        assert {name for name in served if name not in refusals} == LOOKS
+        for name, error in refusals.items():
+            refused = refusal_of(error)
+            assert (error.code(), refused and refused.code) == (grpc.StatusCode.PERMISSION_DENIED, "SH615"), name
+            assert READER in str(error.details()), name
+        with pytest.raises(grpc.aio.AioRpcError):
+            await anext(aiter(agent.Watch(pb.WatchRequest(epoch=7), timeout=10)))
+        report = await agent.Inventory(pb.InventoryRequest(looks_on=False, taken=5.0, kept=5.0, presumed_s=1.0), timeout=10)
+    assert [(w.spec.worker, w.state) for w in report.workers] == [("w", "running")]
+    assert (report.epoch, world.bench.journal.epoch) == (0, 0)
+    assert heard == [], "a reader is no engine that could be reached, whatever it says of itself"
+    assert not world.bench.faults.done
+
+
+async def test_a_readers_client_sees_the_node_and_checks_whose_it_is(world: World) -> None:
+    """As `shunter plan` looks; and an agent of another name, though of the same authority, isn't taken for the node."""
+    files = world.authority.issue("reader", READER)
+    tls = EngineFiles(ca=world.authority.ca, cert=files.cert, key=files.key)
+    client, other = (AgentClient(NodeId(node), f"127.0.0.1:{world.port}", tls, looks_on=True) for node in ("n", "m"))
+    try:
+        assert [w.id for w in (await client.view()).workers] == ["w"]
+        with pytest.raises(Unknown, match=r"SH520 .*SH615 .*spiffe://shunter/reader"):
+            await client.fence(pb.Order(operation="o1", epoch=1, worker="w", plan="p"), 5.0)
+        with pytest.raises(Unknown, match="SH520"):
+            await other.view()
+    finally:
+        await client.close()
+        await other.close()
     assert world.bench.journal.epoch == 0
 
 
@@ -239,9 +295,15 @@ async def test_the_journal_says_what_there_is(world: World) -> None:
 
 
 def test_identity_is_the_only_uri() -> None:
-    assert engine_calls({"x509_subject_alternative_name": [ENGINE.encode(), b"engine.shunter"]})
-    assert not engine_calls({})
-    assert not engine_calls({"x509_common_name": [ENGINE.encode()]})
+    assert caller({"x509_subject_alternative_name": [ENGINE.encode(), b"engine.shunter"]}) == ENGINE
+    assert caller({"x509_subject_alternative_name": [b"reader.shunter", READER.encode()]}) == READER
+    for nobody in (
+        {},
+        {"x509_common_name": [ENGINE.encode()]},
+        {"x509_subject_alternative_name": [READER.encode(), READER.encode()]},
+        {"x509_subject_alternative_name": [READER.encode(), ENGINE.encode()]},
+    ):
+        assert caller(nobody) == ""
 
 
 async def test_the_list_of_the_archive_travels_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -505,11 +505,12 @@ def test_a_damaged_image_is_not_sent_on(pair: Pair) -> None:
     [
         (),
         ("spiffe://shunter/engine",),
+        ("spiffe://shunter/reader",),
         ("spiffe://shunter/agent/",),
         ("spiffe://other/agent/n1",),
         ("spiffe://shunter/agent/n1", "spiffe://shunter/engine"),
     ],
-    ids=["none", "engine", "no node", "other domain", "two"],
+    ids=["none", "engine", "reader", "no node", "other domain", "two"],
 )
 def test_images_are_taken_from_agents_only(pair: Pair, uris: tuple[str, ...]) -> None:
     pair.image()

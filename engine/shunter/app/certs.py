@@ -1,8 +1,7 @@
-"""The local certificate authority: one CA, the engine's identity, and one for each agent.
+"""The local certificate authority: one CA, the engine's identity, one for each agent, and one for whoever previews.
 
-ECDSA P-256. Who somebody is stands in the certificate's URI (`spiffe://shunter/engine`, `spiffe://shunter/agent/<node>`). Made to be run
-again:
-what is there is kept, what is missing is added, and nothing is ever overwritten.
+ECDSA P-256. Who somebody is stands in the certificate's URI (`spiffe://shunter/engine`, `spiffe://shunter/agent/<node>`,
+`spiffe://shunter/reader`). Made to be run again: what is there is kept, what is missing is added, and nothing is ever overwritten.
 """
 
 import datetime
@@ -23,6 +22,7 @@ from shunter.model.errors import Problem, Rejected, Stalled
 
 ENGINE: Final = "spiffe://shunter/engine"
 AGENT: Final = "spiffe://shunter/agent/"
+READER: Final = "spiffe://shunter/reader"
 _CA_DAYS: Final = 3650
 _EARLIER: Final = datetime.timedelta(minutes=5)
 """Certificates are valid from this long before they are made: clocks of nodes differ."""
@@ -39,8 +39,9 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     kept: bool
 
 
-def issue(folder: Path, agents: Iterable[str], now: float, days: int = 365) -> tuple[Made, ...]:
-    """Make what is missing in `folder` (made 0700), and return all of it: the CA, the engine, the agents in the order given.
+def issue(folder: Path, agents: Iterable[str], now: float, days: int = 365, *, reader: bool = False) -> tuple[Made, ...]:
+    """Make what is missing in `folder` (made 0700), and return all of it: the CA, the engine, the agents in the order given, and with
+    `reader` the identity that agents let look and nothing else.
 
     `now` is in seconds since the epoch; new certificates are valid for `days` from then, the CA for ten years. Keys are made 0600, PKCS8.
     Raises Rejected: SH920 for a node name that can't be in a certificate, SH921 for `days` out of range, SH922 when a file that is there
@@ -61,6 +62,7 @@ def issue(folder: Path, agents: Iterable[str], now: float, days: int = 365) -> t
         authority = _Authority(folder, start)
         leaves = [authority.leaf("engine", ENGINE, "engine.shunter", days)]
         leaves += [authority.leaf(f"agent-{node}", f"{AGENT}{node}", f"{node}.agent.shunter", days) for node in nodes]
+        leaves += [authority.leaf("reader", READER, "reader.shunter", days)] if reader else []
     except OSError as error:
         raise Stalled(
             Problem(

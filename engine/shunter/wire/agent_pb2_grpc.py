@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AgentStub:
-    """Engine to agent. The server accepts the engine's certificate only.
+    """Engine to agent. The server accepts the engine's certificate only, and for Inventory a reader's as well.
     """
 
     def __init__(self, channel):
@@ -128,7 +128,7 @@ class AgentStub:
 
 
 class AgentServicer:
-    """Engine to agent. The server accepts the engine's certificate only.
+    """Engine to agent. The server accepts the engine's certificate only, and for Inventory a reader's as well.
     """
 
     def Inventory(self, request, context):
@@ -358,7 +358,7 @@ def add_AgentServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Agent:
-    """Engine to agent. The server accepts the engine's certificate only.
+    """Engine to agent. The server accepts the engine's certificate only, and for Inventory a reader's as well.
     """
 
     @staticmethod

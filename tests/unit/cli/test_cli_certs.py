@@ -25,8 +25,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_identities_chain_to_the_authority(tmp_path: Path):
-    made = issue(tmp_path / "certs", ["node-a", "node-b"], NOW)
-    assert [m.uri for m in made] == ["ca", "spiffe://shunter/engine", "spiffe://shunter/agent/node-a", "spiffe://shunter/agent/node-b"]
+    made = issue(tmp_path / "certs", ["node-a", "node-b"], NOW, reader=True)
+    agents = ["spiffe://shunter/agent/node-a", "spiffe://shunter/agent/node-b"]
+    assert [m.uri for m in made] == ["ca", "spiffe://shunter/engine", *agents, "spiffe://shunter/reader"]
     ca = cert(made[0].cert)
     constraints = ca.extensions.get_extension_for_class(x509.BasicConstraints).value
     assert (constraints.ca, constraints.path_length) == (True, 0)
@@ -39,7 +40,8 @@ def test_identities_chain_to_the_authority(tmp_path: Path):
         found = policy.build_client_verifier().verify(leaf, [])
         assert found.subjects is not None
         assert x509.UniformResourceIdentifier(one.uri) in found.subjects
-        dns = "engine.shunter" if one.uri.endswith("engine") else f"{one.uri.rpartition('/')[2]}.agent.shunter"
+        who = one.uri.rpartition("/")[2]
+        dns = f"{who}.agent.shunter" if "/agent/" in one.uri else f"{who}.shunter"
         policy.build_server_verifier(x509.DNSName(dns)).verify(leaf, [])
         usage = leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
         assert set(usage) == {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH}
@@ -90,6 +92,16 @@ def test_again_it_keeps_what_is_there_and_adds_what_is_missing(tmp_path: Path):
     after = contents(tmp_path)
     assert {name: after[name] for name in before} == before
     cert(made[3].cert).verify_directly_issued_by(cert(made[0].cert))
+
+
+def test_one_for_previews_is_made_where_it_is_asked_for(tmp_path: Path):
+    issue(tmp_path, ["reader"], NOW)
+    assert not (tmp_path / "reader.pem").exists()
+    before = contents(tmp_path)
+    made = issue(tmp_path, ["reader"], NOW, reader=True)
+    assert [(m.cert.name, m.kept) for m in made[2:]] == [("agent-reader.pem", True), ("reader.pem", False)]
+    after = contents(tmp_path)
+    assert {name: after[name] for name in before} == before, "a node of that name is somebody else"
 
 
 def test_no_certificate_outlives_the_authority(tmp_path: Path):
@@ -176,7 +188,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["made"] * 4
     assert "spiffe://shunter/agent/node-b" in lines[3]
-    assert execute(command) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["kept"] * 4
+    assert execute([*command, "--reader"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["kept"] * 4 + ["made"]
+    assert "reader.pem" in lines[4]
+    assert "spiffe://shunter/reader" in lines[4]
     assert execute(["certs", str(tmp_path / "c"), "--agent", "No"]) == 1
     assert "SH920" in capsys.readouterr().err
