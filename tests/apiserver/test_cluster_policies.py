@@ -279,6 +279,50 @@ async def test_an_engine_that_starts_while_the_server_is_away_has_what_was_in_fo
         second.close()
 
 
+async def test_policies_that_move_to_another_namespace_are_in_force_all_the_while(plane: ControlPlane, tmp_path: Path) -> None:
+    """As docs/how-to/upgrade-and-roll-back.md has it: applied there, the engine started anew with that namespace, the old ones deleted."""
+    old, new = Git(plane), Git(plane)
+    for git in (old, new):
+        git.sync("images")
+        git.sync("budget")
+    first = Clustered(source_at(plane, old.namespace), tmp_path / "kept")
+    before = PolicyFeed(first, time.time)
+    assert await before.refresh()
+    first.close()
+    second = Clustered(source_at(plane, new.namespace), tmp_path / "kept")
+    after = PolicyFeed(second, time.time)
+    try:
+        assert await after.refresh()
+        assert before.current is not None
+        assert after.current is not None
+        assert (after.current.digest, after.problem) == (before.current.digest, None)
+        for name in ("images", "budget"):
+            old.prune(name)
+        new.sync("images", when="worker.kvusage < 1")  # refused: the version of before stays
+        until(lambda: second.fetch() != after.current.commit, 10.0)
+        assert await after.refresh()
+        assert (names(after.current), after.problem) == ({"images", "budget"}, None)
+    finally:
+        second.close()
+
+
+async def test_an_engine_that_is_sent_where_no_policies_are_has_none(plane: ControlPlane, tmp_path: Path) -> None:
+    """An empty namespace is an answer, as an empty branch is: nothing of another one stays in force."""
+    old, new = Git(plane), Git(plane)
+    old.sync("images")
+    first = Clustered(source_at(plane, old.namespace), tmp_path / "kept")
+    assert await PolicyFeed(first, time.time).refresh()
+    first.close()
+    second = Clustered(source_at(plane, new.namespace), tmp_path / "kept")
+    feed = PolicyFeed(second, time.time)
+    try:
+        await feed.refresh()
+        assert feed.current is not None
+        assert (names(feed.current), feed.problem) == (set(), None)
+    finally:
+        second.close()
+
+
 def _problem(source: ClusterSource) -> str:
     try:
         source.fetch()

@@ -84,7 +84,7 @@ def paths(plane: ControlPlane, manifest: str) -> list[str]:
 
 
 def test_the_chart_through_its_life(plane: ControlPlane) -> None:
-    for name in ("shunter", "shunter-agents", "dynamo"):
+    for name in ("shunter", "shunter-policies", "shunter-agents", "dynamo"):
         document = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         plane.must("PATCH", f"/api/v1/namespaces/{name}?fieldManager=test&force=true", document, APPLY)
     helm, given = Helm(plane), values()
@@ -113,10 +113,10 @@ def test_the_chart_through_its_life(plane: ControlPlane) -> None:
     policy = {
         "apiVersion": "shunter.dev/v1alpha1",
         "kind": "PreemptionPolicy",
-        "metadata": {"name": "save", "namespace": "shunter"},
+        "metadata": {"name": "save", "namespace": "shunter-policies"},
         "spec": {"workers": {"graph": "g"}, "notices": ["preemption"], "move": {}},
     }
-    plane.must("POST", "/apis/shunter.dev/v1alpha1/namespaces/shunter/preemptionpolicies", policy)
+    plane.must("POST", "/apis/shunter.dev/v1alpha1/namespaces/shunter-policies/preemptionpolicies", policy)
     helm("uninstall", "shunter")
     assert [path for path in everything if plane.ask("GET", f"/{path}")[0] != 404] == []
     kept = plane.must("GET", POLICIES)

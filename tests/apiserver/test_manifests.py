@@ -21,6 +21,8 @@ from control_plane import ROOT, ControlPlane, until
 from corpus import WHOLE
 from nodes_simulated import Nodes, worker
 from nodes_simulated import node as a_node
+from shunter.app.clustered import Clustered
+from shunter.app.policies import PolicyFeed
 from shunter.cluster.access import Access
 from shunter.cluster.api import Api
 from shunter.cluster.elector import Elector, Term
@@ -39,10 +41,12 @@ from shunter.model.pod import Resident
 
 ENGINE = "system:serviceaccount:shunter:shunter-engine"
 AGENT = "system:serviceaccount:shunter-agents:shunter-agent"
+PREVIEW = "system:serviceaccount:shunter-policies:shunter-preview"
 NOBODY = "system:serviceaccount:kube-public:nobody"
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
 WORKERS = "dynamo"
-NAMESPACES = ("shunter", "shunter-agents", "default", "kube-system", "")
+POLICIES = "shunter-policies"
+NAMESPACES = ("shunter", POLICIES, "shunter-agents", "default", "kube-system", "")
 PODS = ("StatefulSet", "DaemonSet")
 Right = tuple[str, str, str, str]
 """Verb, group, resource with its subresource, namespace (empty: the whole cluster)."""
@@ -172,8 +176,8 @@ def _rights(plane: ControlPlane, user: str) -> set[Right]:
 
 
 def test_the_engine_may_read_policies_tell_their_status_keep_operations_and_hold_its_lease_and_nothing_else(plane: ControlPlane) -> None:
-    policies = {(verb, "shunter.dev", plural, "shunter") for plural in PLURALS.values() for verb in ("get", "list", "watch")}
-    statuses = {("patch", "shunter.dev", f"{plural}/status", "shunter") for plural in PLURALS.values()}
+    policies = {(verb, "shunter.dev", plural, POLICIES) for plural in PLURALS.values() for verb in ("get", "list", "watch")}
+    statuses = {("patch", "shunter.dev", f"{plural}/status", POLICIES) for plural in PLURALS.values()}
     lease = {("create", "coordination.k8s.io", "leases", "shunter")}
     operations = {(verb, "shunter.dev", "workeroperations", "shunter") for verb in ("get", "list", "create", "update", "delete")}
     operations |= {("update", "shunter.dev", "workeroperations/status", "shunter"), ("create", "", "configmaps", "shunter")}
@@ -187,6 +191,16 @@ def test_the_engine_may_read_policies_tell_their_status_keep_operations_and_hold
         assert _may(plane, ENGINE, (verb, "coordination.k8s.io", "leases", "shunter"), "shunter-leader") is allowed
         assert not _may(plane, ENGINE, (verb, "coordination.k8s.io", "leases", "shunter"), "another")
         assert not _may(plane, ENGINE, (verb, "coordination.k8s.io", "leases", "kube-system"), "shunter-leader")
+
+
+def test_among_policies_the_engine_makes_nothing_and_reads_nothing_else(plane: ControlPlane) -> None:
+    """Whatever kinds this server has: what nobody gave, it doesn't have."""
+    for resource in ("secrets", "configmaps", "serviceaccounts", "pods", "pods/exec", "events"):
+        assert [verb for verb in VERBS if _may(plane, ENGINE, (verb, "", resource, POLICIES))] == [], resource
+    assert not [verb for verb in VERBS if _may(plane, ENGINE, (verb, "batch", "jobs", POLICIES))]
+    for plural in PLURALS.values():
+        for place in ("shunter", "shunter-agents", "default", WORKERS, "somewhere-else", ""):
+            assert [verb for verb in VERBS if _may(plane, ENGINE, (verb, "shunter.dev", plural, place))] == [], (plural, place)
 
 
 def test_an_agent_may_nothing_that_nobody_may(plane: ControlPlane) -> None:
@@ -284,9 +298,64 @@ async def test_an_engine_that_looks_after_pods_may_make_and_delete_them_among_th
         played.close()
 
 
-def _token(plane: ControlPlane) -> str:
+@pytest.fixture
+def previews(plane: ControlPlane) -> Iterator[list[Any]]:
+    """What deploy/kubernetes/components/preview and preview-pods bring, on top of the others, and taken away again."""
+    plane.ask("POST", "/api/v1/namespaces", {"metadata": {"name": WORKERS}})
+    paths, components = _paths(plane), ROOT / "deploy" / "kubernetes" / "components"
+    files = [components / "preview" / "account.yaml", components / "preview" / "network.yaml", components / "preview-pods" / "rights.yaml"]
+    added = [one for file in files for one in yaml.safe_load_all(file.read_text())]
+    for one in added:
+        plane.must("POST", _where(paths, one).rpartition("/")[0], one)
+    until(lambda: _may(plane, PREVIEW, ("list", "", "nodes", "")) and _may(plane, PREVIEW, ("list", "", "pods", WORKERS)), 10)
+    yield added
+    for one in added:
+        plane.must("DELETE", _where(paths, one))
+    until(lambda: not _may(plane, PREVIEW, ("list", "", "nodes", "")), 10)
+
+
+def test_a_preview_may_see_pods_and_nodes_and_nothing_else(plane: ControlPlane, previews: list[Any]) -> None:
+    """Whoever merges policies can run jobs by this account: it changes nothing anywhere, and reads nothing that is the engine's."""
+    may = {(verb, "", "nodes", "") for verb in ("list", "watch")}
+    may |= {(verb, "", "pods", place) for place in ("shunter-agents", WORKERS) for verb in ("list", "watch")}
+    found = _rights.__wrapped__(plane, PREVIEW) - _rights(plane, NOBODY)
+    assert found == {right for right in may if right[3] in NAMESPACES}
+    for right in may:
+        assert _may(plane, PREVIEW, right)
+    for place in ("shunter", POLICIES, "shunter-agents", WORKERS, "default"):
+        for resource in ("secrets", "configmaps", "serviceaccounts", "serviceaccounts/token", "pods/exec", "pods/log", "events"):
+            assert not [verb for verb in VERBS if _may(plane, PREVIEW, (verb, "", resource, place))], (resource, place)
+        for plural in (*PLURALS.values(), "workeroperations"):
+            assert not [verb for verb in VERBS if _may(plane, PREVIEW, (verb, "shunter.dev", plural, place))], (plural, place)
+        assert not [verb for verb in VERBS if _may(plane, PREVIEW, (verb, "batch", "jobs", place))]
+        assert not [verb for verb in VERBS if _may(plane, PREVIEW, (verb, "coordination.k8s.io", "leases", place))]
+    (account,) = [one for one in previews if one["kind"] == "ServiceAccount"]
+    assert account["automountServiceAccountToken"] is False, "only a pod that asks for it has the token"
+
+
+@pytest.mark.usefixtures("previews")
+async def test_with_its_own_token_a_preview_finds_workers_and_agents(plane: ControlPlane) -> None:
+    """The rights are enough for all that [cluster.pods] has a preview follow."""
+    plane.ask("POST", "/api/v1/nodes", a_node("node-p"))
+    plane.must("POST", f"/api/v1/namespaces/{WORKERS}/pods", worker("decode-p", WORKERS, "node-p"))
+    access = Access(server=plane.url, ca=plane.ca, token=_token(plane, POLICIES, "shunter-preview"))
+    following, api = Following(lambda: Api(access), Where(namespace=WORKERS)), Api(access)
+    try:
+        await asyncio.to_thread(following.wait, 10.0)
+        assert "decode-p" in {pod.pod.name for pod in following.estate().pods.values()}
+        for forbidden in ("/api/v1/namespaces/shunter/secrets", f"/api/v1/namespaces/{POLICIES}/secrets"):
+            with pytest.raises(Retry) as raised:
+                await api.get(forbidden)
+            assert raised.value.problem.code == "SH255"
+    finally:
+        await asyncio.to_thread(following.close)
+        await api.aclose()
+        plane.must("DELETE", f"/api/v1/namespaces/{WORKERS}/pods/decode-p")
+
+
+def _token(plane: ControlPlane, namespace: str = "shunter", account: str = "shunter-engine") -> str:
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": [plane.url]}}
-    return str(plane.must("POST", "/api/v1/namespaces/shunter/serviceaccounts/shunter-engine/token", body)["status"]["token"])
+    return str(plane.must("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token", body)["status"]["token"])
 
 
 def test_whoever_sees_a_namespace_sees_operations_and_changes_none(plane: ControlPlane) -> None:
@@ -297,7 +366,7 @@ def test_whoever_sees_a_namespace_sees_operations_and_changes_none(plane: Contro
 
 
 def test_nobody_may_become_another_or_widen_what_it_may(plane: ControlPlane) -> None:
-    for user in (ENGINE, AGENT):
+    for user in (ENGINE, AGENT, PREVIEW):
         for resource in ("users", "groups", "serviceaccounts"):
             assert not _may(plane, user, ("impersonate", "", resource, ""))
         for verb in ("bind", "escalate"):
@@ -311,9 +380,9 @@ async def test_with_its_own_token_the_engine_does_all_that_it_does(plane: Contro
     """The rights are not only narrow, they are enough: for policies, their status, and the Lease."""
     access = Access(server=plane.url, ca=plane.ca, token=_token(plane))
     kind, name = WHOLE["images"]["kind"], "images"
-    where = f"{collection(kind, 'shunter')}/{name}"
+    where = f"{collection(kind, POLICIES)}/{name}"
     plane.must("PATCH", f"{where}?fieldManager=argocd-controller&force=true", WHOLE["images"], APPLY)
-    source = ClusterSource(lambda: Api(access), "shunter", settle_s=0.1, quiet_s=0.0)
+    source = ClusterSource(lambda: Api(access), POLICIES, settle_s=0.1, quiet_s=0.0)
     try:
         policies = load(source.read(source.fetch()), None)
         assert [policy.name for policy in policies.policies] == [name]
@@ -341,6 +410,26 @@ async def test_with_its_own_token_the_engine_does_all_that_it_does(plane: Contro
         await api.apply(where, {**WHOLE["images"], "spec": {**WHOLE["images"]["spec"], "mode": "off"}}, "shunter-engine")
     assert raised.value.problem.code == "SH255", "it can't change a policy"
     await api.aclose()
+
+
+async def test_an_engine_keeps_what_was_in_force_where_it_may_not_read_policies(plane: ControlPlane, tmp_path: Path) -> None:
+    """Rights and settings needn't change at the same moment when policies move to another namespace."""
+    access = Access(server=plane.url, ca=plane.ca, token=_token(plane))
+    kind = WHOLE["images"]["kind"]
+    for place in ("shunter", POLICIES):
+        plane.must("PATCH", f"{collection(kind, place)}/images?fieldManager=argocd-controller&force=true", WHOLE["images"], APPLY)
+    found = []
+    for place in (POLICIES, "shunter"):
+        source = Clustered(ClusterSource(lambda: Api(access), place, settle_s=0.1, quiet_s=0.0, patience_s=2.0), tmp_path / "kept")
+        feed = PolicyFeed(source, time.time)
+        try:
+            await feed.refresh()
+            await feed.refresh()
+        finally:
+            source.close()
+        assert feed.current is not None
+        found.append(([policy.name for policy in feed.current.policies], feed.problem.code if feed.problem else ""))
+    assert found == [(["images"], ""), (["images"], "SH255")]
 
 
 async def _keep_an_operation(plane: ControlPlane, access: Access) -> None:

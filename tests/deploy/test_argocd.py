@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import yaml
 from lua_health import judge
+from shunter.app.settings import load as load_settings
 from shunter.cli.main import execute
 from shunter.cluster.kinds import PLURALS
 from shunter.cluster.operation import Batch, resource, status
@@ -50,7 +51,7 @@ def health(tmp_path: Path) -> Callable[[dict[str, Any]], tuple[str, str]]:
 
 
 def policy(kind: str, spec: dict[str, Any], generation: int = 3) -> dict[str, Any]:
-    meta = {"name": "one", "namespace": "shunter", "uid": "u", "generation": generation, "resourceVersion": "9"}
+    meta = {"name": "one", "namespace": "shunter-policies", "uid": "u", "generation": generation, "resourceVersion": "9"}
     return {"apiVersion": "shunter.dev/v1alpha1", "kind": kind, "metadata": meta, "spec": spec}
 
 
@@ -361,8 +362,48 @@ def test_whoever_merges_policies_can_sync_policies_and_their_check_and_nothing_t
     assert kinds(rendered(candidate), namespaced=False) == set()
     assert besides == {one for one in needed if one[0] != "shunter.dev"}
     assert {kind for group, kind in listed(allowed["namespaceResourceWhitelist"]) if group == "shunter.dev"} == set(PLURALS)
-    assert [d["namespace"] for d in allowed["destinations"]] == ["shunter"]
+    assert {kind for group, kind in besides} == {"ConfigMap", "Job"}
     assert all(line.split(", ")[1].startswith("proj:shunter-policies:") for role in allowed["roles"] for line in role["policies"])
+
+
+def test_whoever_merges_policies_has_no_destination_in_which_the_engine_is(everything: list[dict[str, Any]]) -> None:
+    """A job mounts Secrets and uses accounts of its own namespace and no other: what is in that of policies is all that can be had."""
+    (destination,) = project("shunter-policies")["destinations"]
+    assert destination == {"server": "*", "namespace": "shunter-policies"}
+    there = [one for one in everything if one["metadata"].get("namespace") == destination["namespace"]]
+    accounts = {one["metadata"]["name"] for one in there if one["kind"] == "ServiceAccount"}
+    assert accounts == {"shunter-preview"}
+    pods = [(one["metadata"]["namespace"], one["spec"]["template"]["spec"]) for one in everything if "template" in one.get("spec", {})]
+    assert {namespace for namespace, _ in pods} == {"shunter", "shunter-agents"}
+    assert [pod for namespace, pod in pods if namespace == destination["namespace"]] == []
+    assert {one["kind"] for one in there} == {"Role", "RoleBinding", "ServiceAccount", "NetworkPolicy"}, "no Secret, nor settings"
+    bound = [
+        one["metadata"]["name"] for one in everything
+        if any((s.get("namespace"), s["name"]) == (destination["namespace"], "shunter-preview") for s in one.get("subjects", ()))
+    ]  # fmt: skip
+    roles = [one for one in everything if one["kind"] in ("Role", "ClusterRole") and one["metadata"]["name"] in bound]
+    assert len(roles) == len(bound) == 3
+    assert {verb for role in roles for rule in role["rules"] for verb in rule["verbs"]} == {"list", "watch"}
+
+
+def test_the_namespace_of_policies_takes_restricted_pods_and_lets_nothing_in_or_out(everything: list[dict[str, Any]]) -> None:
+    (space,) = [one for one in everything if one["kind"] == "Namespace" and one["metadata"]["name"] == "shunter-policies"]
+    assert space["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    held = [
+        one["spec"] for one in everything
+        if one["kind"] == "NetworkPolicy" and one["metadata"]["namespace"] == "shunter-policies" and not one["spec"]["podSelector"]
+    ]  # fmt: skip
+    assert held == [{"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}]
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "deploy").rglob("engine.toml")), ids=lambda file: file.parent.name)
+def test_engines_read_policies_where_they_are_synced_to(file: Path, candidate: Path) -> None:
+    cluster = load_settings(file).policies.cluster
+    assert cluster is not None
+    synced = {one["metadata"]["namespace"] for one in rendered(candidate)}
+    assert (
+        {cluster.namespace} == synced == {spec["destination"]["namespace"] for _, spec in applications() if "policies" in spec["project"]}
+    )
 
 
 def test_a_set_syncs_by_its_steps_alone_and_covers_every_cluster_that_it_finds() -> None:

@@ -17,6 +17,7 @@ NODES = (
     NodePlan("node-a", 11, (ANY,), (WorkerPlan("decode-0", "decode", 0, 111),)),
     NodePlan("node-b", 12, (ANY,), ()),
 )
+COMPONENT = ROOT / "deploy" / "kubernetes" / "components" / "preview"
 HOOK = "argocd.argoproj.io/hook"
 WAVE = "argocd.argoproj.io/sync-wave"
 
@@ -61,7 +62,10 @@ def test_the_log_says_what_the_policies_would_do_now(candidate: Path, fleet: Fle
     policy.write_text(yaml.safe_dump(document))
     fleet.nodes["node-a"].post_notice("preemption", "300s", "n1")
     found = rendered(candidate)
+    subprocess.run([BIN / "shunter", "certs", fleet.folder / "certs", "--reader"], check=True, capture_output=True)
     lines = fleet.engine_config.read_text().replace(str(fleet.state), str(tmp_path / "there-is-none"))
+    assert lines.count("/engine.pem") == lines.count("/engine.key") == 1
+    lines = lines.replace("/engine.pem", "/reader.pem").replace("/engine.key", "/reader.key")
     (tmp_path / "settings").mkdir()
     (tmp_path / "settings" / "engine.toml").write_text(lines)
     status, said = previewed(found, mounted(found, tmp_path / "mounted"), tmp_path / "settings")
@@ -79,7 +83,7 @@ def test_where_there_is_no_preview_the_sync_goes_on_and_the_log_says_why(candida
     assert "error" in said
 
 
-def test_it_comes_after_the_check_with_what_the_engine_has_and_no_more(candidate: Path) -> None:
+def test_it_comes_after_the_check_with_what_whoever_looks_has_and_nothing_of_the_engines(candidate: Path) -> None:
     found = rendered(candidate)
     both = jobs(found)
     check, preview = both["shunter-validate"], both["shunter-preview"]
@@ -101,9 +105,15 @@ def test_it_comes_after_the_check_with_what_the_engine_has_and_no_more(candidate
             assert (config[HOOK], int(config[WAVE]) < int(preview["metadata"]["annotations"][WAVE])) == ("PreSync", True)
     engine = list(yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "base" / "engine.yaml").read_text()))
     (its,) = [one["spec"]["template"]["spec"] for one in engine if one and one["kind"] == "StatefulSet"]
-    assert pod["serviceAccountName"] == its["serviceAccountName"]
-    secrets = [{v["secret"]["secretName"] for v in spec["volumes"] if "secret" in v} for spec in (pod, its)]
-    assert secrets[0] == secrets[1]
+    (account,) = yaml.safe_load_all((COMPONENT / "account.yaml").read_text())
+    assert (pod["serviceAccountName"], preview["metadata"]["namespace"]) == (account["metadata"]["name"], account["metadata"]["namespace"])
+    assert pod["serviceAccountName"] != its["serviceAccountName"]
+    assert [v["secret"] for v in pod["volumes"] if "secret" in v] == [
+        {"secretName": "shunter-preview-tls", "defaultMode": 0o440, "optional": True}
+    ]
+    assert not {one["kind"] for one in found} & {"ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "Secret"}, (
+        "those aren't its to make"
+    )
     labels = preview["spec"]["template"]["metadata"]["labels"]
     assert labels != its_labels(engine), "no Service of the engine's leads to it"
 
@@ -114,10 +124,10 @@ def its_labels(engine: list[Any]) -> dict[str, str]:
 
 
 def test_it_may_go_where_the_engine_may_go_to_look(candidate: Path) -> None:
-    """The engine's namespace lets nothing out by default."""
+    """The namespace of policies lets nothing out by default."""
     found = rendered(candidate)
-    (policy,) = [one for one in found if one["kind"] == "NetworkPolicy"]
-    assert policy["metadata"]["annotations"][HOOK] == "PreSync"
+    (policy,) = yaml.safe_load_all((COMPONENT / "network.yaml").read_text())
+    assert policy["metadata"]["namespace"] == jobs(found)["shunter-preview"]["metadata"]["namespace"]
     assert policy["spec"]["podSelector"]["matchLabels"] == jobs(found)["shunter-preview"]["spec"]["template"]["metadata"]["labels"]
     base = yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "base" / "network.yaml").read_text())
     (engine,) = [one for one in base if one["metadata"]["name"] == "shunter-engine"]
@@ -134,6 +144,4 @@ def _ports(policy: dict[str, Any]) -> set[int]:
 def test_the_example_finds_what_the_engines_own_does() -> None:
     own, its = load(HERE / "preview" / "engine.toml"), load(ROOT / "deploy" / "kubernetes" / "example" / "engine.toml")
     assert (own.agents, own.prometheus, own.cluster) == (its.agents, its.prometheus, its.cluster)
-    assert [path.name for path in (own.tls.ca, own.tls.cert, own.tls.key)] == [
-        path.name for path in (its.tls.ca, its.tls.cert, its.tls.key)
-    ]
+    assert [path.name for path in (own.tls.ca, own.tls.cert, own.tls.key)] == ["ca.pem", "reader.pem", "reader.key"]

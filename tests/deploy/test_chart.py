@@ -143,6 +143,37 @@ def test_what_helm_renders_is_what_kustomize_renders() -> None:
 
 
 @needs_helm
+def test_with_all_its_components_too(tmp_path: Path) -> None:
+    overlay = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [os.path.relpath(EXAMPLE, tmp_path)],
+        "components": [os.path.relpath(EXAMPLE.parent / "components" / name, tmp_path) for name in generator().CONDITIONS],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    made = subprocess.run([kubectl(), "kustomize", str(tmp_path)], check=True, capture_output=True, timeout=60).stdout
+    wanted = by_name([one for one in yaml.safe_load_all(made) if one["kind"] != "CustomResourceDefinition"])
+    found = by_name(rendered({**example(), "policies": {"preview": True}, "workers": {"namespace": "dynamo", "dynamo": True}}))
+    assert ("ServiceAccount", "shunter-policies", "shunter-preview") in found
+    assert found == wanted
+
+
+@needs_helm
+def test_policies_are_where_it_is_said_and_a_namespace_is_made_once() -> None:
+    values = {**example(), "policies": {"namespace": "rules", "preview": True}, "workers": {"namespace": "dynamo"}}
+    found = by_name(rendered(values))
+    assert ("Namespace", "", "rules") in found
+    assert {name for kind, space, name in found if (kind, space) == ("Role", "rules")} == {"shunter-engine-policies"}
+    users = [s for one in found.values() for s in one.get("subjects", ()) if s["name"] == "shunter-preview"]
+    assert {s["namespace"] for s in users} == {"rules"}
+    assert not [one for one in found if "shunter-policies" in one[:2]]
+    values["policies"] = {"namespace": "shunter"}  # as it was before policies had one of their own
+    old = by_name(rendered(values))
+    assert len([1 for kind, _, name in old if (kind, name) == ("Namespace", "shunter")]) == 1
+    assert {name for kind, space, name in old if (kind, space) == ("Role", "shunter")} == {"shunter-engine", "shunter-engine-policies"}
+
+
+@needs_helm
 def test_what_can_be_chosen_is_chosen() -> None:
     values = example()
     values["engine"] |= {

@@ -84,10 +84,10 @@ class TrustSettings(_Section, frozen=True, kw_only=True):
 
 
 class ClusterSettings(_Section, frozen=True, kw_only=True):
-    """Policies as custom resources of Kubernetes, and their status. A section without keys is enough in a pod."""
+    """Policies as custom resources of Kubernetes, and their status."""
 
     namespace: str = ""
-    """Where they are. Empty: the pod's own namespace, or the kubeconfig's."""
+    """Where they are: `shunter-policies`, as deploy/kubernetes has it. Empty: the pod's own namespace, or the kubeconfig's."""
     kubeconfig: Path | None = None
     """None: the pod's service account."""
     context: str | None = None
