@@ -1,4 +1,4 @@
-"""What there isn't without nodes, for deploy/kubernetes: kubelets that start the engine's and the agents' processes, and their controllers.
+"""What there isn't without nodes, for deploy/: kubelets that start the engine's, the agents' and a job's processes, and their controllers.
 
 A pod's process runs in a mount namespace of its own, with its settings, its Secret and its account's token where its manifest mounts
 them; it is Running and Ready once it answers. That leaves out images, users, capabilities, networks, resources. The second engine is only
@@ -152,6 +152,29 @@ class Played:
         token = self._plane.must("POST", path, request)["status"]["token"]
         files = {"token": token, "namespace": namespace, "ca.crt": self._plane.ca.read_text()}
         _files(self.folder / name / "account", files)
+
+    # -- a job
+
+    def job(self, job: Any) -> tuple[int, str]:
+        """What the one container of a job's pod ends with, and its log. What it mounts outside of /etc is below /etc here."""
+        name, namespace, spec = job["metadata"]["name"], job["metadata"]["namespace"], job["spec"]["template"]["spec"]
+        (container,) = spec["containers"]
+        (script,) = container["args"]
+        etc = self._etc(name)
+        for mount in container["volumeMounts"]:
+            (volume,) = [one for one in spec["volumes"] if one["name"] == mount["name"]]
+            pod, path = {"metadata": {"namespace": namespace}, "spec": {"volumes": [volume]}}, mount["mountPath"]
+            where = etc / path.removeprefix("/etc").lstrip("/")
+            if "configMap" in volume:
+                _files(where, self._mounted(pod, "configMap"))
+            if "secret" in volume:
+                _files(where, {key: b64decode(data or "").decode() for key, data in self._mounted(pod, "secret").items()})
+            if not path.startswith("/etc/"):
+                script = script.replace(f" {path} ", f" /etc{path} ")
+        self._account(name, {"metadata": {"namespace": namespace}, "spec": spec})
+        enter = ["unshare", "--mount", "sh", "-c", _ENTER, "sh", str(self.folder / name), *container["command"], script]
+        ended = subprocess.run(enter, env={**os.environ, **self._env}, capture_output=True, text=True, timeout=150)
+        return ended.returncode, ended.stdout + ended.stderr
 
     # -- agents
 

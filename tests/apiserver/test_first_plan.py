@@ -11,11 +11,13 @@ import re
 import shutil
 import subprocess
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from conftest import needed, running
 from control_plane import ROOT
 from fleet import ANY, BIN, Fleet, NodePlan, WorkerPlan
@@ -26,6 +28,7 @@ from test_engine import kubeconfig
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 PAGE = ROOT / "docs" / "how-to" / "run-in-kubernetes.md"
+SYNC = ROOT / "docs" / "how-to" / "sync-with-argocd.md"
 WORKERS = "dynamo"
 ADDRESSES = {"node-a": "10.0.0.11", "node-b": "10.0.0.12"}
 """As the example's settings have them."""
@@ -80,8 +83,8 @@ def measured() -> bool:
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment of a shell in `tmp_path`, where a checkout is, and a cluster with one worker."""
+def played(tmp_path: Path) -> Iterator[Played]:
+    """A checkout in `tmp_path`, and a cluster with one worker."""
     for name in ("deploy", "policies", "schemas"):
         shutil.copytree(ROOT / name, tmp_path / name)
     with ExitStack() as stack:
@@ -105,15 +108,62 @@ def reader(tmp_path: Path) -> Iterator[dict[str, str]]:
         for name, text in COMMANDS.items():
             (tmp_path / "bin" / name).write_text("#!/bin/sh\nset -eu\n" + text.format(**values))
             (tmp_path / "bin" / name).chmod(0o755)
-        yield {**os.environ, "PATH": f"{tmp_path / 'bin'}:{BIN}:{os.environ['PATH']}"}
+        yield played
+
+
+@pytest.fixture
+def reader(played: Played, tmp_path: Path) -> dict[str, str]:
+    """The environment of a shell in `tmp_path`."""
+    return {**os.environ, "PATH": f"{tmp_path / 'bin'}:{BIN}:{os.environ['PATH']}"}
 
 
 def test_the_page_leads_from_nothing_to_a_plan(reader: dict[str, str], tmp_path: Path) -> None:
     commands, shown = section()
-    done = subprocess.run(["bash", "-euc", commands], cwd=tmp_path, env=reader, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stdout + done.stderr
-    plan = done.stdout[done.stdout.index("Plan at ") :].partition("\n note: ")[0]  # of the time before there was an engine
+    said = text(run(commands, tmp_path, reader))
+    plan = said[said.index("Plan at ") :].partition("\n note: ")[0]  # of the time before there was an engine
     assert like(plan) == like(shown)
+
+
+def test_a_preview_before_a_sync_looks_with_what_may_only_look(played: Played, reader: dict[str, str], tmp_path: Path) -> None:
+    """The job of deploy/argocd/preview beside an engine that the page set up, with an account, a token and a certificate of its own."""
+    commands, _ = section()
+    (certificate,) = re.findall(r"^```\n(shunter certs .*?)^```$", SYNC.read_text(), re.MULTILINE | re.DOTALL)
+    text(run(f"{commands}\n{certificate}\n", tmp_path, reader))
+    overlay = tmp_path / "deploy" / "kubernetes" / "mine" / "kustomization.yaml"
+    found = yaml.safe_load(overlay.read_text())
+    found["components"] += ["../components/preview", "../components/preview-pods"]
+    overlay.write_text(yaml.safe_dump(found))
+    shutil.copytree(tmp_path / "deploy" / "argocd" / "preview", tmp_path / "repo" / "preview")
+    shutil.copy(ROOT / "policies" / "starter-preview.yaml", tmp_path / "repo")
+    engine = (overlay.parent / "engine.toml").read_text()
+    (tmp_path / "repo" / "preview" / "engine.toml").write_text(re.sub(r"engine\.(pem|key)", r"reader.\1", engine))
+    candidate = {"name": "shunter-candidate", "files": ["starter-preview.yaml"], "options": {"disableNameSuffixHash": True}}
+    wanted = {"namespace": "shunter-policies", "components": ["preview"], "configMapGenerator": [candidate]}
+    (tmp_path / "repo" / "kustomization.yaml").write_text(yaml.safe_dump({**wanted, "kind": "Kustomization"}))
+    found = text(run("kubectl apply --server-side -k deploy/kubernetes/mine >&2; kubectl kustomize repo", tmp_path, reader))
+    (job,), others = parted(yaml.safe_load_all(found))
+    (tmp_path / "maps.yaml").write_text(yaml.safe_dump_all(others))
+    text(run("kubectl apply --server-side -f maps.yaml", tmp_path, reader))
+    status, said = played.job(job)
+    assert (status, "no preview" in said) == (0, False), said
+    assert "checkpoint decode-0 at node-a/0" in said
+
+
+def parted(found: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    """Jobs, and the ConfigMaps that there have to be before."""
+    whole = list(found)
+    others = [one for one in whole if one["kind"] != "Job"]
+    assert {one["kind"] for one in others} == {"ConfigMap"}
+    return [one for one in whole if one["kind"] == "Job"], others
+
+
+def text(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def run(commands: str, folder: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["bash", "-euc", commands], cwd=folder, env=env, capture_output=True, text=True, timeout=100)
 
 
 def like(plan: str) -> list[str]:
