@@ -98,6 +98,7 @@ def _spec() -> Schema:
         "epoch": {**_COUNT, "description": "The leader that decided it."},
         "createdAt": {**_TIME, "description": "When it was made durable."},
         "waits": {"type": "boolean", "description": "It waited for its turn in a chain when it was made durable."},
+        "left": {**_named(Pod), "description": "The pod that its worker lived in when it was made durable."},
         "batch": batch,
     }
     spec["required"] = [*(key for key in spec["required"] if key != "id"), "plan", "epoch", "createdAt", "batch"]

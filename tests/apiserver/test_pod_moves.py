@@ -6,6 +6,7 @@ played (nodes_simulated.py does).
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from conftest import install, running
 from control_plane import ControlPlane, free_port, until
 from fleet import ANY, BIN, Fleet, NodePlan, WorkerPlan
 from nodes_simulated import Nodes, node, worker
+from proxy import Proxy
 from shunter.act.agents import AgentClient, TlsFiles
 from shunter.cluster.operation import collection
 from shunter.model.ids import NodeId
@@ -100,14 +102,18 @@ def phase(plane: ControlPlane, name: str) -> str:
 class Engine:
     """One candidate, with a folder and a port of its own. Its settings name no agent."""
 
-    def __init__(self, fleet: Fleet, plane: ControlPlane, name: str) -> None:
+    def __init__(self, fleet: Fleet, plane: ControlPlane, name: str, *, port: int = 0, lasts: str = "6s") -> None:
+        """`port`: where it reaches the API server, if that isn't the server's own."""
         folder = fleet.folder / name
         folder.mkdir()
         text = fleet.engine_config.read_text().partition("[[agents]]")[0]
         text = text.replace(f'state = "{fleet.state}"', f'state = "{folder / "state"}"').replace('tick = "1s"', 'tick = "200ms"')
         text = text.replace('hold = "20s"', 'hold = "5s"')
         text = text.replace(f'listen = "127.0.0.1:{fleet.engine_port}"', f'listen = "127.0.0.1:{free_port()}"')
-        text += f'[cluster]\nkubeconfig = "{kubeconfig(plane, folder)}"\nlasts = "6s"\n[cluster.pods]\nnamespace = "{WORKERS}"\n'
+        access = kubeconfig(plane, folder)
+        if port:
+            access.write_text(access.read_text().replace(f":{plane.port}", f":{port}"))
+        text += f'[cluster]\nkubeconfig = "{access}"\nlasts = "{lasts}"\n[cluster.pods]\nnamespace = "{WORKERS}"\n'
         (folder / "engine.toml").write_text(text)
         self.log = folder / "log"
         self.process = fleet.run(str(BIN / "shunter"), "engine", "--config", str(folder / "engine.toml"), log=f"{name}/log")
@@ -190,8 +196,9 @@ def test_a_worker_moves_to_a_pod_of_its_own_and_the_old_one_goes(fleet: Fleet, p
     assert move["status"]["pod"]["uid"] == pod["metadata"]["uid"]
     assert move["status"]["left"]["name"] == "decode-0"
     assert lives(fleet) == [("node-b", "running")]
-    for name, uid in (("decode-0", home), (pod["metadata"]["name"], pod["metadata"]["uid"])):
-        until(lambda name=name, uid=uid: told(plane, name, uid) == ["MoveSucceeded"], 10, f"an Event about {name}")
+    came = pod["metadata"]
+    for name, uid, all_of in (("decode-0", home, ["MoveBegun", "MoveSucceeded"]), (came["name"], came["uid"], ["MoveSucceeded"])):
+        until(lambda name=name, uid=uid, all_of=all_of: told(plane, name, uid) == all_of, 10, f"Events about {name}")
 
 
 def told(plane: ControlPlane, name: str, uid: str) -> list[str]:
@@ -240,3 +247,39 @@ def _kill_at(engine: Engine, step: str) -> None:
             said += log.read()
             engine.alive()
     engine.kill()
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_move_that_nobody_could_write_down_leaves_one_worker_and_one_pod(
+    fleet: Fleet, plane: ControlPlane, nodes: Nodes, *, answers: bool
+) -> None:
+    """The API server is away from the moment on at which its new pod runs, and the engine dies before it is back. All that the next one
+    knows is that the move was intended; the node that the worker was on may never answer it.
+    """
+    left = plane.must("GET", f"{PODS}/decode-0")["metadata"]["uid"]
+    nodes.stuck["decode-0-"] = {"waiting": {"reason": "ContainerCreating"}}
+    slow = fleet.nodes["node-b"].folder / "slow"
+    os.mkfifo(slow)
+    async with Proxy(plane.port) as proxy:
+        first = await asyncio.to_thread(Engine, fleet, plane, "one", port=proxy.port, lasts="20s")
+        fleet.nodes["node-a"].post_notice("preemption", "300s", "n1")
+        await asyncio.to_thread(until, lambda: first.alive() and len(pods(plane)) == 2, 60, "a pod for it")
+        made = next(name for name in pods(plane) if name != "decode-0")
+        nodes.stuck.clear()
+        assert await asyncio.to_thread(slow.read_text) == "decode-0", "the engine has seen its new pod run"
+        proxy.refusing = True
+        proxy.cut()
+        await asyncio.to_thread(slow.write_text, "go on")
+        await asyncio.to_thread(until, lambda: lives(fleet) == [("node-b", "running")] and first.alive(), 30, "moved")
+        first.kill()
+    (move,) = operations(plane)
+    assert "status" not in move or move["status"]["step"] == "intended"
+    assert set(pods(plane)) == {"decode-0", made}
+    if not answers:
+        fleet.nodes["node-a"].kill_agent()
+    second = Engine(fleet, plane, "two")
+    until(lambda: over(plane, second), 90, "found out")
+    until(lambda: settled(plane), 60, "one pod")
+    (move,) = operations(plane)
+    assert (move["status"]["phase"], move["status"]["left"]["uid"]) == ("succeeded", left)
+    assert set(pods(plane)) == {made}

@@ -3,6 +3,7 @@
 Whatever it does then, there never are two copies, and the worker is neither lost nor left standing still.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ from shunter.act.execute import Executor
 from shunter.act.scheduler import Scheduler
 from shunter.model.ids import NodeId, OperationId, SlotId
 from shunter.model.operation import Status
-from shunter.model.plan import Lane, OperationKind
+from shunter.model.plan import Lane, OperationKind, PlannedOperation
 from test_protocol_dead_disk import Dying
 
 
@@ -41,18 +42,29 @@ class Engine:
 
     async def carry(self, *moves: tuple[str, Lane, str]) -> None:
         """Moves one after the other, each with a few ticks to come to its end."""
+        wanted = iter(moves)
+
+        def following() -> PlannedOperation | None:
+            name, lane, to = next(wanted, ("", "voluntary", ""))
+            if not name or self.world.home() in (None, to):
+                return None
+            planned = self.world.plan(OperationKind.MOVE, lane=lane)
+            return msgspec.structs.replace(
+                planned,
+                id=OperationId(name),
+                to_slot=SlotId(f"{to}/0"),
+                expect=msgspec.structs.replace(planned.expect, free=SlotId(f"{to}/0")),
+            )
+
+        await self.work(following)
+
+    async def work(self, following: Callable[[], PlannedOperation | None]) -> None:
+        """What `following` gives, one after the other, until that is None."""
+        number = 0
         try:
-            for number, (name, lane, to) in enumerate(moves):
-                planned = self.world.plan(OperationKind.MOVE, lane=lane)
-                if self.world.home() in (None, to):
-                    return
-                planned = msgspec.structs.replace(
-                    planned,
-                    id=OperationId(name),
-                    to_slot=SlotId(f"{to}/0"),
-                    expect=msgspec.structs.replace(planned.expect, free=SlotId(f"{to}/0")),
-                )
+            while (planned := following()) is not None:
                 self.scheduler.offer(plan(planned, at=float(number)))
+                number += 1
                 for _ in range(4):
                     await self.scheduler.idle()
                     await self.world.sleep(1.0)
@@ -112,4 +124,24 @@ async def test_a_move_that_ended_well_in_memory_is_found_out_to_have_ended_well(
     assert record.status is Status.SUCCEEDED, record.outcome
     assert world.home() == "b"
     assert not world.fenced()
+    world.store.close()
+
+
+@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize("dead_at", range(1, 8))
+async def test_a_worker_that_arrived_is_found_there_though_its_old_node_never_answers_again(
+    tmp_path: Path, dead_at: int, *, declared: bool
+) -> None:
+    """That node was going, and all that the next engine knows for sure is that the move was intended."""
+    world = World(CrashingStore(tmp_path / "s.db"))
+    engine = Engine(world, dead_at, 0)
+    await engine.carry(("first", "involuntary", "b"))
+    assert (engine.db.dead, world.home()) == (True, "b")
+    world.agents[NodeId("a")].away_until = float("inf")
+    world.agents[NodeId("a")].dead = declared
+    world.gone |= {"a"} if declared else set()
+    await after(tmp_path, world)
+    record = world.store.get(OperationId("first"))
+    assert record is not None
+    assert (record.status, world.home(), world.fenced()) == (Status.SUCCEEDED, "b", False)
     world.store.close()

@@ -41,6 +41,8 @@ class MemoryPlaces:
         self.calls = 0
         self.crash_at, self.after = 0, False
         self.fail: dict[int, type[BaseException]] = {}
+        self.away: Callable[[], bool] = lambda: False
+        """The API server doesn't answer at all."""
         self.remembered: set[str] = set()
         self._uids = itertools.count(1)
 
@@ -55,7 +57,7 @@ class MemoryPlaces:
     def _met(self, *, after: bool) -> None:
         if not after:
             self.calls += 1
-            failure = self.fail.pop(self.calls, None)
+            failure = self.fail.pop(self.calls, Retry if self.away() else None)
             if failure is not None:
                 raise failure(Problem(code="SH251", what="no answer", remedy="none"))
         if self.calls == self.crash_at and after == self.after:
@@ -110,7 +112,10 @@ class MemoryPlaces:
         for uid, kept in list(self.pods.items()):
             record = self.world.store.get(OperationId(kept.operation)) if kept.operation else None
             if kept.operation and not kept.serving and (record is None or record.outcome is not None):
-                self._delete(uid)
+                if uid == self.world.lives_in:
+                    kept.serving = True
+                else:
+                    self._delete(uid)
 
     def _delete(self, uid: str) -> None:
         kept = self.pods.pop(uid, None)

@@ -4,6 +4,7 @@ from typing import Final
 
 from shunter.act.housing import arrived, arrived_soon, gone, room_again, shown_soon
 from shunter.act.port import CopyView
+from shunter.act.resolve import arrived_at
 from shunter.act.run import Run, Unresolved, problem, spec_of
 from shunter.model.errors import Problem, Rejected, Retry, ShunterError, Stalled, Unknown
 from shunter.model.ids import ImageId, NodeId, SlotId, node_of
@@ -30,6 +31,8 @@ async def thaw_back(run: Run, source: SlotId, destination: SlotId | None) -> Non
         await run.insist(lambda: run.at(source).thaw(run.order, run.bulk))
         view = await must_view(run, source)
     if view.copy == "none":
+        if destination is not None and await arrived_after_all(run, destination):
+            return
         image = await _image_left(run, view, destination)
         if image is not None:
             await gone(run)  # the worker is in its image: what its pod starts again isn't it
@@ -43,6 +46,20 @@ async def thaw_back(run: Run, source: SlotId, destination: SlotId | None) -> Non
     if image is not None:
         await gone(run)  # as above
     run.finish(Status.ROLLED_BACK if alive else Status.FAILED, joined(run.record.problem, wrong), image)
+
+
+async def arrived_after_all(run: Run, destination: SlotId) -> bool:
+    """Whether the worker has come to its destination although that isn't in the record: it is then, and the operation goes on from there.
+
+    Raises Unresolved where only the destination could say it.
+    """
+    there = await run.view(destination)
+    if there is None and run.taken_up and run.planned.lane == "involuntary":
+        raise Unresolved(unanswered(node_of(destination)))
+    step = arrived_at(run.record, there)
+    if step is not None:
+        run.step(step)
+    return step is not None
 
 
 async def thaw_soon(run: Run, source: SlotId) -> None:

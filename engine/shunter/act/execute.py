@@ -16,9 +16,10 @@ from shunter.act.park import PARK
 from shunter.act.restore import RESTORE
 from shunter.act.run import Parts, Run, problem, told
 from shunter.model.errors import Problem, Rejected, Stalled
-from shunter.model.ids import Digest, Epoch
+from shunter.model.ids import Digest, Epoch, node_of
 from shunter.model.operation import OperationRecord, Status, Step
 from shunter.model.plan import OperationKind, Plan, PlannedOperation
+from shunter.model.pod import Pod
 from shunter.model.record import RecordKind
 
 MACHINES: Final[dict[OperationKind, Machine]] = {
@@ -30,6 +31,9 @@ MACHINES: Final[dict[OperationKind, Machine]] = {
     OperationKind.DISCARD: DISCARD,
 }
 """REASSIGN has none: no engine that flips its role in place is supported yet."""
+
+
+_LEAVE: Final = (OperationKind.MOVE, OperationKind.PARK, OperationKind.DRAIN)
 
 
 class Executor:
@@ -64,12 +68,10 @@ class Executor:
                 problem("SH501", "the engine's store doesn't take writes", "Free disk space or mend the state directory", planned.id)
             )
         now = self.parts.clock()
-        records = [
-            OperationRecord(
-                planned=one, plan=plan, epoch=self.epoch, created_at=now, history=((Step.INTENDED, now),), waits=one is not planned
-            )
-            for one in (planned, *then)
-        ]
+        first = OperationRecord(
+            planned=planned, plan=plan, epoch=self.epoch, created_at=now, history=((Step.INTENDED, now),), left=self._home(planned)
+        )
+        records = [first, *(msgspec.structs.replace(first, planned=one, waits=True, left=None) for one in then)]
         self.parts.store.insert(records)
         self._tell_intents(records)
         return records[0]
@@ -96,7 +98,8 @@ class Executor:
 
     def begin(self, record: OperationRecord) -> OperationRecord:
         """Make durable that a waiting operation's turn has come, before an agent is asked for anything. `carry` it then."""
-        return self.parts.store.advance(record.id, Step.INTENDED, self.parts.clock(), waits=False, epoch=self.epoch)
+        left = self._home(record.planned)
+        return self.parts.store.advance(record.id, Step.INTENDED, self.parts.clock(), waits=False, epoch=self.epoch, left=left)
 
     async def carry(self, record: OperationRecord) -> OperationRecord:
         """Check the preconditions against the fleet as it is, and carry the operation out. Returns the ended record.
@@ -117,6 +120,7 @@ class Executor:
         if record.waits:
             return record
         run = Run(self.parts, record)
+        run.taken_up = True
         machine = MACHINES.get(record.planned.kind)
         if machine is None:
             run.finish(Status.SUPERSEDED, _unsupported(record.planned))
@@ -160,6 +164,18 @@ class Executor:
             dropped += ended
             more = bool(ended)
         return tuple(dropped)
+
+    def _home(self, planned: PlannedOperation) -> Pod | None:
+        """The pod that its worker is to leave, if it lives in one. Durable with the beginning, as whoever takes over may know no more than
+        that, and has to end what starts the worker again in there.
+        """
+        places, at = self.parts.places, planned.from_slot
+        if places is None or at is None or planned.kind not in _LEAVE:
+            return None
+        worker = next((w for w in self.parts.fleet().workers if w.id == planned.worker), None)
+        if worker is None or worker.slot != at or worker.pod is None or places.strange(worker.pod, node_of(at)):
+            return None
+        return worker.pod
 
     def _tell_intents(self, records: Sequence[OperationRecord]) -> None:
         def what(record: OperationRecord) -> str:

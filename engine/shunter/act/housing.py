@@ -12,6 +12,7 @@ from shunter.act.run import Run, Unresolved, problem
 from shunter.model.errors import Rejected, ShunterError
 from shunter.model.ids import SlotId, node_of
 from shunter.model.operation import Step
+from shunter.model.plan import OperationKind
 from shunter.model.pod import Pod, Resident
 from shunter.wire import agent_pb2 as pb
 from shunter.wire import convert
@@ -70,7 +71,7 @@ async def room_again(run: Run, slot: SlotId, spec: pb.WorkerSpec) -> Pod | None:
 
     Raises Unresolved, and as `Places.prepare` does.
     """
-    if run.record.pod is None:
+    if run.record.pod is None and run.record.left is None and run.planned.kind is not OperationKind.RESTORE:
         return None
     await gone(run)  # what it has of the node, its new pod is to have
     pod = await room(run, slot, run.record.left, spec)

@@ -92,7 +92,8 @@ async def _roll_back(run: Run) -> None:
         await image_back(run, source_of(run))
     else:
         await thaw_back(run, source_of(run), destination_of(run))
-    await withdrawn(run)
+    if run.record.outcome is not None:  # else it turned out to have arrived
+        await withdrawn(run)
 
 
 async def release_refused(run: Run, why: Problem) -> None:

@@ -54,6 +54,8 @@ def wait(why: str) -> Resolution:
 def resolve(record: OperationRecord, source: CopyView | None, destination: CopyView | None) -> Resolution:
     """The one thing that is safe to do next."""
     kind = record.planned.kind
+    if (step := arrived_at(record, destination)) is not None:
+        return go_on(step, "the destination's copy was told to run")
     if record.step is Step.ROLLING_BACK:
         return go_on(Step.ROLLING_BACK, "it was being rolled back")
     if record.step is Step.STARTING:
@@ -67,6 +69,21 @@ def resolve(record: OperationRecord, source: CopyView | None, destination: CopyV
     if kind is OperationKind.DRAIN:
         return _draining(record, source)
     return go_on(record.step, "deleting twice does no harm")
+
+
+def arrived_at(record: OperationRecord, destination: CopyView | None) -> Step | None:
+    """The step that is reached where the destination's copy was told to run. It is told so only once nothing else can: whoever told it
+    knew, whether or not that could be written down, and nobody has to ask the source, which may never answer again. None: it wasn't told,
+    or the record has it.
+    """
+    had = {step for step, _ in record.history}
+    if destination is None or destination.copy != "running" or "resume" not in destination.steps:
+        return None
+    if record.planned.kind is OperationKind.MOVE and Step.RELEASED not in had:
+        return Step.RELEASED
+    if record.planned.kind is OperationKind.RESTORE and not had & {Step.COMMITTING, Step.RESUMED}:
+        return Step.COMMITTING
+    return None
 
 
 def _leaving(record: OperationRecord, source: CopyView | None, destination: CopyView | None) -> Resolution:

@@ -1,7 +1,7 @@
 """A restore: a parked or lost worker comes back from an image. There is no other copy, so what matters is that there never are two."""
 
 from shunter.act.arrive import commit, destination_of, done, once_more, restore, resume, unfence
-from shunter.act.back import nowhere_alive
+from shunter.act.back import arrived_after_all, nowhere_alive
 from shunter.act.copies import find, send
 from shunter.act.counting import change, may_change, taken_back
 from shunter.act.drive import Machine
@@ -35,7 +35,7 @@ async def _commit(run: Run) -> None:
 
 
 async def _roll_back(run: Run) -> None:
-    """It was never told to run: a held copy that can't be ended now dies when its hold ends. The image stays."""
+    """A held copy that can't be ended now dies when its hold ends, unless it was told to run. The image stays."""
     slot = destination_of(run)
     try:
         await run.ask(run.at(slot).abort(run.order, run.times.quick))
@@ -43,6 +43,8 @@ async def _roll_back(run: Run) -> None:
         raise
     except ShunterError:
         pass
+    if await arrived_after_all(run, slot):
+        return
     if run.had(Step.HELD):
         await taken_back(run)
     run.finish(Status.FAILED, run.record.problem, run.image)

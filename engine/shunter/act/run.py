@@ -153,6 +153,8 @@ class Run:
         self.times = parts.times
         self.untouched = False
         """Nothing but questions was asked of any agent: known of an operation that this run has begun, and never of one that it took up."""
+        self.taken_up = False
+        """Of what can't wait more may have been asked than its record says, by somebody who could write nothing down."""
         self.place: pb.Peer | None = None
         """Where the destination receives images, if it was asked a moment ago."""
 

@@ -20,7 +20,7 @@ from shunter.model.policy import API_VERSION
 
 KIND: Final = "WorkerOperation"
 OPERATIONS: Final = "workeroperations"
-ENGINE_KEYS: Final = ("plan", "epoch", "createdAt", "waits", "batch")
+ENGINE_KEYS: Final = ("plan", "epoch", "createdAt", "waits", "left", "batch")
 """Keys of the spec that aren't of the planned operation itself."""
 FINALIZER: Final = "shunter.dev/under-way"
 """Keeps an operation's resource until it has ended: to delete one is to ask the engine to give it up."""
@@ -75,6 +75,8 @@ def resource(record: OperationRecord, batch: Batch, namespace: str) -> Object:
     spec = {**planned, "plan": record.plan, "epoch": record.epoch, "createdAt": stamp(record.created_at), "batch": _plain(batch)}
     if record.waits:
         spec["waits"] = True
+    if record.left is not None:
+        spec["left"] = _plain(record.left)
     labels = {"shunter.dev/worker": label(record.planned.worker), "shunter.dev/policy": label(record.planned.policy)}
     meta = {
         "name": record.id,
@@ -170,7 +172,8 @@ def _record(one: Object) -> OperationRecord:
         "step": told.get("step", Step.INTENDED.value),
         "history": [(entry["step"], seconds(entry["at"])) for entry in told.get("history", [])] or [(Step.INTENDED.value, created)],
         "waits": told.get("waits", spec.get("waits", False)),
-        **{key: told[key] for key in ("problem", "cancelled", "measured", "pod", "left") if key in told},
+        **{key: told[key] for key in ("problem", "cancelled", "measured", "pod") if key in told},
+        "left": told.get("left", spec.get("left")),
     }
     if "frozenAt" in told:
         fields["frozen_at"] = seconds(told["frozenAt"])

@@ -83,6 +83,15 @@ def test_what_has_no_status_was_made_durable_and_not_begun() -> None:
     assert batch_of(made) == Batch(first="x", size=3)
 
 
+def test_the_pod_that_it_is_to_leave_is_known_from_the_first_word_on_and_by_the_last() -> None:
+    """Also where nothing could be written after the intent."""
+    made = whole(record())
+    del made["status"]
+    assert record_of(made).left == record().left
+    later = Pod(namespace="n", name="d-9", uid="u9")
+    assert record_of({**made, "status": status(record(left=later))}).left == later
+
+
 def test_texts_that_are_too_long_are_cut_and_not_refused() -> None:
     one = record(planned=planned(reason="r" * 5000), problem=msgspec.structs.replace(WHY, what="w" * 5000))
     made = whole(one)
@@ -107,7 +116,7 @@ def test_the_definition_has_a_place_for_everything_and_nothing_more() -> None:
     made["status"] = msgspec.json.decode(msgspec.json.encode(status(record(), SENDING)))
     assert unknown(made["spec"], schema["spec"], "spec") + unknown(made["status"], schema["status"], "status") == []
     fields = {camel(f.name) for f in msgspec.structs.fields(PlannedOperation)} - {"id"}
-    assert schema["spec"]["properties"].keys() - {"plan", "epoch", "createdAt", "waits", "batch"} == fields
+    assert schema["spec"]["properties"].keys() - {"plan", "epoch", "createdAt", "waits", "left", "batch"} == fields
     assert set(schema["status"]["properties"]["step"]["enum"]) == {step.value for step in Step}
     assert schema["spec"]["properties"]["lane"]["enum"] == list(get_args(PlannedOperation.__annotations__["lane"]))
 
