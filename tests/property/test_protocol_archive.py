@@ -211,6 +211,20 @@ async def test_the_last_one_is_never_deleted_there(world: World) -> None:
     assert IMAGE in world.archive
 
 
+@pytest.mark.parametrize("back", [False, True])
+async def test_of_a_worker_that_nobody_brings_back_the_last_goes_too_unless_it_is_back(world: World, *, back: bool) -> None:
+    """As a rollout has it: its pod went, and another worker came in its place."""
+    await carry(world, checkpoint(world))
+    world.drained = True
+    if not back:
+        world.agents[A].copy = None
+    planned = discard(world)
+    planned = msgspec.structs.replace(planned, expect=msgspec.structs.replace(planned.expect, absent=True))
+    record = await carry(world, planned)
+    assert record.status is (Status.SUPERSEDED if back else Status.SUCCEEDED)
+    assert (world.archive, world.agents[A].images) == (({IMAGE}, {IMAGE}) if back else (set(), set()))
+
+
 async def test_another_node_is_asked_when_the_first_does_not_answer(world: World) -> None:
     await carry(world, checkpoint(world))
     newer(world, on=(C,))

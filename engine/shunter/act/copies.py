@@ -186,7 +186,9 @@ def _knowing(run: Run) -> list[NodeId]:
 
 
 def _outdated(run: Run) -> bool:
-    """A newer image of the same worker is on a node that answers."""
+    """A newer image of the same worker is on a node that answers, or nobody comes back from any."""
+    if run.planned.expect.absent:
+        return True
     fleet = run.parts.fleet()
     answering = {n.id for n in fleet.nodes if n.reachable and not run.parts.gone(n.id)}
     own = [i for i in fleet.images if i.worker == run.planned.worker]

@@ -20,6 +20,7 @@ from shunter.cluster.operation import label
 from shunter.cluster.places import Pods
 from shunter.cluster.pods import WorkerPod
 from shunter.cluster.spares import Stake
+from shunter.decide.retention import LEFT_S
 from shunter.model.errors import Problem
 from shunter.model.ids import NodeId, WorkerId
 from shunter.model.operation import OperationRecord, Status, Step
@@ -31,16 +32,18 @@ LIST_S: Final = 60.0
 TIDY_S: Final = 5.0
 """Between two looks at what operations have left."""
 REQUEST_S: Final = 3.0
-FORGET_S: Final = 3600.0
-"""For so long `shunter why` knows of a worker that has gone with its pod, as a rollout has it, and has left no image."""
 _TIDYING: Final = "pods"
 
 
 class Housed:
     """The cluster's nodes, agents and pods, for one engine. `open` it in the event loop in which operations are carried out."""
 
-    def __init__(self, lease: LeaseSettings, pods: PodsSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises Stalled SH250 for an access that can't work. Touches nothing yet."""
+    def __init__(
+        self, lease: LeaseSettings, pods: PodsSettings, *, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time
+    ) -> None:
+        """`clock`: seconds that never go back; `now`: since the epoch. Raises Stalled SH250 for an access that can't work. Touches nothing
+        yet.
+        """
         self._access = reached(lease.kubeconfig, lease.context)
         own = lease.namespace or self._access.namespace
         self.where = Where(
@@ -51,12 +54,10 @@ class Housed:
             port=pods.port,
         )
         self._fleet, self._own, self._idle = fleet_of(lease, self._access), own, pods.idle
-        self._clock, self._tidied = clock, float("-inf")
+        self._clock, self._now, self._tidied = clock, now, float("-inf")
         self._well = False
         self._before: dict[str, NodeId] = {}
         """By uid: pods that workers lived in when an engine last noted it, of which nothing was judged since, and their nodes."""
-        self._left: dict[WorkerId, float] = {}
-        """Since when there are workers that have gone with their pods and have left no image."""
         self._following: Following
         self._api: Api
         self.places: Pods
@@ -115,13 +116,17 @@ class Housed:
         return self._without_those_left(found, lost)
 
     def _without_those_left(self, fleet: Fleet, lost: Sequence[Worker]) -> Fleet:
-        """Nothing could bring them back, and each rollout makes more of them."""
-        left = {worker.id for worker in lost if left_to_cluster(worker)}
-        left -= {image.worker for image in fleet.images} if left else set()
-        now = self._clock()
-        self._left = {name: self._left.get(name, now) for name in left}
-        over = {name for name, since in self._left.items() if now - since >= FORGET_S}
-        return msgspec.structs.replace(fleet, workers=tuple(w for w in fleet.workers if w.id not in over)) if over else fleet
+        """Nothing brings them back, and each rollout makes more of them: `shunter why` knows of them for a while, and then of those alone
+        whose images are still there.
+        """
+        now = self._now()
+        since = {w.id: (now if w.left_at is None else w.left_at) if left_to_cluster(w) else None for w in lost}
+        over = {name for name, at in since.items() if at is not None and now - at >= LEFT_S}
+        over -= {image.worker for image in fleet.images} if over else set()
+        if not over and all(since[w.id] == w.left_at for w in lost):
+            return fleet
+        workers = [w if (at := since.get(w.id)) == w.left_at else msgspec.structs.replace(w, left_at=at) for w in fleet.workers]
+        return msgspec.structs.replace(fleet, workers=tuple(w for w in workers if w.id not in over))
 
     def recall(self, fleet: Fleet, ended: Iterable[OperationRecord]) -> None:
         """Begin with what the engine before knew: where workers lived, and which pods its operations have deleted."""

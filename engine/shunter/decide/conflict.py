@@ -67,11 +67,15 @@ class Ledger:
 
     def blocked(self, worker: WorkerId) -> str | None:
         """Why nothing may be planned for the worker, in words, or None."""
+        return self.engaged(worker) or self._pinned.get(worker)
+
+    def engaged(self, worker: WorkerId) -> str | None:
+        """The same, whether or not anything can be done with the worker itself: of its images."""
         if (record := self._busy.get(worker)) is not None:
             return f"busy with {record.planned.kind.value} {record.id}"
         if (policy := self._workers.get(worker)) is not None:
             return f"outranked by {policy}"
-        return self._pinned.get(worker)
+        return None
 
     def free(self, slot: Slot) -> bool:
         """The slot is empty and nobody is on the way to it, or from it, or planned to be."""
@@ -104,7 +108,8 @@ class Ledger:
 
     def take(self, operation: PlannedOperation) -> None:
         """Enter a planned operation. Raises ValueError if its worker or a slot is taken: a policy must ask before it plans."""
-        if (why := self.blocked(operation.worker)) is not None:
+        asked = self.engaged if operation.kind is OperationKind.DISCARD else self.blocked
+        if (why := asked(operation.worker)) is not None:
             raise ValueError(f"{operation.worker} can't be planned for: {why}")
         for slot in (operation.from_slot, operation.to_slot):
             if slot is not None and (slot in self._busy_slots or not self._may(slot, operation)):

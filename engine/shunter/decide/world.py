@@ -112,6 +112,11 @@ class Workers:
         return {w.id: w.pinned for w in self.all if w.pinned}
 
     @cached_property
+    def left(self) -> frozenset[WorkerId]:
+        """Those that have gone with their pods, and whom nobody brings back."""
+        return frozenset([name for name in self.pinned if self.by_id[name].left_at is not None])
+
+    @cached_property
     def away(self) -> tuple[Worker, ...]:
         """Those that are parked or lost, in the order of their ids."""
         return tuple([w for w in self.by_id.values() if w.state is not _RUNNING and w.state in AWAY])
@@ -222,6 +227,11 @@ class World:
     def pinned(self) -> Mapping[WorkerId, str]:
         """Why nothing can be done with some workers."""
         return self._workers.pinned
+
+    @property
+    def left(self) -> frozenset[WorkerId]:
+        """Workers that have gone with their pods, and whom nobody brings back."""
+        return self._workers.left
 
     @property
     def workers(self) -> dict[WorkerId, Worker]:

@@ -8,11 +8,12 @@ import msgspec
 import pytest
 from shunter.act.beside import Beside
 from shunter.act.store import Store
-from shunter.app.housed import FORGET_S, TIDY_S, Housed
+from shunter.app.housed import TIDY_S, Housed
 from shunter.app.settings import LeaseSettings, PodsSettings
 from shunter.cluster.estate import Estate
 from shunter.cluster.nodes import ClusterNode
 from shunter.cluster.pods import Being, WorkerPod
+from shunter.decide.retention import LEFT_S
 from shunter.model.ids import Digest, Epoch, ImageId, Incarnation, NodeId, OperationId, PolicyName, SlotId, WorkerId
 from shunter.model.operation import OperationRecord, Outcome, Status, Step
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
@@ -145,7 +146,7 @@ def test_who_went_with_a_pod_and_left_no_image_is_forgotten_after_an_hour(tmp_pa
     """Each rollout makes more of them, and none of them comes back."""
     (tmp_path / "kubeconfig").write_text(KUBECONFIG)
     now = 100.0
-    housed = Housed(LeaseSettings(kubeconfig=tmp_path / "kubeconfig"), PodsSettings(namespace="dynamo"), clock=lambda: now)
+    housed = Housed(LeaseSettings(kubeconfig=tmp_path / "kubeconfig"), PodsSettings(namespace="dynamo"), now=lambda: now)
     housed.places = Places()  # type: ignore[assignment]
     nodes = {NodeId("a"): ClusterNode(name=NodeId("a"), labels={}, taints=(), ready=True)}
     removed = {name: msgspec.structs.replace(pod(name, ""), labels={}) for name in ("bare", "imaged")}
@@ -161,12 +162,16 @@ def test_who_went_with_a_pod_and_left_no_image_is_forgotten_after_an_hour(tmp_pa
     image = Image(id=ImageId("i"), worker=WorkerId("imaged"), role="decode", graph="g", engine="", nodes=(NodeId("a"),), bytes=1,
                   taken_at=1.0, incarnation=Incarnation(0))  # fmt: skip
     fleet = housed.joined(Fleet(workers=tuple(lost), images=(image,)))
-    assert {w.id for w in fleet.workers} == {"bare", "imaged", "died"}
-    now += FORGET_S - 1
+    assert {w.id: w.left_at for w in fleet.workers} == {"bare": 100.0, "imaged": 100.0, "died": None}
+    now += LEFT_S - 1
     assert len(housed.joined(fleet).workers) == 3
     now += 1
     fleet = housed.joined(fleet)
     assert {w.id for w in fleet.workers} == {"imaged", "died"}, "neither who has an image, nor who died"
     housed.joined(fleet)
     again = housed.joined(msgspec.structs.replace(fleet, workers=(*fleet.workers, lost[0])))
-    assert len(again.workers) == 3, "one that came and went once more has its own hour"
+    assert {w.id: w.left_at for w in again.workers} == {"bare": now, "imaged": 100.0, "died": None}, "who came again has an hour of its own"
+    assert {w.id for w in housed.joined(msgspec.structs.replace(fleet, images=())).workers} == {"died"}, "who has none any more goes, too"
+    estate = msgspec.structs.replace(estate, nodes={})
+    found = housed.joined(msgspec.structs.replace(fleet, workers=tuple(lost)))
+    assert {w.left_at for w in found.workers} == {None}, "its node failed it: it is brought back"
