@@ -21,6 +21,7 @@ from shunter_agent.keeping import keep, open_archive, open_images
 from shunter_agent.log import Log
 from shunter_agent.node import Node
 from shunter_agent.notices.canary import canaries
+from shunter_agent.notices.firsts import Firsts
 from shunter_agent.notices.merged import Merged
 from shunter_agent.notices.port import Notice
 from shunter_agent.notices.sources import sources
@@ -146,10 +147,11 @@ def watch_notices(node: Node, stack: contextlib.AsyncExitStack) -> None:
     def homes() -> Mapping[str, str] | None:
         return _ask(loop, node.homes, otherwise=None)
 
-    found = sources(settings, empty=empty, clock=node.clock, log=log, homes=homes)
+    firsts = Firsts(settings.state / "first-seen.json", boot=gpus.boot(), clock=node.clock, log=log)
+    found = sources(settings, empty=empty, clock=node.clock, log=log, homes=homes, firsts=firsts)
     tried = canaries(settings, clock=node.clock, log=log)
     node.sources, node.rehearsals = tuple(found), tuple(tried)
-    source = Merged([*found, *tried], clock=node.clock)
+    source = Merged([*found, *tried], clock=node.clock, firsts=firsts)
 
     def changed(now: Mapping[str, Notice]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended

@@ -103,9 +103,11 @@ class _Aws:
         said = msgspec.json.decode(reply.text, type=_Action)
         at = instant(said.time)
         ends = at - reply.ahead
-        if said.action == "hibernate":  # it has begun when it is said, whatever time is given
+        begun = said.action == "hibernate"  # it has begun when it is said, whatever time is given
+        if begun:
             ends = min(ends, self._hibernates.setdefault(said.time, self._service.clock()))
-        return [self._notice(f"aws-spot-{at:.0f}", NoticeKind.PREEMPTION, ends, f"spot: {said.action} at {said.time}")]
+        detail = f"spot: {said.action} at {said.time}"
+        return [self._notice(f"aws-spot-{at:.0f}", NoticeKind.PREEMPTION, ends, detail, counted=begun)]
 
     def rebalance(self, reply: Reply) -> list[Notice]:
         at = instant(msgspec.json.decode(reply.text, type=_Rebalance).noticeTime)
@@ -124,5 +126,6 @@ class _Aws:
             return []
         return [self._notice("aws-asg-termination", NoticeKind.DRAIN, None, "the Auto Scaling group takes the instance out")]
 
-    def _notice(self, key: str, kind: NoticeKind, deadline: float | None, detail: str) -> Notice:
-        return Notice(id=key, kind=kind.value, seen_at=self._service.clock(), deadline=deadline, source="aws", detail=detail)
+    def _notice(self, key: str, kind: NoticeKind, deadline: float | None, detail: str, *, counted: bool = False) -> Notice:
+        now, counted = self._service.clock(), counted or deadline is None
+        return Notice(id=key, kind=kind.value, seen_at=now, deadline=deadline, source="aws", detail=detail, counted=counted)

@@ -61,6 +61,8 @@ class _Azure:
         self._machine = ""
         self._answered = False
         self._deadlines: dict[str, float] = {}
+        self._begun: set[str] = set()
+        """Events of which this agent never heard a time."""
         self._acknowledged: set[str] = set()
         self._refused: Problem | None = None
 
@@ -78,6 +80,7 @@ class _Azure:
         self._answered = True
         self._deadlines = {key: at for key, at in self._deadlines.items() if key in found}
         self._acknowledged &= found.keys()
+        self._begun &= found.keys()
         if self._acknowledge and own and self._empty():
             self._try([e for e in own if e.resources == [machine] and e.event_status == "Scheduled"])
         return found
@@ -105,9 +108,14 @@ class _Azure:
         """Once it has started, an event has no time any more: what was told before still counts, else it is now."""
         now = self._service.clock()
         at = instant(event.not_before) - reply.ahead if event.not_before else self._deadlines.get(event.event_id, now)
-        self._deadlines[event.event_id] = at
+        if event.not_before:
+            self._begun.discard(event.event_id)
+        elif event.event_id not in self._deadlines:
+            self._begun.add(event.event_id)
+        self._deadlines[event.event_id], begun = at, event.event_id in self._begun
         detail = f"{event.event_type}, {event.event_status.lower()}{f': {event.description}' if event.description else ''}"
-        return Notice(id=event.event_id, kind=_KINDS[event.event_type].value, seen_at=now, deadline=at, source="azure", detail=detail)
+        kind = _KINDS[event.event_type].value
+        return Notice(id=event.event_id, kind=kind, seen_at=now, deadline=at, source="azure", detail=detail, counted=begun)
 
     def _let_go(self, events: list[_Event]) -> None:
         keys = [e.event_id for e in events if e.event_id not in self._acknowledged]

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
+import msgspec
 from shunter.model.errors import Problem
 
 from shunter_agent.notices import gpus
@@ -156,7 +157,7 @@ class _Dcgm:
             effect, kind + sample.gpu, slot=slot, at=self._service.clock(), source=SOURCE, detail=f"{sample.gpu}: {says} ({sample.name})"
         )
         if made is not None:
-            into.setdefault(made.id, made)
+            into.setdefault(made.id, msgspec.structs.replace(made, counted=True))
 
     @staticmethod
     def _link_id(gpu: str) -> str:

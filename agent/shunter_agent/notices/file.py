@@ -51,7 +51,8 @@ def parse(data: bytes, modified_at: float, seen_at: float) -> Notice:
         deadline = _deadline(written.deadline, written.lead, modified_at)
     except (ValueError, OverflowError) as error:  # msgspec's errors and UnitError are ValueErrors; a year may be none in UTC
         raise _unreadable(error) from error
-    return Notice(id=written.id, kind=written.kind.value, seen_at=seen_at, deadline=deadline, source="file", detail=written.detail)
+    kind, counted = written.kind.value, deadline is None
+    return Notice(id=written.id, kind=kind, seen_at=seen_at, deadline=deadline, source="file", detail=written.detail, counted=counted)
 
 
 def deadline_of(deadline: str | float | None, lead: str | None, now: float) -> float | None:

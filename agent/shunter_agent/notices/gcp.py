@@ -96,7 +96,7 @@ class _Gcp:
         match reply.text.strip():
             case "TRUE":
                 now = self._service.clock()
-                return [self._notice("gcp-preempted", NoticeKind.PREEMPTION, now + self._lead_s, "the Spot VM is preempted")]
+                return [self._notice("gcp-preempted", NoticeKind.PREEMPTION, now + self._lead_s, "the Spot VM is preempted", counted=True)]
             case "FALSE":
                 return []
         raise ValueError("neither TRUE nor FALSE")
@@ -107,11 +107,8 @@ class _Gcp:
                 return []
             case "TERMINATE_ON_HOST_MAINTENANCE":
                 now = self._service.clock()
-                return [
-                    self._notice(
-                        "gcp-host-maintenance", NoticeKind.MAINTENANCE, now + self._host_lead_s, "the VM stops for host maintenance"
-                    )
-                ]
+                says = "the VM stops for host maintenance"
+                return [self._notice("gcp-host-maintenance", NoticeKind.MAINTENANCE, now + self._host_lead_s, says, counted=True)]
             case text if text.startswith("MIGRATE"):  # the VM lives on elsewhere, with its memory: nothing to save
                 return []
         raise ValueError("an event that isn't known")
@@ -125,5 +122,6 @@ class _Gcp:
         detail = f"planned {said.type.lower() or 'maintenance'}, {(said.maintenance_status or said.maintenanceStatus).lower()}".rstrip(", ")
         return [self._notice(f"gcp-upcoming-{at:.0f}", NoticeKind.MAINTENANCE, at - reply.ahead, detail)]
 
-    def _notice(self, key: str, kind: NoticeKind, deadline: float, detail: str) -> Notice:
-        return Notice(id=key, kind=kind.value, seen_at=self._service.clock(), deadline=deadline, source="gcp", detail=detail)
+    def _notice(self, key: str, kind: NoticeKind, deadline: float, detail: str, *, counted: bool = False) -> Notice:
+        now = self._service.clock()
+        return Notice(id=key, kind=kind.value, seen_at=now, deadline=deadline, source="gcp", detail=detail, counted=counted)

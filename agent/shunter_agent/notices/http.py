@@ -57,7 +57,7 @@ class _Http:
             deadline = known.deadline
         elif not led and deadline is not None:
             deadline -= ahead
-        return msgspec.structs.replace(notice, deadline=deadline, source=self._service.name)
+        return msgspec.structs.replace(notice, deadline=deadline, source=self._service.name, counted=led or deadline is None)
 
     def _bearer(self) -> dict[str, str]:
         if self._token is None:

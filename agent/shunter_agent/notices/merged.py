@@ -13,11 +13,14 @@ import msgspec
 from shunter.model.errors import Problem
 from shunter.model.snapshot import FAR_S, NoticeKind
 
+from shunter_agent.notices.firsts import Firsts, Sight
 from shunter_agent.notices.port import Notice, NoticeSource
 
 FLAPS: Final = 3
 """Withdrawals within FLAPPING_S after which a notice isn't believed to be withdrawn at once."""
 FLAPPING_S: Final = 600.0
+LOOK_S: Final = 10.0
+"""How often it is looked whether the clock was set, while a notice is open whose end is counted from when it was first seen."""
 DAMPED_S: Final = 300.0
 """Seconds for which a withdrawal that isn't believed is put off."""
 
@@ -90,10 +93,11 @@ class Merged:
 
     name = "all"
 
-    def __init__(self, sources: Sequence[NoticeSource], *, clock: Callable[[], float] = time.time) -> None:
-        """`clock` gives seconds since the epoch."""
+    def __init__(self, sources: Sequence[NoticeSource], *, clock: Callable[[], float] = time.time, firsts: Firsts | None = None) -> None:
+        """`clock` gives seconds since the epoch; `firsts` knows what the agent before this one has seen."""
         self.sources = tuple(sources)
         self._clock = clock
+        self._firsts = firsts or Firsts(clock=clock)
         self._lock = threading.Lock()
         self._said: dict[int, Mapping[str, Notice]] = {}
         self._events: dict[Key, Event] = {}
@@ -128,12 +132,20 @@ class Merged:
             if self._stopped:
                 return
             now = self._clock()
-            self._events = merge([n for notices in self._said.values() for n in notices.values()], self._events, now)
+            self._events = merge([n for index in self._said for n in self._counted(index)], self._events, now)
             told = {e.told.id: e.told for e in self._events.values() if e.told is not None}
             if told != self._told:
                 self._told = told
                 self._changed(dict(told))
             self._wake_for(now)
+        self._firsts.save()  # after it is told: no notice waits for a disk
+
+    def _counted(self, index: int) -> list[Notice]:
+        """What a source says, with the times of what is counted from when it was first seen, by whichever agent."""
+        said = self._said[index].values()
+        counted = {n.id: Sight(n.seen_at, n.deadline) for n in said if n.counted and not n.canary}
+        since = self._firsts.seen(f"notices of {self.sources[index].name}", counted)
+        return [msgspec.structs.replace(n, seen_at=since[n.id].at, deadline=since[n.id].deadline) if n.id in since else n for n in said]
 
     def _heard(self, index: int, notices: Mapping[str, Notice]) -> None:
         with self._lock:
@@ -145,6 +157,8 @@ class Merged:
             self._again.cancel()
             self._again = None
         waits = [e.until - now for e in self._events.values() if e.until is not None]
+        if any(n.counted and not n.canary for notices in self._said.values() for n in notices.values()):
+            waits.append(LOOK_S)
         if waits:
             self._again = threading.Timer(max(0.1, min(waits)), self.look)
             self._again.daemon = True

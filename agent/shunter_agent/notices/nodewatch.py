@@ -10,6 +10,7 @@ from shunter.model.errors import Problem
 from shunter.model.snapshot import NoticeKind, Taint
 
 from shunter_agent.notices import kubernetes, nodepods
+from shunter_agent.notices.firsts import Firsts, Sight
 from shunter_agent.notices.gpus import Gpus
 from shunter_agent.notices.kubernetes import NodeObject
 from shunter_agent.notices.listwatch import BETWEEN, SOURCE, Access, Copy, Times, failed
@@ -36,10 +37,12 @@ class NodeSource:
         times: Times,
         clock: Callable[[], float] = time.time,
         homes: Homes = dict,
+        firsts: Firsts | None = None,
     ) -> None:
         """`node` is its name in Kubernetes, `name` the one that slots are named by. `clock` gives seconds since the epoch; `homes` the
-        slots of the workers that live in pods, by the pod's uid; None while nobody can say.
+        slots of the workers that live in pods, by the pod's uid; None while nobody can say; `firsts` knows what was seen before.
         """
+        self._firsts = firsts or Firsts(clock=clock)
         self._homes = homes
         self._known: Mapping[str, str] = {}
         self._node_name, self._name, self._gpus, self._clock, self._times = node, name, gpus, clock, times
@@ -79,6 +82,7 @@ class NodeSource:
 
     def ask_node(self) -> Mapping[str, Notice]:
         """Wait for news of the node. Raises Retry SH648, or SH649 when there is none of that name."""
+        self._firsts.save()  # of what was told before
         self._nodes.step()
         node = self._node()
         if node is None and not self._seen.is_set():
@@ -86,17 +90,19 @@ class NodeSource:
             raise retry("SH649", what, "Name it in [kubernetes] as `kubectl get nodes` does", self._node_name)
         self._seen.set()
         self._taints = kubernetes.taints(node) if node is not None else self._taints
-        self._reading = self._read(kubernetes.signals(node, self._gpus) if node is not None else (_DELETED,), self._reading)
+        found = kubernetes.signals(node, self._gpus) if node is not None else (_DELETED,)
+        self._reading = self._read("kubernetes node", found, self._reading)
         return self._reading.notices
 
     def ask_pods(self) -> Mapping[str, Notice]:
         """Wait for news of the pods on it. Raises Retry SH648."""
+        self._firsts.save()
         self._pods.step()
         self._seen.wait(self._times.request)  # a shutdown is judged by when the node was ready
         homes = self._homes()
         self._known = self._known if homes is None else homes
         found = nodepods.signals(list(self._pods.objects.values()), self._node(), self._name, self._known)
-        self._pod_reading = self._read(found, self._pod_reading)
+        self._pod_reading = self._read("kubernetes pods", found, self._pod_reading)
         return self._pod_reading.notices
 
     def taints(self) -> tuple[Taint, ...]:
@@ -106,8 +112,11 @@ class NodeSource:
     def _node(self) -> NodeObject | None:
         return next(iter(self._nodes.objects.values()), None)
 
-    def _read(self, found: Iterable[Signal], before: Reading) -> Reading:
-        return read(found, source=SOURCE, now=self._clock(), before=before.since)
+    def _read(self, group: str, found: Iterable[Signal], before: Reading) -> Reading:
+        """What they say now. What the agent before this one has seen is as old as it was then."""
+        reading = read(found, source=SOURCE, now=self._clock(), before={**self._firsts.recalled(group), **before.since})
+        self._firsts.seen(group, {key: Sight(at) for key, at in reading.since.items()})
+        return reading
 
     def _rest(self, failures: int) -> float:
         full = min(self._times.rest_most, self._times.rest_first * 2.0 ** min(failures - 1, 20))
@@ -128,9 +137,10 @@ def source(
     clock: Callable[[], float] = time.time,
     log: Callable[[Problem], None] = lambda _problem: None,
     homes: Homes = dict,
+    firsts: Firsts | None = None,
 ) -> Watching:
-    """Kubernetes as a source of notices. `clock` gives seconds since the epoch; `log` gets each new problem once; `homes` as above."""
-    made = NodeSource(access, node, name, gpus, pods=pods, times=times or Times(), clock=clock, homes=homes)
+    """Kubernetes as a source of notices. `clock` gives seconds since the epoch; `log` gets each new problem once; the rest as above."""
+    made = NodeSource(access, node, name, gpus, pods=pods, times=times or Times(), clock=clock, homes=homes, firsts=firsts)
     return Watching(SOURCE, made.looks(), clock=clock, log=log, close=made.close, taints=made.taints)
 
 

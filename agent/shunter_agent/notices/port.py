@@ -20,6 +20,8 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """The slot whose GPU it is about; empty: the whole node."""
     dumpable: bool = True
     """False: nothing may be dumped through the GPU any more."""
+    counted: bool = False
+    """When it was first seen is all that is known of its time: its deadline, if it has one, is so long after that."""
     canary: bool = False
     """It is none: it was said to see whether it is heard. Nothing may be done about it."""
 

@@ -7,6 +7,7 @@ from shunter.model.errors import Problem
 
 from shunter_agent.notices import clouds, dcgm, http, listwatch, nodewatch
 from shunter_agent.notices.file import FileNotices
+from shunter_agent.notices.firsts import Firsts
 from shunter_agent.notices.gpu import GpuNotices
 from shunter_agent.notices.gpus import Gpus
 from shunter_agent.notices.metadata import Metadata
@@ -19,8 +20,16 @@ Clock = Callable[[], float]
 Tell = Callable[[Problem], None]
 
 
-def sources(settings: Settings, *, empty: Callable[[], bool], clock: Clock, log: Tell, homes: nodewatch.Homes = dict) -> list[NoticeSource]:
-    """Each source, not yet started. `empty` says whether the node has nothing left to lose; `homes`: see `nodewatch`.
+def sources(
+    settings: Settings,
+    *,
+    empty: Callable[[], bool],
+    clock: Clock,
+    log: Tell,
+    homes: nodewatch.Homes = dict,
+    firsts: Firsts | None = None,
+) -> list[NoticeSource]:
+    """Each source, not yet started. `empty` says whether the node has nothing left to lose; `homes` and `firsts`: see `nodewatch`.
     Raises Stalled SH659.
     """
     slots = gpus_of(settings)
@@ -34,7 +43,7 @@ def sources(settings: Settings, *, empty: Callable[[], bool], clock: Clock, log:
         mended = kernel.mended if kernel is not None else dcgm.never
         found.append(exporter(settings.dcgm, slots, clock=clock, log=log, mended=mended))
     if settings.kubernetes is not None:
-        found.append(cluster(settings.kubernetes, settings.node, slots, clock=clock, log=log, homes=homes))
+        found.append(cluster(settings.kubernetes, settings.node, slots, clock=clock, log=log, homes=homes, firsts=firsts))
     found += [asked(one, clock=clock, log=log) for one in settings.http]
     return found
 
@@ -68,12 +77,23 @@ def exporter(url: str, slots: Gpus, *, clock: Clock, log: Tell, mended: Callable
     return Watching(dcgm.SOURCE, dcgm.looks(service, slots, mended=mended), clock=clock, log=log, close=service.close)
 
 
-def cluster(settings: KubernetesSettings, name: str, slots: Gpus, *, clock: Clock, log: Tell, homes: nodewatch.Homes = dict) -> Watching:
+def cluster(
+    settings: KubernetesSettings,
+    name: str,
+    slots: Gpus,
+    *,
+    clock: Clock,
+    log: Tell,
+    homes: nodewatch.Homes = dict,
+    firsts: Firsts | None = None,
+) -> Watching:
     """The API server."""
     access = listwatch.Access(
         server=settings.server.rstrip("/"), ca=settings.ca, token=settings.token, cert=settings.cert, key=settings.key
     )
-    return nodewatch.source(access, settings.node or name, name, slots, pods=settings.pods, clock=clock, log=log, homes=homes)
+    return nodewatch.source(
+        access, settings.node or name, name, slots, pods=settings.pods, clock=clock, log=log, homes=homes, firsts=firsts
+    )
 
 
 def asked(settings: HttpSettings, *, clock: Clock, log: Tell) -> Watching:
