@@ -119,7 +119,7 @@ class Housed:
         """Nothing brings them back, and each rollout makes more of them: `shunter why` knows of them for a while, and then of those alone
         whose images are still there.
         """
-        now = self._now()
+        now = int(self._now())
         since = {w.id: (now if w.left_at is None else w.left_at) if left_to_cluster(w) else None for w in lost}
         over = {name for name, at in since.items() if at is not None and now - at >= LEFT_S}
         over -= {image.worker for image in fleet.images} if over else set()

@@ -157,9 +157,9 @@ class Worker(msgspec.Struct, metaclass=InOrder, frozen=True, kw_only=True, gc=Fa
     """The pod that it lives in, or was in when it was lost; None: in none, as on plain hosts, or while it is parked."""
     pinned: str = ""
     """Why nothing can be done with it where it is, whatever policies want, as a sentence; empty: nothing is known against it."""
-    left_at: float | None = None
-    """When it was first seen lost with a pod that went for its controller's sake, so that nobody brings it back; seconds since the epoch.
-    None: it isn't."""
+    left_at: int | None = None
+    """When it was first seen lost with a pod that went for its controller's sake, so that nobody brings it back; whole seconds since the
+    epoch. None: it isn't."""
 
     @property
     def pool(self) -> PoolId:

@@ -162,7 +162,7 @@ def test_who_went_with_a_pod_and_left_no_image_is_forgotten_after_an_hour(tmp_pa
     image = Image(id=ImageId("i"), worker=WorkerId("imaged"), role="decode", graph="g", engine="", nodes=(NodeId("a"),), bytes=1,
                   taken_at=1.0, incarnation=Incarnation(0))  # fmt: skip
     fleet = housed.joined(Fleet(workers=tuple(lost), images=(image,)))
-    assert {w.id: w.left_at for w in fleet.workers} == {"bare": 100.0, "imaged": 100.0, "died": None}
+    assert {w.id: w.left_at for w in fleet.workers} == {"bare": 100, "imaged": 100, "died": None}
     now += LEFT_S - 1
     assert len(housed.joined(fleet).workers) == 3
     now += 1
@@ -170,7 +170,7 @@ def test_who_went_with_a_pod_and_left_no_image_is_forgotten_after_an_hour(tmp_pa
     assert {w.id for w in fleet.workers} == {"imaged", "died"}, "neither who has an image, nor who died"
     housed.joined(fleet)
     again = housed.joined(msgspec.structs.replace(fleet, workers=(*fleet.workers, lost[0])))
-    assert {w.id: w.left_at for w in again.workers} == {"bare": now, "imaged": 100.0, "died": None}, "who came again has an hour of its own"
+    assert {w.id: w.left_at for w in again.workers} == {"bare": now, "imaged": 100, "died": None}, "who came again has an hour of its own"
     assert {w.id for w in housed.joined(msgspec.structs.replace(fleet, images=())).workers} == {"died"}, "who has none any more goes, too"
     estate = msgspec.structs.replace(estate, nodes={})
     found = housed.joined(msgspec.structs.replace(fleet, workers=tuple(lost)))

@@ -15,7 +15,7 @@ LIVES = worker("decode-1", "b/0")
 NODES = (node("a"), node("b", ("decode-1",)))
 
 
-def gone(since: float | None = NOW - LEFT_S, pinned: str = WHY):
+def gone(since: int | None = int(NOW - LEFT_S), pinned: str = WHY):
     return msgspec.structs.replace(worker("decode-0", None), state=WorkerState.LOST, node=None, pinned=pinned, left_at=since)
 
 
@@ -47,7 +47,7 @@ def test_the_reason_is_the_same_in_each_tick():
     assert (first.id, first.reason) == (later.id, later.reason)
 
 
-@pytest.mark.parametrize("since", [None, NOW - LEFT_S + 1])
+@pytest.mark.parametrize("since", [None, int(NOW - LEFT_S) + 1])
 def test_nothing_goes_before_its_time_or_of_one_that_may_come_back(since):
     one = gone(since)
     assert not discards(decide([checkpoints()], world(one, image("i1", one, "a", at=NOW - 90000))))
