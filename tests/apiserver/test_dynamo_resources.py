@@ -39,7 +39,7 @@ from shunter.cluster.dynamo.shift import Shift, Shifts
 from shunter.cluster.estate import Following as Estates
 from shunter.cluster.estate import Where
 from shunter.cluster.places import Pods
-from shunter.cluster.reflector import Times
+from shunter.cluster.reflector import Reflector, Times
 from shunter.model.errors import Problem, Rejected, Retry, Unknown
 from shunter.model.ids import Digest, Epoch, Incarnation, NodeId, OperationId, PolicyName, PoolId, SlotId, WorkerId
 from shunter.model.operation import OperationRecord
@@ -778,6 +778,30 @@ async def test_graphs_are_followed_as_the_settings_say_and_only_samples_of_now_g
         planner = Known(value=5, unit="workers", at=999.0, query="dynamo_planner_predicted_num_decode_replicas")
         own = graphs.measured(Samples(pools={"llama/decode": {"desired": planner}}), 1000.0)
         assert own.pools["llama/decode"]["desired"] == planner, "what a planner publishes counts before what stands in a resource"
+    finally:
+        await graphs.close()
+
+
+async def test_a_thread_that_failed_ends_whoever_counts_on_it(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that we know of makes it fail; should it, an engine must not go on with an old copy for good."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("what nobody thought of")
+
+    monkeypatch.setattr(Reflector, "_take", broken)
+    graphs = await Graphs(LeaseSettings(kubeconfig=kubeconfig(site.plane, tmp_path)), DynamoSettings(namespace=site.namespace)).open()
+    try:
+        await graphs.listed(15)
+        assert graphs.note(tmp_path, Epoch(1), 1000.0) == (), "it is followed"
+        site.graph()
+
+        async def ticks() -> None:
+            while True:
+                graphs.note(tmp_path, Epoch(1), 1000.0)
+                await asyncio.sleep(0.05)
+
+        with pytest.raises(RuntimeError, match="what nobody thought of"):
+            await asyncio.wait_for(ticks(), 20)
     finally:
         await graphs.close()
 

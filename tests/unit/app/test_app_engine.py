@@ -563,3 +563,17 @@ async def test_an_engine_that_hears_of_no_pods_is_not_ready_though_agents_answer
         s.leading._ages(100.0)
         late.append(s.engine.health.late().get("inventory"))
     assert late == [None, 200.0]
+
+
+class Unfollowed:
+    """Dynamo's graphs, which nobody follows any more."""
+
+    def note(self, *_: object) -> tuple[Problem, ...]:
+        raise RuntimeError("what nobody thought of")
+
+
+async def test_an_engine_ends_with_what_follows_dynamos_graphs(stage: Callable[[int], Stage]) -> None:
+    s = stage(0)
+    s.leading.graphs = Unfollowed()  # type: ignore[assignment]
+    with pytest.raises(RuntimeError, match="what nobody thought of"):
+        await asyncio.wait_for(s.leading._loop(asyncio.Event(), []), 20)
