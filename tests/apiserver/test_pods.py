@@ -568,7 +568,9 @@ async def test_agents_and_nodes_are_found_with_their_addresses_and_taints(bench:
     bench.until_seen(lambda e: e.agents == {})
 
 
-async def test_nodes_and_pods_that_nobody_confirms_are_overdue_until_somebody_does(server: ControlPlane, namespace: str) -> None:
+async def test_nodes_and_pods_that_nobody_confirms_are_overdue_until_somebody_does(
+    server: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Agents may answer meanwhile: what they say is no word about pods, and the engine mustn't be called ready for it."""
     passed = 0.0
     async with Proxy(server.port) as proxy:
@@ -590,6 +592,10 @@ async def test_nodes_and_pods_that_nobody_confirms_are_overdue_until_somebody_do
             doubt = following.estate().doubt
             assert doubt is not None
             assert doubt.code == "SH261"
+            with monkeypatch.context() as patch:
+                for kind in ("nodes", "agents"):
+                    patch.setattr(following._reflectors[kind], "age", lambda: 1.0)
+                assert 200.0 <= following.overdue() < 230.0, "what is oldest counts"
             proxy.refusing = False
             async with asyncio.timeout(20):
                 while following.overdue() or following.estate().doubt is not None:

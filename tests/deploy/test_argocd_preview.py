@@ -81,6 +81,9 @@ def test_where_there_is_no_preview_the_sync_goes_on_and_the_log_says_why(candida
     assert status == 0
     assert "no preview, for the reason above" in said
     assert "error" in said
+    job = jobs(found)["shunter-preview"]["spec"]
+    ((limit, seconds, *_),) = [one["args"][0].split() for one in job["template"]["spec"]["containers"]]
+    assert (limit, int(seconds) < job["activeDeadlineSeconds"]) == ("timeout", True), "nor is a job late that asks in vain"
 
 
 def test_it_comes_after_the_check_with_what_whoever_looks_has_and_nothing_of_the_engines(candidate: Path) -> None:
@@ -98,6 +101,7 @@ def test_it_comes_after_the_check_with_what_whoever_looks_has_and_nothing_of_the
         "capabilities": {"drop": ["ALL"]},
     }
     assert pod["securityContext"]["runAsNonRoot"] is True
+    assert [one for one in pod["volumes"] if one["name"] == "candidate"] == check["spec"]["template"]["spec"]["volumes"]
     made = {(one["kind"], one["metadata"]["name"]): one for one in found}
     for volume in pod["volumes"]:
         if "configMap" in volume:
@@ -134,11 +138,11 @@ def test_it_may_go_where_the_engine_may_go_to_look(candidate: Path) -> None:
     own, its = (_ports(one) for one in (policy, engine))
     settings = load(HERE / "preview" / "engine.toml")
     needed = {int(one.address.rpartition(":")[2]) for one in settings.agents} | {int(settings.prometheus.url.rpartition(":")[2]), 443, 53}
-    assert needed <= own <= its
+    assert {(port, "TCP") for port in needed} | {(53, "UDP")} <= own <= its
 
 
-def _ports(policy: dict[str, Any]) -> set[int]:
-    return {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
+def _ports(policy: dict[str, Any]) -> set[tuple[int, str]]:
+    return {(port["port"], port["protocol"]) for rule in policy["spec"]["egress"] for port in rule["ports"]}
 
 
 def test_the_example_finds_what_the_engines_own_does() -> None:

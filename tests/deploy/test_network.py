@@ -41,8 +41,19 @@ def test_what_the_example_leads_to(engine: Any) -> None:
 def test_only_names_are_asked_of_one_namespace_alone(engine: Any) -> None:
     """Where Prometheus and databases are is for each cluster to say."""
     held = [rule for rule in engine["spec"]["egress"] if "to" in rule]
-    assert [{port["port"] for port in rule["ports"]} for rule in held] == [{53}]
+    assert [{(port["port"], port["protocol"]) for port in rule["ports"]} for rule in held] == [{(53, "UDP"), (53, "TCP")}]
+    assert [rule["to"] for rule in held] == [[{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}}]]
+
+
+def test_it_is_about_the_engines_pods_and_all_else_gets_nowhere(engine: Any) -> None:
+    pods = list(yaml.safe_load_all((KUBERNETES / "base" / "engine.yaml").read_text()))
+    (its,) = [one["spec"]["template"]["metadata"]["labels"] for one in pods if one and one["kind"] == "StatefulSet"]
+    assert engine["spec"]["podSelector"]["matchLabels"].items() <= its.items()
+    (asked,) = engine["spec"]["ingress"]
+    assert asked["ports"] == [{"port": int(load(KUBERNETES / "example" / "engine.toml").listen.rpartition(":")[2]), "protocol": "TCP"}]
+    by_default = next(yaml.safe_load_all((KUBERNETES / "base" / "network.yaml").read_text()))["spec"]
+    assert by_default == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
 
 
 def ports(policy: Any) -> set[int]:
-    return {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
+    return {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"] if port["protocol"] == "TCP"}
