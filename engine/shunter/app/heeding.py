@@ -52,6 +52,8 @@ _ID: Final[Callable[[Worker], WorkerId]] = attrgetter("id")
 _NOWHERE: Final = NodeId("")
 HASTE_S: Final = 0.4
 """For so many seconds after a notice, what can wait stands still; or until its first worker is out of the router's sight."""
+FREEZE_S: Final = 0.1
+"""For so many seconds after that, as an agent may have to wait for a processor before it begins with the freeze."""
 HELD_S: Final = 2.0
 """For so many seconds it stands still in a row. It is owed as much again: however many notices come, ticks have half of the time."""
 SAME_S: Final = 1.0
@@ -79,10 +81,18 @@ class Haste:
             self._owed, self._since = max(0.0, self._owed - (now - self._ended)), now
             self._aside.hold()
             self._quiet.enter_context(paused())
+        self._end_in(HASTE_S, self._since)
+
+    def fenced(self) -> None:
+        """What comes next is the freeze, which takes long by itself once its agent has begun."""
+        if self._since is not None:
+            self._end_in(FREEZE_S, self._since)
+
+    def _end_in(self, seconds: float, since: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        left = self._since + HELD_S - self._owed - now
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, min(HASTE_S, left)), self.end)
+        left = since + HELD_S - self._owed - self._clock()
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, min(seconds, left)), self.end)
 
     def end(self) -> None:
         """Let everything go on. Idempotent."""

@@ -71,8 +71,6 @@ HISTORY_MARGIN_S = 15.0
 """Snapshots are kept for the longest `for` of the policies and this much more."""
 AT_ONCE = 32
 """Records of a tick that are written at a time, which takes some 10 ms."""
-SENT_S = 0.02
-"""Seconds from the fence until what waited for it goes on: by then the freeze is at its agent."""
 TICK_AFTER_S = 0.2
 """Seconds from an order that a notice asked for to the next tick."""
 News: TypeAlias = tuple[Tracker, tuple[Record, ...]]
@@ -557,8 +555,8 @@ class Leading:
             self.heeding.ended(record)
             self.sendings.ended(record.id)
             self.duty.wake.set()
-        elif record.step is Step.FENCED:  # what comes next is the freeze, which takes long by itself
-            asyncio.get_running_loop().call_later(SENT_S, self.haste.end)
+        elif record.step is Step.FENCED:
+            self.haste.fenced()
         self.duty.on_step(record)
 
     def _unsettled(self, _operation: OperationId, error: ShunterError) -> None:

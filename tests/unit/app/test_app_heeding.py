@@ -12,7 +12,7 @@ from shunter.app import heeding as heedings
 from shunter.app import leading as leadings
 from shunter.app.aside import Aside
 from shunter.app.digests import Digests
-from shunter.app.heeding import HELD_S, IN_A_ROW, Haste
+from shunter.app.heeding import FREEZE_S, HELD_S, IN_A_ROW, Haste
 from shunter.model.errors import Stalled
 from shunter.model.ids import Digest, Epoch, Incarnation, NodeId, NoticeId, OperationId, PolicyName, SlotId
 from shunter.model.operation import OperationRecord, Outcome, Status
@@ -159,27 +159,67 @@ async def test_a_word_that_changes_all_the_time_is_decided_on_anew_only_where_it
     assert (s.leading.heeding.number > began) is asks
 
 
-async def test_ticks_have_half_of_the_time_however_many_notices_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each one put the end off, and no tick came to its own."""
-    now, due, row, rows = 0.0, dict[object, tuple[float, Callable[[], None]]](), 0, [0]
+class Timer:
+    def __init__(self, due: dict[object, tuple[float, Callable[[], None]]]) -> None:
+        self._due = due
 
-    class Timer:
-        def cancel(self) -> None:
-            due.pop(self, None)
+    def cancel(self) -> None:
+        self._due.pop(self, None)
 
-    def call_later(seconds: float, call: Callable[[], None]) -> Timer:
-        timer = Timer()
-        due[timer] = now + seconds, call
+
+class Later:
+    """The loop's timers, by a time of the test's own."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._due: dict[object, tuple[float, Callable[[], None]]] = {}
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> "Timer":
+        timer = Timer(self._due)
+        self._due[timer] = self.now + seconds, call
         return timer
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", call_later)
-    aside = Aside()
-    haste, held = Haste(aside, lambda: now), 0
-    for step in range(4000):
-        now = step / 100
-        for timer, (at, call) in tuple(due.items()):
-            if at <= now and due.pop(timer, None):
+    def at(self, now: float) -> None:
+        """Let what is due by then happen."""
+        self.now = now
+        for timer, (at, call) in tuple(self._due.items()):
+            if at <= now and self._due.pop(timer, None):
                 call()
+
+
+@pytest.fixture
+async def later(monkeypatch: pytest.MonkeyPatch) -> Later:
+    found = Later()
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", found.call_later)
+    return found
+
+
+async def test_ticks_stand_still_until_the_freeze_has_had_time_to_begin(later: Later) -> None:
+    aside = Aside()
+    haste = Haste(aside, lambda: later.now)
+    haste.fenced()
+    later.at(9.0)
+    assert not haste.on, "of what no notice asked for nobody is in haste"
+    haste.begin()
+    later.at(9.05)
+    haste.fenced()
+    later.at(9.05 + FREEZE_S - 0.001)
+    assert not aside.goes_on
+    haste.begin()
+    haste.fenced()
+    later.at(9.05 + 2 * FREEZE_S - 0.002)
+    assert not aside.goes_on, "another one has as much"
+    later.at(9.05 + 2 * FREEZE_S)
+    assert aside.goes_on
+
+
+async def test_ticks_have_half_of_the_time_however_many_notices_come(later: Later) -> None:
+    """Each one put the end off, and no tick came to its own."""
+    row, rows = 0, [0]
+    aside = Aside()
+    haste, held = Haste(aside, lambda: later.now), 0
+    for step in range(4000):
+        later.at(step / 100)
         haste.begin()
         row = 0 if aside.goes_on else row + 1
         rows.append(row)
@@ -188,7 +228,7 @@ async def test_ticks_have_half_of_the_time_however_many_notices_come(monkeypatch
     assert 190 <= max(rows) <= 210, "two seconds in a row"
     haste.end()
     assert gc.isenabled()
-    now += 2 * HELD_S
+    later.at(later.now + 2 * HELD_S)
     haste.begin()
     assert not aside.goes_on, "after some quiet it is as it was"
     assert not gc.isenabled(), "nor is garbage looked for meanwhile"
