@@ -1,28 +1,21 @@
 """What the engine must remember: operations, plans carried out, its epoch, and the fleet as it last was.
 
-SQLite in WAL mode with synchronous FULL: what a method wrote is on disk when it returns. Used from one thread.
-
 When the disk takes no writes, nothing voluntary begins, and what of it is under way comes to an end: back to where it was, or on if it is
-committed. That, and what is involuntary, is in memory then (`act.volatile`): not durable, and whoever runs the store must say so
-(`unwritten`). `recover` brings it to the disk, in order and as a whole, as soon as there is one again.
-
-With a `beyond`, operations are durable only when they are there as well: it is another place from which a next engine goes on, elsewhere.
-What it can't take is what the disk can't take.
+committed. That, and what is involuntary, is in memory then (`act.durable`).
 """
 
-import os
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from shunter.act.beyond import Beyond, Deposed, Remembered, pack, unpack
+from shunter.act.beyond import Beyond, Remembered, pack, unpack
+from shunter.act.durable import Durable, transaction
 from shunter.act.kept import Kept
-from shunter.act.volatile import Volatile
 from shunter.model.canon import decode, encode
 from shunter.model.errors import Problem, Rejected, Stalled
 from shunter.model.ids import Digest, Epoch, NodeId, OperationId, WorkerId
@@ -58,7 +51,7 @@ CREATE TABLE IF NOT EXISTS ended (worker TEXT PRIMARY KEY, operation TEXT NOT NU
 """
 
 
-class Store:
+class Store(Durable):
     """See the module. Every method that writes raises Stalled SH501 when the disk doesn't take it, unless it goes on in memory.
 
     Nothing voluntary may start unless `healthy`, or after `probe`. `gate` is what else must hold for that: the audit's disk, for one.
@@ -71,29 +64,10 @@ class Store:
         of it is changed, so that it can be looked at while an engine works on it. `wal_pages`: how long the write-ahead log may grow before
         it is brought into the file. `beyond` None: the disk is enough. Raises Stalled SH501, SH502 (newer format).
         """
-        self.path = path
-        self._beyond = beyond
-        self._touched: dict[OperationId, OperationRecord] = {}
-        """Operations that the transaction under way has written."""
-        self._owed: dict[OperationId, OperationRecord] = {}
-        """Operations that are in memory only, as they are now."""
-        self.gate: Callable[[], bool] = lambda: True
-        self._memory: Volatile | None = None
+        super().__init__(path, _TABLES, _RECENT, busy_s=busy_s, read_only=read_only, wal_pages=wal_pages, beyond=beyond)
         self._kept: Kept | None = None
         """None: they are to be read; and always where another process writes."""
         self._writes = not read_only
-        self._why: Problem | None = None
-        try:
-            if read_only:
-                self._db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=busy_s)
-            else:
-                os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-                self._db = sqlite3.connect(path, isolation_level=None, timeout=busy_s)
-                self._db.execute("PRAGMA journal_mode=WAL")
-                self._db.execute("PRAGMA synchronous=FULL")
-                self._db.execute(f"PRAGMA wal_autocheckpoint={wal_pages}")
-        except (OSError, sqlite3.Error) as error:
-            raise self._stalled(error) from error
         found = self._meta("schema") if self.begun else 0
         self._refuse_newer(found)
         if self._writes and found < SCHEMA:
@@ -122,48 +96,6 @@ class Store:
                 )
             )
 
-    def close(self) -> None:
-        """Close the file. What is in memory only is lost: see `unwritten`."""
-        if self._memory is not None:
-            self._memory.close()
-        self._db.close()
-
-    @property
-    def healthy(self) -> bool:
-        """Writes reach the disk, as far as is known, and the gate is open."""
-        return self.problem is None and self.gate()
-
-    @property
-    def elsewhere(self) -> bool:
-        """A next engine may go on from another place than this disk."""
-        return self._beyond is not None
-
-    @property
-    def problem(self) -> Problem | None:
-        """Why the last write didn't reach the disk; None when it did."""
-        return self._why
-
-    @property
-    def unwritten(self) -> int:
-        """How many changes are in memory only."""
-        return 0 if self._memory is None else len(self._memory.redo)
-
-    def probe(self) -> bool:
-        """Whether something voluntary may start: the gate is open, and a durable write succeeds."""
-        return self.gate() and self.recover()
-
-    def recover(self) -> bool:
-        """Bring what is in memory only to the disk, all or nothing, or try a write if there is nothing; say whether it succeeded."""
-        try:
-            self._on_disk(self._again, owed=True)
-        except Stalled:
-            return False
-        self._owed.clear()
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
-        return True
-
     def rebase(self, epoch: Epoch, records: Iterable[OperationRecord], fleet: Remembered | None) -> None:
         """Begin an epoch with these operations instead of those that are here: `beyond` is where it is known what became of them. Which
         workers were ended on purpose is worked out anew. The fleet is taken over if it is newer than what is remembered here. Raises
@@ -183,7 +115,7 @@ class Store:
                     self._note_end(record, record.outcome)
 
         try:
-            _transaction(self._db, work)
+            transaction(self._db, work)
         except (OSError, sqlite3.Error) as error:
             raise self._stalled(error) from error
         finally:
@@ -361,6 +293,13 @@ class Store:
 
     # -- inner parts
 
+    def _written(self) -> None:
+        if self._kept is not None:
+            self._kept.put(self._touched.values())
+
+    def _doubted(self) -> None:
+        self._kept = None
+
     def _put_fleet(self, body: bytes) -> None:
         self._change("INSERT OR REPLACE INTO fleet VALUES (1, ?)", body)
         self._change("DELETE FROM noticed")  # by what came last, and not by clocks
@@ -393,88 +332,6 @@ class Store:
             )
         self._change("DELETE FROM plans WHERE at < ?", at - _PLANS_KEPT)
         self._change("INSERT INTO plans VALUES (?, ?)", plan, at)
-
-    def _write(self, work: Callable[[], T], urgent: Callable[[], bool] = lambda: False) -> T:
-        """Do `work` as one transaction, in memory if it is `urgent` and the disk doesn't take it. Raises Stalled, and what `work` does."""
-        if self._memory is None:
-            try:
-                done = self._on_disk(work)
-                self._keep()
-                return done
-            except Deposed:
-                raise
-            except Stalled:
-                if not urgent():
-                    raise
-                self._memory = self._copied()
-        elif not urgent():
-            raise Stalled(self._why or self._problem("it goes on in memory"))
-        self._touched.clear()
-        done = _in_memory(self._memory, work)
-        self._owed |= self._touched
-        self._keep()
-        return done
-
-    def _keep(self) -> None:
-        if self._kept is not None:
-            self._kept.put(self._touched.values())
-
-    def _on_disk(self, work: Callable[[], T], *, owed: bool = False) -> T:
-        """Do `work` as one transaction, which is committed once `beyond` has what it changed, too; with `owed`, what is only in memory."""
-        self._touched.clear()
-
-        def hand_over() -> None:
-            if self._beyond is not None:
-                records = self._owed if owed else self._touched
-                self._beyond.put(tuple(records.values()), together=not owed)
-
-        try:
-            done = _transaction(self._db, work, hand_over)
-        except (OSError, sqlite3.Error) as error:
-            self._kept = None  # whether it happened all the same is for the disk to say
-            raise self._stalled(error) from error
-        except Stalled as error:
-            self._why = error.problem
-            raise
-        self._why = None
-        return done
-
-    def _copied(self) -> Volatile:
-        """What to go on with in memory. Raises Stalled if the disk can't even be read."""
-        try:
-            return Volatile(self._db, _TABLES, _RECENT)
-        except (OSError, sqlite3.Error) as error:
-            raise self._stalled(error) from error
-
-    def _again(self) -> None:
-        if self._memory is None:
-            self._set_meta("probe", self._meta("probe") + 1)
-            return
-        for statement, values in self._memory.redo:
-            self._db.execute(statement, values)
-
-    @property
-    def _at(self) -> sqlite3.Connection:
-        return self._db if self._memory is None else self._memory.db
-
-    def _change(self, statement: str, *values: object) -> None:
-        self._at.execute(statement, values)
-        if self._memory is not None:
-            self._memory.note(statement, values)
-
-    def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        try:
-            return self._at.execute(query, values).fetchall()
-        except sqlite3.Error as error:
-            raise self._stalled(error) from error
-
-    def _look_up(self, query: str, key: str) -> tuple[Any, ...] | None:
-        found = self._rows(query, key)
-        if not found and self._memory is not None:
-            # Older than the working set. If the disk can't be read either it counts as new: agents do no order twice.
-            with suppress(sqlite3.Error):
-                found = self._db.execute(query, (key,)).fetchall()
-        return found[0] if found else None
 
     def _open(self, operation: OperationId) -> OperationRecord:
         record = self.get(operation)
@@ -518,25 +375,6 @@ class Store:
     def _records(self, where: str, *values: float) -> tuple[OperationRecord, ...]:
         return tuple(decode(row[0], OperationRecord) for row in self._rows(f"SELECT body FROM operations WHERE {where}", *values))  # noqa: S608
 
-    def _meta(self, key: str) -> int:
-        rows = self._rows("SELECT value FROM meta WHERE key=?", key)
-        return int(rows[0][0]) if rows else 0
-
-    def _set_meta(self, key: str, value: int) -> None:
-        self._change("INSERT OR REPLACE INTO meta VALUES (?, ?)", key, value)
-
-    def _stalled(self, error: Exception) -> Stalled:
-        self._why = self._problem(str(error))
-        return Stalled(self._why)
-
-    def _problem(self, reason: str) -> Problem:
-        return Problem(
-            code="SH501",
-            what=f"the engine's store can't be written: {reason}",
-            remedy="Free disk space or mend the state directory; until then nothing voluntary starts",
-            subject=str(self.path),
-        )
-
 
 @contextmanager
 def looked_at(path: Path) -> Iterator[Store | None]:
@@ -565,30 +403,3 @@ def _may_be_volatile(record: OperationRecord, to: Step) -> bool:
     if _urgent(record) or to not in _AHEAD or any(step in ENDING for step, _ in record.history):
         return True
     return to is record.step and not record.waits
-
-
-def _in_memory(memory: Volatile, work: Callable[[], T]) -> T:
-    kept = False
-    try:
-        done = _transaction(memory.db, work)
-        kept = True
-    finally:
-        memory.settle(kept=kept)
-    return done
-
-
-def _transaction(db: sqlite3.Connection, work: Callable[[], T], last: Callable[[], None] = lambda: None) -> T:
-    """`last` is called when all of it is written, right before it counts. Raises sqlite3.Error and what the two do; then nothing of it was
-    done.
-    """
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        done = work()
-        last()
-        db.execute("COMMIT")
-    except BaseException:
-        with suppress(sqlite3.Error):  # what it undoes has failed already, and that is the error to tell
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-        raise
-    return done
