@@ -73,6 +73,7 @@ def image_message(image: ImageFacts) -> pb.ImageInfo:
         pause_s=image.pause_s,
         facts=image.facts,
         runtime=image.runtime,
+        doubt=image.doubt,
     )
 
 

@@ -23,6 +23,8 @@ class ImageFacts(msgspec.Struct, frozen=True, kw_only=True):
     pause_s: float = 0.0
     facts: dict[str, str] = {}
     runtime: str = ""
+    doubt: str = ""
+    """Why what is in it isn't to be trusted; empty: nothing is known against it."""
 
 
 class Archived(msgspec.Struct, frozen=True, kw_only=True):

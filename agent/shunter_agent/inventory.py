@@ -1,16 +1,20 @@
 """The node as it is now, and what the journal knows of an operation."""
 
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
+import msgspec
 from shunter.wire import agent_pb2 as pb
 from shunter.wire.convert import refusal
 
 from shunter_agent.capacity import GpuMemory, Looks, taints_of
 from shunter_agent.convert import image_message, notice_message, spec_message
+from shunter_agent.depot import ImageFacts
 from shunter_agent.images.room import KEEP
 from shunter_agent.journal import WorkerRow
 from shunter_agent.node import Node
+from shunter_agent.notices.doubts import of_image
 from shunter_agent.preflight import Room, room
 from shunter_agent.sizes import Sizes
 
@@ -37,7 +41,7 @@ async def report(
     archive = node.depot.archived()
     digest = archive.digest if archive is not None else ""
     listed = archive.images if archive is not None and asked.archive and not asked.archived else ()
-    workers = tuple(node.journal.workers().values())
+    workers = tuple(node.doubted(row) for row in node.journal.workers().values())
     memory = await (sizes or Sizes(node)).of(workers)
     images = await node.in_thread(node.depot.all)
     left, in_memory = await node.in_thread(_room, node)
@@ -53,7 +57,7 @@ async def report(
         facts=node.facts,
         slots=_slots(node, of_gpus),
         workers=[_worker(row, size, of_gpus) for row, size in zip(workers, memory, strict=True)],
-        images=[image_message(image) for image in images],
+        images=[image_message(_judged(image, node, workers)) for image in images],
         notices=[notice_message(node.notices[key]) for key in sorted(node.notices)],
         sources=[source.name for source in node.sources],
         problems=[refusal(problem) for source in (*node.sources, *node.rehearsals) for problem in source.health()],
@@ -68,6 +72,14 @@ async def report(
         archive_digest=digest,
         archived=[image_message(image) for image in ((one,) if one is not None else listed)],
     )
+
+
+def _judged(image: ImageFacts, node: Node, workers: Sequence[WorkerRow]) -> ImageFacts:
+    """What an image was whole too early to say itself: an exporter of GPU errors tells of them up to a look later."""
+    row = next((w for w in workers if (w.spec.worker, w.incarnation) == (image.spec.worker, image.incarnation)), None)
+    if row is None or image.doubt:
+        return image
+    return msgspec.structs.replace(image, doubt=of_image(row, node.elapsed() - (node.clock() - image.taken_at)))
 
 
 def _room(node: Node) -> tuple[Room, bool]:
@@ -103,6 +115,7 @@ def _worker(row: WorkerRow, memory: int | None, looked: GpuMemory) -> pb.WorkerR
         memory=memory or 0,
         operation=row.operation,
         gpu_memory=looked.workers.get(row.process, 0),
+        doubt=row.doubt,
         **home,
     )
 

@@ -47,6 +47,10 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 0
     stopped: tuple[int, ...] = ()
     """Pids of its tree that somebody else had stopped before it was last made to stand still: they stay so when it runs on."""
+    doubt: str = ""
+    """Why nothing that it computed is to be trusted, nor any image of it; empty: nothing is known against it. See `notices.doubts`."""
+    doubted: float = 0.0
+    """Since when, in seconds since the machine's start. 0: all along, as the image was that it came from."""
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +63,8 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
     at: float
     process: Process | None = None
+    doubt: str = ""
+    """What is known against the image that the copy is from."""
 
     @property
     def worker_id(self) -> str:

@@ -28,9 +28,9 @@ def may_go(node: Node, ask: Callable[[Callable[[], bool]], bool]) -> bool:
 
 
 def newest(images: Iterable[ImageFacts]) -> list[ImageFacts]:
-    """Each worker's: it is the one that it would come back from."""
+    """Each worker's: it is the one that it would come back from. Nobody comes back from one that isn't to be trusted."""
     found: dict[str, ImageFacts] = {}
-    for image in sorted(images, key=lambda i: (i.incarnation, i.taken_at)):
+    for image in sorted((i for i in images if not i.doubt), key=lambda i: (i.incarnation, i.taken_at)):
         found[image.spec.worker] = image
     return list(found.values())
 

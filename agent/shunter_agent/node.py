@@ -20,6 +20,7 @@ from shunter_agent.gpus import domains
 from shunter_agent.guard import Asked, Seen
 from shunter_agent.journal import Journal, WorkerRow
 from shunter_agent.log import Log
+from shunter_agent.notices.doubts import Doubting, doubted
 from shunter_agent.notices.port import Notice, NoticeSource
 from shunter_agent.promises import Promises
 from shunter_agent.refusals import not_on_disk, retry
@@ -333,6 +334,22 @@ class Node:
         row = self.journal.worker(worker)
         if row is not None:
             self.journal.put_worker(msgspec.structs.replace(row, **changes))
+
+    def doubted(self, row: WorkerRow) -> WorkerRow:
+        """A worker's row with what is known against it by now, which is remembered. A disk that takes no writes keeps nothing from being
+        known.
+        """
+        known = [doubt for source in self.sources if isinstance(source, Doubting) for doubt in source.doubts()]
+        settings = self.settings.slot_ids().get(row.slot)
+        named = bool(self.slot_gpus.get(row.slot) or (settings is not None and (settings.pci or settings.uuids)))
+        found = doubted(row, known, own_gpus=named)
+        if found is not row:
+            self.log.error("nothing that a worker computes is to be trusted any more", worker=row.spec.worker, why=found.doubt)
+            try:
+                self.change(row.spec.worker, doubt=found.doubt, doubted=found.doubted)
+            except Stalled as error:
+                self.log.problem(error.problem, worker=row.spec.worker)
+        return found
 
     def settle(self, operation: str, worker: str) -> None:
         """A worker that runs in traffic is in no operation, once no order of it is being carried out."""

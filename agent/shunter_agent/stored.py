@@ -324,6 +324,7 @@ def _info(image: ImageFacts) -> ImageInfo:
         runtime=image.runtime,
         pause_s=image.pause_s or None,
         facts=image.facts,
+        doubt=image.doubt,
     )
 
 
@@ -338,6 +339,7 @@ def facts_of(manifest: ImageManifest) -> ImageFacts:
         pause_s=manifest.pause_s or 0.0,
         facts=manifest.facts,
         runtime=manifest.runtime,
+        doubt=manifest.doubt,
     )
 
 

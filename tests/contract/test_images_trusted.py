@@ -83,8 +83,9 @@ def test_both_sides_of_a_move_keep_the_same_manifest(pair: Pair) -> None:
         ({"incarnation": 7}, "7", "1"),
         ({"taken_at": 5.0}, "5.0", "100.0"),
         ({"facts": {"kernel": "other"}}, "other", "{}"),
+        ({"doubt": "XID 31"}, "XID 31", ""),
     ],
-    ids=["worker", "incarnation", "time", "facts"],
+    ids=["worker", "incarnation", "time", "facts", "doubt"],
 )
 def test_a_changed_manifest_is_refused_with_both_values(pair: Pair, changes: dict[str, object], found: str, signed: str) -> None:
     pair.image()

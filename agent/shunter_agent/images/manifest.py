@@ -64,6 +64,8 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
     runtime: str
     pause_s: float | None = None
     facts: dict[str, str] = {}
+    doubt: str = ""
+    """Why what is in it isn't to be trusted; empty: nothing was known against it."""
 
 
 class Signature(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +95,7 @@ class ImageManifest(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[ImageFile, ...]
     pause_s: float | None = None
     facts: dict[str, str] = {}
+    doubt: str = ""
     signature: Signature | None = None
 
     @property
@@ -111,6 +114,7 @@ def manifest_of(info: ImageInfo, files: tuple[ImageFile, ...]) -> ImageManifest:
         runtime=info.runtime,
         pause_s=info.pause_s,
         facts=info.facts,
+        doubt=info.doubt,
         bytes=sum(file.size for file in files),
         files=tuple(sorted(files, key=lambda file: file.name)),
     )

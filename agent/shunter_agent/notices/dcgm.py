@@ -9,6 +9,7 @@ never do so, though the GPU was reset: where the kernel's log is read as well, a
 
 import math
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
@@ -16,6 +17,7 @@ import msgspec
 from shunter.model.errors import Problem
 
 from shunter_agent.notices import gpus
+from shunter_agent.notices.doubts import Doubt
 from shunter_agent.notices.gpus import Gpus
 from shunter_agent.notices.metadata import Metadata
 from shunter_agent.notices.port import Notice
@@ -70,17 +72,22 @@ def never(_gpu: str, _number: int) -> bool:
     return False
 
 
-def looks(service: Metadata, slots: Gpus, *, mended: Callable[[str, int], bool] = never) -> tuple[Look, ...]:
+def looks(
+    service: Metadata, slots: Gpus, *, mended: Callable[[str, int], bool] = never, elapsed: Callable[[], float] = time.monotonic
+) -> tuple[Look, ...]:
     """What to ask the exporter. Besides notices it finds SH647: what makes a process suspect and leaves the GPU sound. `mended` says of a
-    GPU's address and an XID whether the GPU has recovered since.
+    GPU's address and an XID whether the GPU has recovered since; `elapsed` gives seconds since the machine's start.
     """
-    dcgm = _Dcgm(service, slots, mended)
-    return (Look(name=SOURCE, ask=dcgm.ask, every=EVERY_S, problems=dcgm.problems),)
+    dcgm = _Dcgm(service, slots, mended, elapsed)
+    return (Look(name=SOURCE, ask=dcgm.ask, every=EVERY_S, problems=dcgm.problems, doubts=dcgm.doubts),)
 
 
 class _Dcgm:
-    def __init__(self, service: Metadata, slots: Gpus, mended: Callable[[str, int], bool]) -> None:
-        self._service, self._slots, self._mended = service, slots, mended
+    def __init__(self, service: Metadata, slots: Gpus, mended: Callable[[str, int], bool], elapsed: Callable[[], float]) -> None:
+        self._service, self._slots, self._mended, self._elapsed = service, slots, mended, elapsed
+        self._asked_at = 0.0
+        """When it answered last."""
+        self._doubts: dict[str, Doubt] = {}
         self._suspect: dict[str, tuple[float, Problem]] = {}
         self._xids: dict[str, dict[str, Notice]] = {}
         self._last: dict[str, int] = {}
@@ -89,6 +96,7 @@ class _Dcgm:
         self._ailed: dict[str, float] = {}
 
     def ask(self) -> Mapping[str, Notice]:
+        asked_at = self._elapsed()
         reply = self._service.get(_PATH, {"Accept": "text/plain"})
         if reply.status != 200:
             raise self._service.unreadable(_PATH, reply, "it should be 200")
@@ -102,9 +110,16 @@ class _Dcgm:
         for sample in said:
             self._heard(sample, found)
         self._forget({s.gpu for s in said})
+        self._asked_at = asked_at
         for notices in (*self._xids.values(), self._calmed()):
             found.update(notices)
         return found
+
+    def doubts(self) -> tuple[Doubt, ...]:
+        """The last of each GPU, from when it wasn't there yet. One that was there already at the first look has no time, and may be older
+        than any process: it is told, and held against none.
+        """
+        return tuple(dict(self._doubts).values())
 
     def problems(self) -> tuple[Problem, ...]:
         oldest = self._service.clock() - gpus.DISTRUSTED_S
@@ -131,6 +146,10 @@ class _Dcgm:
             if effect is Effect.RESTART:
                 problem = gpus.distrusted(number, sample.gpu, self._slots.slot(sample.pci, sample.uuid), "by DCGM")
                 self._suspect[sample.gpu] = self._service.clock(), problem
+            if effect in (Effect.RESTART, Effect.GONE) and sample.gpu in self._last:
+                slot = self._slots.slot(sample.pci, sample.uuid)
+                what = gpus.distrusted(number, sample.gpu, slot, "by DCGM").what
+                self._doubts[sample.gpu] = Doubt(slot=slot, at=self._asked_at, what=what)
             self._add(self._xids.setdefault(sample.gpu, {}), sample, effect, f"XID {number} is its last error")
         self._last[sample.gpu] = number
 

@@ -12,6 +12,7 @@ from typing import Final
 from shunter.model.errors import Problem
 
 from shunter_agent.notices import gpus
+from shunter_agent.notices.doubts import Doubt
 from shunter_agent.notices.port import Notice
 from shunter_agent.notices.xid import Effect, Xid, read
 from shunter_agent.refusals import rejected
@@ -43,10 +44,14 @@ class GpuNotices:
         *,
         clock: Callable[[], float] = time.time,
         log: Callable[[Problem], None] = lambda _problem: None,
+        elapsed: Callable[[], float] = time.monotonic,
     ) -> None:
         """`slots` is PCI address (see `xid.address`) to slot: a GPU that isn't in it is taken for the node. `clock` gives seconds since the
-        epoch; `log` gets each new problem once.
+        epoch; `log` gets each new problem once; `elapsed` gives seconds since the machine's start.
         """
+        self._elapsed = elapsed
+        self._doubts: dict[str, Doubt] = {}
+        """By GPU, the last error by which nothing is to be trusted that was computed there before."""
         self._slots = slots
         self._file = log_file
         self._clock = clock
@@ -82,6 +87,10 @@ class GpuNotices:
         suspect = tuple(problem for at, problem in dict(self._suspect).values() if at > oldest)
         return ((self._problem,) if self._problem is not None else ()) + suspect
 
+    def doubts(self) -> tuple[Doubt, ...]:
+        """See `doubts.Doubting`."""
+        return tuple(dict(self._doubts).values())
+
     def heard(self, error: Xid, at: float) -> None:
         """Take in one error, that came at `at` (seconds since the epoch), and tell what is new."""
         self._take(error, at)
@@ -97,6 +106,9 @@ class GpuNotices:
     def _take(self, error: Xid, at: float) -> None:
         slot = self._slots.get(error.gpu, "")
         before = self._open
+        if error.effect in (Effect.RESTART, Effect.GONE):
+            what = gpus.distrusted(error.number, error.gpu, slot, error.text).what
+            self._doubts[error.gpu] = Doubt(slot=slot, at=self._elapsed() - (self._clock() - at), what=what)
         if error.gpu in self._since:
             self._since[error.gpu] = self._since[error.gpu] | {error.number}
         if error.effect is Effect.RECOVERED:

@@ -118,8 +118,10 @@ def _gpu(condition: Condition, effect: Effect, number: int, text: str, gpus: Gpu
     detail = f"{key}: {text[:200]}"
     made = notice(effect, name, slot=slot, at=0.0, source="", detail="")
     problem = _unanswered(key, slot or condition.type) if nobody_acts else None
-    if effect is Effect.RESTART:
-        problem = distrusted(number, name, slot, condition.type)
+    suspect = ""
+    if effect in (Effect.RESTART, Effect.GONE):
+        told = distrusted(number, name, slot, condition.type)
+        suspect, problem = told.what, told if effect is Effect.RESTART else problem
     yield Signal(
         key=f"{key} {effect.value}",
         kind=NoticeKind(made.kind) if made else None,
@@ -129,6 +131,7 @@ def _gpu(condition: Condition, effect: Effect, number: int, text: str, gpus: Gpu
         slot=slot,
         dumpable=made.dumpable if made else True,
         problem=problem,
+        suspect=suspect,
     )
 
 

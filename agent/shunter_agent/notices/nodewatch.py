@@ -10,6 +10,7 @@ from shunter.model.errors import Problem
 from shunter.model.snapshot import NoticeKind, Taint
 
 from shunter_agent.notices import kubernetes, nodepods
+from shunter_agent.notices.doubts import Doubt
 from shunter_agent.notices.firsts import Firsts, Sight
 from shunter_agent.notices.gpus import Gpus
 from shunter_agent.notices.kubernetes import NodeObject
@@ -38,11 +39,13 @@ class NodeSource:
         clock: Callable[[], float] = time.time,
         homes: Homes = dict,
         firsts: Firsts | None = None,
+        elapsed: Callable[[], float] = time.monotonic,
     ) -> None:
         """`node` is its name in Kubernetes, `name` the one that slots are named by. `clock` gives seconds since the epoch; `homes` the
-        slots of the workers that live in pods, by the pod's uid; None while nobody can say; `firsts` knows what was seen before.
+        slots of the workers that live in pods, by the pod's uid; None while nobody can say; `firsts` knows what was seen before;
+        `elapsed` gives seconds since the machine's start.
         """
-        self._firsts = firsts or Firsts(clock=clock)
+        self._firsts, self._elapsed = firsts or Firsts(clock=clock), elapsed
         self._homes = homes
         self._known: Mapping[str, str] = {}
         self._node_name, self._name, self._gpus, self._clock, self._times = node, name, gpus, clock, times
@@ -64,6 +67,7 @@ class NodeSource:
             rest=lambda failures: self._rest(max(failures, self._nodes.brief)),
             patience=patience,
             problems=lambda: (*self._reading.problems, *_unwatched(self._nodes)),
+            doubts=self.doubts,
         )
         pods = Look(
             name="kubernetes pods",
@@ -104,6 +108,11 @@ class NodeSource:
         found = nodepods.signals(list(self._pods.objects.values()), self._node(), self._name, self._known)
         self._pod_reading = self._read("kubernetes pods", found, self._pod_reading)
         return self._pod_reading.notices
+
+    def doubts(self) -> tuple[Doubt, ...]:
+        """What conditions of the node make suspect. Who writes them goes by the node's own clock."""
+        ahead = self._elapsed() - self._clock()
+        return tuple(Doubt(slot=slot, at=at + ahead, what=what) for slot, at, what in self._reading.suspects)
 
     def taints(self) -> tuple[Taint, ...]:
         """Those of the node as it was last seen, from any thread."""

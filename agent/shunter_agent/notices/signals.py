@@ -53,6 +53,8 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
     slot: str = ""
     dumpable: bool = True
     problem: Problem | None = None
+    suspect: str = ""
+    """Why nothing is to be trusted that was computed in the slot before; empty: nothing makes it doubtful."""
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +63,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     notices: Mapping[str, Notice] = {}
     problems: tuple[Problem, ...] = ()
     since: Mapping[str, float] = {}
+    suspects: tuple[tuple[str, float, str], ...] = ()
+    """What makes what was computed in a slot (empty: nobody knows which) doubtful: the slot, since when, and why."""
 
 
 def read(found: Iterable[Signal], *, source: str, now: float, before: Mapping[str, float]) -> Reading:
@@ -71,8 +75,11 @@ def read(found: Iterable[Signal], *, source: str, now: float, before: Mapping[st
     problems: list[Problem] = []
     since: dict[str, float] = {}
     standing = list(found)
+    suspects: list[tuple[str, float, str]] = []
     for signal in standing:
         since[signal.key] = at = _since(signal, before.get(signal.key), now)
+        if signal.suspect and signal.since is not None:
+            suspects.append((signal.slot, at, signal.suspect))
         if signal.problem is not None:
             problems.append(signal.problem)
         if signal.kind is None:
@@ -84,7 +91,7 @@ def read(found: Iterable[Signal], *, source: str, now: float, before: Mapping[st
     cordon = since.get("cordon")
     if cordon is not None and now - cordon >= ESCALATE_S and not any(s.key != "cordon" and s.kind is not None for s in standing):
         problems.append(_forgotten(cordon, source))
-    return Reading(notices=notices, problems=tuple(problems), since=since)
+    return Reading(notices=notices, problems=tuple(problems), since=since, suspects=tuple(suspects))
 
 
 def _since(signal: Signal, before: float | None, now: float) -> float:

@@ -10,6 +10,7 @@ import msgspec
 from shunter.model.errors import Problem, ShunterError
 from shunter.model.snapshot import Taint
 
+from shunter_agent.notices.doubts import Doubt
 from shunter_agent.notices.port import Notice
 from shunter_agent.refusals import retry
 
@@ -27,7 +28,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     """One thing to ask. `ask` gives all notices that are open now, by id; it may wait for news, and raises Retry when it learned nothing.
 
     `every` is how many seconds to wait between two answers, and `rest` how many after the given number of failures in a row, where that is
-    another figure. `patience` is how many seconds an answer may take at most. `problems` is what else is wrong, by the last answer.
+    another figure. `patience` is how many seconds an answer may take at most. `problems` is what else is wrong, by the last answer, and
+    `doubts` what makes processes suspect (see `doubts.Doubting`).
     """
 
     name: str
@@ -36,6 +38,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     rest: Callable[[int], float] | None = None
     patience: float = PATIENCE_S
     problems: Callable[[], Sequence[Problem]] = tuple
+    doubts: Callable[[], Sequence[Doubt]] = tuple
 
 
 class Watching:
@@ -110,6 +113,10 @@ class Watching:
         """What the looks themselves find wrong, by their last answers."""
         with self._lock:
             return tuple(problem for found in self._besides.values() for problem in found)
+
+    def doubts(self) -> tuple[Doubt, ...]:
+        """See `doubts.Doubting`."""
+        return tuple(doubt for look in self._looks for doubt in look.doubts())
 
     def asked(self) -> tuple[tuple[str, ...], tuple[Problem, ...]]:
         """The looks that have neither answered nor failed so far, and what kept those that have failed."""

@@ -151,9 +151,8 @@ class Destination:
         node.held[head.worker] = HeldCopy(head.operation, held, node.elapsed() + message.hold_s, message.image)
 
         def write() -> None:
-            node.journal.put_reservation(
-                msgspec.structs.replace(reservation, process=held.process, spec=self._whole(reservation.spec, image.spec))
-            )
+            whole = self._whole(reservation.spec, image.spec)
+            node.journal.put_reservation(msgspec.structs.replace(reservation, process=held.process, spec=whole, doubt=image.doubt))
             node.journal.undo(head.operation, ("resume", "abort"), node.clock(), "restored again")
 
         reply = pb.RestoreReply(restore_s=time.monotonic() - began, incarnation=reservation.incarnation)
@@ -244,6 +243,7 @@ class Destination:
             state="fenced",
             operation=reservation.operation,
             epoch=reservation.epoch,
+            doubt=reservation.doubt,
         )
         with node.journal.batch():
             node.journal.put_worker(row)

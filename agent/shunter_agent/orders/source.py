@@ -16,6 +16,7 @@ from shunter_agent.gpus import facts_for, gone
 from shunter_agent.guard import Asked
 from shunter_agent.journal import WorkerRow
 from shunter_agent.node import FrozenCopy, Hidden, Leaving
+from shunter_agent.notices.doubts import of_image
 from shunter_agent.orders.ahead import copy_ahead
 from shunter_agent.orders.carry import Orders, Outcome
 from shunter_agent.orders.settling import TRAFFIC_S, hide, settle, show
@@ -203,6 +204,7 @@ class Source:
             node.log.problem(error.problem, worker=row.spec.worker, image=image)
 
     def _facts(self, image: str, row: WorkerRow, frozen: Frozen, pause_s: float = 0.0) -> ImageFacts:
+        frozen_at = self._node.elapsed() - (self._node.clock() - frozen.dump.frozen_at)
         return ImageFacts(
             id=image,
             spec=row.spec,
@@ -211,6 +213,7 @@ class Source:
             pause_s=pause_s,
             facts=facts_for(self._node.facts, frozen.dump.needs),
             runtime=self._node.runtime.name,
+            doubt=of_image(self._node.doubted(row), frozen_at),
         )
 
     def _newest(self, row: WorkerRow) -> float:

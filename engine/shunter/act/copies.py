@@ -186,11 +186,15 @@ def _knowing(run: Run) -> list[NodeId]:
 
 
 def _outdated(run: Run) -> bool:
-    """A newer image of the same worker is on a node that answers, or nobody comes back from any."""
+    """A newer image of the same worker is on a node that answers, or nobody comes back from any. Where this one isn't to be trusted, any
+    that is will do.
+    """
     if run.planned.expect.absent:
         return True
     fleet = run.parts.fleet()
     answering = {n.id for n in fleet.nodes if n.reachable and not run.parts.gone(n.id)}
     own = [i for i in fleet.images if i.worker == run.planned.worker]
     this = max(((i.incarnation, i.taken_at) for i in own if i.id == run.image), default=(-1, 0.0))
-    return any((i.incarnation, i.taken_at) > this and answering.intersection(i.nodes) for i in own)
+    if any(i.doubt for i in own if i.id == run.image):
+        this = (-1, 0.0)
+    return any((i.incarnation, i.taken_at) > this and answering.intersection(i.nodes) and not i.doubt for i in own)

@@ -73,6 +73,9 @@ def _slot(planned: PlannedOperation, fleet: Fleet, freed: Mapping[SlotId, Worker
 
 def _image(planned: PlannedOperation, fleet: Fleet) -> str:
     wanted = planned.expect.image
-    if wanted is None or any(i.id == wanted and (i.nodes or i.archived) for i in fleet.images):
+    found = next((i for i in fleet.images if i.id == wanted and (i.nodes or i.archived)), None)
+    if found is not None and found.doubt and planned.kind is OperationKind.RESTORE:
+        return f"image {wanted} isn't to be trusted: {found.doubt}"
+    if wanted is None or found is not None:
         return ""
     return f"image {wanted} isn't held by any node any more, nor by the archive"

@@ -89,7 +89,7 @@ class FleetGauges:
 
     def _count_workers(self, fleet: Fleet) -> None:
         counted = Count((w.role, _LEFT if w.pinned and w.state is WorkerState.LOST else w.state) for w in fleet.workers)
-        imaged = {image.worker for image in fleet.images}
+        imaged = {image.worker for image in fleet.images if not image.doubt}
         bare = Count(w.role for w in fleet.workers if w.state is WorkerState.RUNNING and w.id not in imaged)
         for role in _ROLES:
             self._unimaged.labels(role).set(bare[role])

@@ -229,6 +229,7 @@ def _held(d: Deciding, policy: Policy, one: Due) -> Refusal | None:
     assert worker.node is not None, "it occupies a slot"
     reasons = (
         ("node.noticed", condemned(d.world, worker)),
+        *((("worker.doubt", f"an image of it now would be good for nothing: {worker.doubt}"),) if worker.doubt else ()),
         ("snapshot", d.outdated()),
         ("lane", d.involuntary(worker.graph, preview=policy.mode == "preview")),
         ("worker", d.ledger.blocked(worker.id) or (d.ledger.claimed(worker.slot) if worker.slot else None)),

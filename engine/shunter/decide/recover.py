@@ -31,6 +31,8 @@ class Away(msgspec.Struct, frozen=True, kw_only=True):
     covered: tuple[Evidence, ...]
     archived: bool
     """It has to be fetched from the archive: no node that answers has it."""
+    passed: tuple[str, ...] = ()
+    """Younger images that are passed over, and why."""
 
 
 def recover(d: Deciding, policy: Policy, role: Role) -> None:
@@ -68,7 +70,8 @@ def recover(d: Deciding, policy: Policy, role: Role) -> None:
             Preconditions(incarnation=a.worker.incarnation, absent=True, free=slot, image=a.image.id),
             cause=a.cause,
             reason=f"{a.worker.id}: {a.why}; its image {a.image.id} is {d.now - a.image.taken_at:.0f} s old"
-            + (", and in the archive alone" if a.archived else ""),
+            + (", and in the archive alone" if a.archived else "")
+            + (f"; {'; '.join(a.passed)}" if a.passed else ""),
             estimate=costs[a.worker.id].restoring(archived=a.archived),
             to_slot=slot,
             image=a.image.id,
@@ -90,7 +93,7 @@ def _away(d: Deciding, policy: Policy, worker: Worker) -> Away | None:
             policy,
             worker.id,
             Verdict.HOLD,
-            f"{reason}, and no node that answers has an image of it",
+            f"{reason}, and no node that answers has an image of it{_distrusted(d, worker)}",
             gate="image",
             evidence=(*evidence, held),
         )
@@ -106,14 +109,27 @@ def _away(d: Deciding, policy: Policy, worker: Worker) -> Away | None:
         failed=tuple(d.history.failures(OperationKind.RESTORE, worker.id, cause)),
         covered=evidence,
         archived=d.world.away_from_nodes(image),
+        passed=tuple(f"{i.id} is passed over: {i.doubt}" for i in _younger(d, worker, image) if i.doubt),
     )
 
 
-def _out_of_reach(d: Deciding, worker: Worker) -> str:
+def _younger(d: Deciding, worker: Worker, image: Image) -> Sequence[Image]:
     own = d.world.images.get(worker.id, ())
-    archived = sum(i.archived for i in own)
+    return own[: own.index(image)]
+
+
+def _distrusted(d: Deciding, worker: Worker) -> str:
+    """What is known against the newest image that it would have come back from otherwise."""
+    newest = next((i for i in d.world.images.get(worker.id, ()) if i.doubt), None)
+    return f" that is to be trusted: {newest.id} was taken after this: {newest.doubt}" if newest is not None else ""
+
+
+def _out_of_reach(d: Deciding, worker: Worker) -> str:
+    own, trusted = d.world.images.get(worker.id, ()), d.world.trusted(worker.id)
+    archived = sum(i.archived for i in trusted)
     kept = f"; {archived} in the archive, of which no node that answers knows" if archived else ""
-    return f"{len(own)} images, none on a node that answers{kept}"
+    less = f", {len(own) - len(trusted)} of which aren't to be trusted" if len(own) > len(trusted) else ""
+    return f"{len(own)} images{less}, none on a node that answers{kept}"
 
 
 def _reason(d: Deciding, policy: Policy, worker: Worker) -> str | None:
@@ -147,5 +163,6 @@ def _evidence(a: Away) -> tuple[Evidence, ...]:
         *a.covered,
         Evidence(gate="worker.state", result=True, detail=a.worker.state.value),
         Evidence(gate="image", result=True, detail=taken),
+        *(Evidence(gate="image.doubt", result=True, detail=told) for told in a.passed),
         *(Evidence(gate="restore", result=False, detail=told) for told in _said(a.failed)),
     )

@@ -69,6 +69,8 @@ def _beyond(d: Deciding, worker: Worker, spare: Image) -> tuple[str, str, str, s
     last, within = _kept(d, worker)
     beyond = f" and than {Duration(within)}" if within else ""
     reason = f"{worker.id}: {spare.id} is older than the {count(last, 'image')} kept{beyond}"
+    if spare.doubt:
+        reason = f"{worker.id}: {spare.id} isn't to be trusted, and {count(last, 'image')} that can be are kept: {spare.doubt}"
     detail = f"{len(d.world.images[worker.id])} images, {last} kept{f', and those younger than {Duration(within)}' if within else ''}"
     return "keep.last", reason, f"{count(last, 'newer image')} kept", detail
 
@@ -91,15 +93,17 @@ def _spare(d: Deciding, worker: Worker) -> Image | None:
     """The oldest image that is beyond what is kept, or None.
 
     Only images on nodes that stay count as kept: one on a node that is going may be gone before it is needed, and one in the archive
-    takes longer to come back than `keep` was written for. An image is left alone while one of its holders doesn't answer, or nobody who
-    knows of the archive that has it (its copy there couldn't be deleted), or an operation refers to it.
+    takes longer to come back than `keep` was written for. Nor does one that isn't to be trusted, which goes once enough others are kept.
+    An image is left alone while one of its holders doesn't answer, or nobody who knows of the archive that has it (its copy there couldn't
+    be deleted), or an operation refers to it.
     """
     last, within = _kept(d, worker)
-    kept = [i for i in d.world.images[worker.id] if any(d.world.stays(n) for n in i.nodes)][:last]
+    kept = [i for i in d.world.trusted(worker.id) if any(d.world.stays(n) for n in i.nodes)][:last]
     if len(kept) < last:
         return None
     oldest = kept[-1]
-    older = [i for i in d.world.images[worker.id] if (i.incarnation, i.taken_at) < (oldest.incarnation, oldest.taken_at)]
+    own = d.world.images[worker.id]
+    older = [i for i in own if i.doubt or (i.incarnation, i.taken_at) < (oldest.incarnation, oldest.taken_at)]
     return _oldest(d, [i for i in older if d.now - i.taken_at > within])
 
 

@@ -77,7 +77,7 @@ class Pool(Mapping[str, Value]):
             case "workers":
                 return sum(w.state in STANDING for w in self._members)
             case "parked":
-                return sum(w.state in AWAY and bool(self._world.images.get(w.id)) for w in self._members)
+                return sum(w.state in AWAY and bool(self._world.trusted(w.id)) for w in self._members)
         if field in _OWN_OF_POOLS:
             return _or_missing(self._own, field)
         return _figure(self._world, self._running, field, _UNITS[field])
@@ -275,7 +275,7 @@ _WORKER: Final[dict[str, Callable[[World, Worker], Value]]] = {
     "worker.state": lambda _, w: w.state.value,
     "worker.incarnation": lambda _, w: int(w.incarnation),
     "worker.imageAge": lambda world, w: _image_age(world, w),
-    "worker.images": lambda world, w: len(world.images.get(w.id, ())),
+    "worker.images": lambda world, w: len(world.trusted(w.id)),
 }
 
 
@@ -294,7 +294,7 @@ def _or_missing(given: Mapping[str, Sample], field: str) -> Value:
 
 
 def _image_age(world: World, worker: Worker) -> Value:
-    images = world.images.get(worker.id, ())
+    images = world.trusted(worker.id)
     return world.at - max(i.taken_at for i in images) if images else Missing(reason="it has no image")
 
 

@@ -152,9 +152,11 @@ class Images:
 
     @cached_property
     def taken(self) -> dict[WorkerId, float]:
-        """When the newest of each worker was taken, seconds since the epoch."""
-        found = {i.worker: i.taken_at for i in self.all}
-        return found if len(found) == len(self.all) else {i.worker: i.taken_at for i in sorted(self.all, key=_TAKEN)}
+        """When the newest of each worker that it can come back from was taken, seconds since the epoch: one that isn't to be trusted is as
+        good as none."""
+        trusted = [i for i in self.all if not i.doubt]
+        found = {i.worker: i.taken_at for i in trusted}
+        return found if len(found) == len(trusted) else {i.worker: i.taken_at for i in sorted(trusted, key=_TAKEN)}
 
     @cached_property
     def several(self) -> frozenset[WorkerId]:
@@ -195,8 +197,9 @@ class Images:
                     by_worker[worker] = _newest_first(own)
             self.__dict__["by_worker"] = by_worker
             if "taken" in known:
-                taken = {**before.taken, **{w: _taken(by_worker[w]) for w in workers if w in by_worker}}
-                self.__dict__["taken"] = {w: at for w, at in taken.items() if w in by_worker} if len(taken) > len(by_worker) else taken
+                newest = {w: _taken(by_worker.get(w, ())) for w in workers}
+                taken = {w: at for w, at in before.taken.items() if w not in newest}
+                self.__dict__["taken"] = taken | {w: at for w, at in newest.items() if at is not None}
         if "held" in known:
             self.__dict__["held"] = _moved(before.held, gone, new)
 
@@ -374,14 +377,22 @@ class World:
         return found
 
     def leaving(self, worker: Worker) -> str | None:
-        """Why nothing voluntary is done with a worker where it is: its node or its GPU is going. None: both stay."""
+        """Why nothing voluntary is done with a worker where it is: its node or its GPU is going, or what it has computed isn't to be
+        trusted, so that it would come back from no image. None: none of it.
+        """
+        if worker.doubt:
+            return f"nothing that it computed is to be trusted: {worker.doubt}"
         if worker.node is not None and not self.stays(worker.node):
             return f"{worker.node} is going, or doesn't answer"
         return f"a notice is open for a GPU of {worker.slot}" if worker.slot in self.failing else None
 
     def restorable(self, worker: WorkerId) -> Image | None:
-        """The worker's newest image that a node which answers holds, or can fetch from the archive; or None."""
-        return next((i for i in self.images.get(worker, ()) if self._held(i) or (i.archived and self.archive)), None)
+        """The worker's newest image that is to be trusted, and that a node which answers holds, or can fetch from the archive; or None."""
+        return next((i for i in self.trusted(worker) if self._held(i) or (i.archived and self.archive)), None)
+
+    def trusted(self, worker: WorkerId) -> Sequence[Image]:
+        """The worker's images against which nothing is known, the newest first."""
+        return [i for i in self.images.get(worker, ()) if not i.doubt]
 
     def away_from_nodes(self, image: Image) -> bool:
         """The archive has it, and no node that answers does: whoever restores it has to fetch it."""
@@ -433,8 +444,8 @@ def _newest_first(own: Sequence[Image]) -> tuple[Image, ...]:
     return tuple(sorted(own, key=_newest)) if len(own) > 1 else (own[0],)
 
 
-def _taken(own: Sequence[Image]) -> float:
-    return max([i.taken_at for i in own])
+def _taken(own: Sequence[Image]) -> float | None:
+    return max([i.taken_at for i in own if not i.doubt], default=None)
 
 
 def _moved(held: Mapping[NodeId, int], gone: Sequence[Image], new: Sequence[Image]) -> dict[NodeId, int]:

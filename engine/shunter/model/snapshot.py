@@ -157,6 +157,8 @@ class Worker(msgspec.Struct, metaclass=InOrder, frozen=True, kw_only=True, gc=Fa
     """The pod that it lives in, or was in when it was lost; None: in none, as on plain hosts, or while it is parked."""
     pinned: str = ""
     """Why nothing can be done with it where it is, whatever policies want, as a sentence; empty: nothing is known against it."""
+    doubt: str = ""
+    """Why nothing that it computed is to be trusted, nor an image that is taken of it; empty: nothing is known against it."""
     left_at: int | None = None
     """When it was first seen lost with a pod that went for its controller's sake, so that nobody brings it back; whole seconds since the
     epoch. None: it isn't."""
@@ -188,6 +190,8 @@ class Image(msgspec.Struct, metaclass=InOrder, frozen=True, kw_only=True, gc=Fal
     """Its worker's GPUs, more than one, were in one NVLink domain. None: it had one or none, or nobody knows."""
     archived: bool = False
     """The archive had it when an agent last looked."""
+    doubt: str = ""
+    """Why what is in it isn't to be trusted, so that nobody is restored from it; empty: nothing is known against it."""
 
     @property
     def holders(self) -> str:

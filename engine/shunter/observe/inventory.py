@@ -186,7 +186,12 @@ def _images(
     archived: Mapping[ImageId, Image],
     breathe: Callable[[], None],
 ) -> tuple[tuple[Image, ...], list[Problem]]:
-    """Images by id over their holders. Copies that claim to be the same image and aren't are left out: none of them can be trusted."""
+    """Images by id over their holders. Copies that claim to be the same image and aren't are left out: none of them can be trusted.
+
+    What is known against an image stays known, whoever of its holders is left to say so.
+    """
+    previous = tuple(previous)
+    doubts = {i.id: i.doubt for i in (*previous, *(i for view in newest.values() for i in view.images)) if i.doubt}
     held: dict[ImageId, list[tuple[NodeId, Image]]] = defaultdict(list)
     for name in sorted(newest):
         for image in newest[name].images:
@@ -214,13 +219,16 @@ def _images(
                 )
             )
         else:
-            images.append(_over(first, tuple(sorted({node for node, _ in copies})), archived=kept is not None))
+            doubt = doubts.get(image_id, first.doubt)
+            images.append(_over(first, tuple(sorted({node for node, _ in copies})), archived=kept is not None, doubt=doubt))
     return tuple(images), problems
 
 
-def _over(image: Image, nodes: tuple[NodeId, ...], *, archived: bool) -> Image:
+def _over(image: Image, nodes: tuple[NodeId, ...], *, archived: bool, doubt: str) -> Image:
     """The very same where it says that already: what is made of images isn't made anew then."""
-    return image if (image.nodes, image.archived) == (nodes, archived) else msgspec.structs.replace(image, nodes=nodes, archived=archived)
+    if (image.nodes, image.archived, image.doubt) == (nodes, archived, doubt):
+        return image
+    return msgspec.structs.replace(image, nodes=nodes, archived=archived, doubt=doubt)
 
 
 def _newest_image(images: Iterable[Image]) -> dict[WorkerId, Image]:

@@ -94,11 +94,12 @@ def _slot(slot: Slot, workers: Mapping[WorkerId, Worker], images: Sequence[Image
     if worker is None:
         return f"{slot.id}: {slot.worker}"
     memory = f", {size(worker.memory)}" if worker.memory is not None else ""
-    return f"{slot.id}: {worker.id}, {worker.role}, {worker.state.value}{memory}{_image(worker.id, images, now)}"
+    doubt = ", not to be trusted" if worker.doubt else ""
+    return f"{slot.id}: {worker.id}, {worker.role}, {worker.state.value}{memory}{_image(worker.id, images, now)}{doubt}"
 
 
 def _image(worker: WorkerId, images: Sequence[Image], now: float) -> str:
-    newest = max((i for i in images if i.worker == worker), key=lambda i: i.taken_at, default=None)
+    newest = max((i for i in images if i.worker == worker and not i.doubt), key=lambda i: i.taken_at, default=None)
     return ", no image" if newest is None else f", image {span(now - newest.taken_at)} old on {newest.holders}"
 
 

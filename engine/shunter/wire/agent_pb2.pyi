@@ -419,7 +419,7 @@ class WorkerSpec(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., role: _Optional[str] = ..., graph: _Optional[str] = ..., engine: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., address: _Optional[str] = ..., mac: _Optional[str] = ..., control: _Optional[str] = ..., tolerations: _Optional[_Union[Tolerations, _Mapping]] = ..., linked: _Optional[bool] = ...) -> None: ...
 
 class WorkerReport(_message.Message):
-    __slots__ = ("spec", "state", "slot", "incarnation", "memory", "operation", "pod_uid", "pod_namespace", "pod_name", "pod_container", "gpu_memory")
+    __slots__ = ("spec", "state", "slot", "incarnation", "memory", "operation", "pod_uid", "pod_namespace", "pod_name", "pod_container", "gpu_memory", "doubt")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
@@ -431,6 +431,7 @@ class WorkerReport(_message.Message):
     POD_NAME_FIELD_NUMBER: _ClassVar[int]
     POD_CONTAINER_FIELD_NUMBER: _ClassVar[int]
     GPU_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    DOUBT_FIELD_NUMBER: _ClassVar[int]
     spec: WorkerSpec
     state: str
     slot: str
@@ -442,10 +443,11 @@ class WorkerReport(_message.Message):
     pod_name: str
     pod_container: str
     gpu_memory: int
-    def __init__(self, spec: _Optional[_Union[WorkerSpec, _Mapping]] = ..., state: _Optional[str] = ..., slot: _Optional[str] = ..., incarnation: _Optional[int] = ..., memory: _Optional[int] = ..., operation: _Optional[str] = ..., pod_uid: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod_name: _Optional[str] = ..., pod_container: _Optional[str] = ..., gpu_memory: _Optional[int] = ...) -> None: ...
+    doubt: str
+    def __init__(self, spec: _Optional[_Union[WorkerSpec, _Mapping]] = ..., state: _Optional[str] = ..., slot: _Optional[str] = ..., incarnation: _Optional[int] = ..., memory: _Optional[int] = ..., operation: _Optional[str] = ..., pod_uid: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod_name: _Optional[str] = ..., pod_container: _Optional[str] = ..., gpu_memory: _Optional[int] = ..., doubt: _Optional[str] = ...) -> None: ...
 
 class ImageInfo(_message.Message):
-    __slots__ = ("id", "spec", "incarnation", "taken_at", "bytes", "pause_s", "facts", "runtime")
+    __slots__ = ("id", "spec", "incarnation", "taken_at", "bytes", "pause_s", "facts", "runtime", "doubt")
     class FactsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -461,6 +463,7 @@ class ImageInfo(_message.Message):
     PAUSE_S_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
     RUNTIME_FIELD_NUMBER: _ClassVar[int]
+    DOUBT_FIELD_NUMBER: _ClassVar[int]
     id: str
     spec: WorkerSpec
     incarnation: int
@@ -469,7 +472,8 @@ class ImageInfo(_message.Message):
     pause_s: float
     facts: _containers.ScalarMap[str, str]
     runtime: str
-    def __init__(self, id: _Optional[str] = ..., spec: _Optional[_Union[WorkerSpec, _Mapping]] = ..., incarnation: _Optional[int] = ..., taken_at: _Optional[float] = ..., bytes: _Optional[int] = ..., pause_s: _Optional[float] = ..., facts: _Optional[_Mapping[str, str]] = ..., runtime: _Optional[str] = ...) -> None: ...
+    doubt: str
+    def __init__(self, id: _Optional[str] = ..., spec: _Optional[_Union[WorkerSpec, _Mapping]] = ..., incarnation: _Optional[int] = ..., taken_at: _Optional[float] = ..., bytes: _Optional[int] = ..., pause_s: _Optional[float] = ..., facts: _Optional[_Mapping[str, str]] = ..., runtime: _Optional[str] = ..., doubt: _Optional[str] = ...) -> None: ...
 
 class NoticeReport(_message.Message):
     __slots__ = ("id", "kind", "seen_at", "deadline", "source", "detail", "slot", "not_dumpable")

@@ -82,6 +82,7 @@ def worker(report: pb.WorkerReport, node: NodeId) -> Worker:
         gpu_memory=report.gpu_memory or None,
         tolerations=tolerations(spec),
         pod=pod(report),
+        doubt=report.doubt,
     )
 
 
@@ -145,6 +146,7 @@ def image(info: pb.ImageInfo, holder: NodeId | None) -> Image:
         pause=info.pause_s or None,
         tolerations=tolerations(info.spec),
         linked=linked(info.spec),
+        doubt=info.doubt,
     )
 
 

@@ -35,7 +35,10 @@ class Case:
         self.service, self.now = service, NOW
         self.client = Metadata("dcgm", service.url, called="DCGM's exporter", clock=lambda: self.now)
         self.slots = Gpus(pci={"0000:4f:00": "n/0"}, uuids={"GPU-bbb": "n/1"})
-        (self.look,) = dcgm.looks(self.client, self.slots)
+        (self.look,) = dcgm.looks(self.client, self.slots, elapsed=lambda: self.now - NOW + 5_000.0)
+
+    def doubts(self) -> list[tuple[str, float]]:
+        return [(d.slot, d.at) for d in self.look.doubts()]
 
     def say(self, name: str, labels: str, value: str) -> list[tuple[str, str, bool]]:
         self.service.values[name, labels] = value
@@ -147,3 +150,19 @@ def test_half_a_text_isnt_believed(case: Case) -> None:
             case.ask()
         assert caught.value.problem.code == "SH644"
         assert "DCGM" in caught.value.problem.what
+
+
+def test_what_was_computed_since_the_last_look_before_an_error_is_doubted(case: Case) -> None:
+    case.ask()
+    case.now += 5.0
+    case.say(dcgm.XID, NEW, "31")
+    assert case.doubts() == [("n/0", 5_000.0)], "it may have come right after that look"
+    case.now += 5.0
+    case.say(dcgm.XID, OLD, "48")
+    case.say(dcgm.XID, NEW, "13")
+    assert case.doubts() == [("n/0", 5_010.0)]
+
+
+def test_an_error_that_was_there_at_the_first_look_has_no_time_and_doubts_nothing(case: Case) -> None:
+    case.say(dcgm.XID, NEW, "31")
+    assert (case.doubts(), [p.code for p in case.look.problems()]) == ([], ["SH647"])

@@ -9,7 +9,7 @@ import pytest
 from shunter.model.errors import Problem
 from shunter_agent.notices.gpu import GpuNotices
 from shunter_agent.notices.port import Notice
-from shunter_agent.notices.xid import Effect, address, effect_of, read
+from shunter_agent.notices.xid import Effect, Xid, address, effect_of, read
 
 FELL_OFF = "NVRM: Xid (PCI:0000:4f:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 ECC = "NVRM: Xid (PCI:0000:4F:00): 48, pid=1234, name=python3, DBE (double bit error) occurred"
@@ -114,6 +114,16 @@ def test_one_bad_gpu_is_about_its_slot_and_a_stranger_about_the_node() -> None:
     assert back is not None
     gpus.heard(back, NOW)
     assert list(heard.notices) == ["gpu-0000.50.00-hazard"]
+
+
+@pytest.mark.parametrize(
+    ("number", "doubts"), [(8, True), (13, True), (31, True), (94, True), (79, True), (95, True), (48, False), (63, False)]
+)
+def test_errors_that_leave_nothing_to_be_trusted_of_what_was_computed_before(number: int, doubts: bool) -> None:
+    """Also those of a GPU that is gone: a dump that was under way is no better than what it went through."""
+    made = GpuNotices({"0000:4f:00": "n/1"}, clock=lambda: NOW, elapsed=lambda: 5_000.0)
+    made.heard(Xid(gpu="0000:4f:00", number=number, text="t"), NOW - 7)
+    assert [(d.slot, d.at, f"XID {number} on" in d.what) for d in made.doubts()] == ([("n/1", 4_993.0, True)] if doubts else [])
 
 
 def test_an_error_of_the_process_alone_is_told_and_moves_nothing() -> None:

@@ -396,3 +396,9 @@ def test_all_taints_keep_workers_off_whatever_they_mean_otherwise() -> None:
     both = node(spec={"unschedulable": True}, taints=[taint("node.kubernetes.io/unschedulable")])
     assert kubernetes.taints(both) == kubernetes.taints(cordoned)
     assert kubernetes.taints(node()) == ()
+
+
+@pytest.mark.parametrize(("number", "doubts"), [(31, True), (79, True), (48, False), (63, False)])
+def test_a_condition_makes_what_was_computed_before_it_suspect(number: int, doubts: bool) -> None:
+    found = reading(node(conditions=[condition("XidCriticalError", f"XID {number} on PCI:0000:ef:00", since=-5)]))
+    assert [(slot, at - NOW) for slot, at, _ in found.suspects] == ([("n/1", -5)] if doubts else [])

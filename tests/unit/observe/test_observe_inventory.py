@@ -526,3 +526,13 @@ def test_a_merge_can_stand_still_every_some_images() -> None:
     found = merge([view(A, worker(W, A), images=images)], None, (), [A], NOW, breathe=lambda: asked.append(None))
     assert len(found.fleet.images) == 5000
     assert len(asked) >= 10
+
+
+def test_what_is_known_against_an_image_stays_known_whoever_is_left_to_say_it() -> None:
+    bad = msgspec.structs.replace(image(W, A), doubt="XID 31")
+    told = merge([view(A, worker(W, A), images=(bad,)), view(B, images=(image(W, B),))], None, (), BOTH, NOW)
+    assert [(i.nodes, i.doubt) for i in told.fleet.images] == [((A, B), "XID 31")]
+    silent = merge([view(B, images=(image(W, B),))], told.fleet, (), BOTH, NOW + 1)
+    assert [(i.nodes, i.doubt) for i in silent.fleet.images] == [((A, B), "XID 31")]
+    empty = merge([view(A), view(B, images=(image(W, B),))], silent.fleet, (), BOTH, NOW + 2)
+    assert [(i.nodes, i.doubt) for i in empty.fleet.images] == [((B,), "XID 31")]
