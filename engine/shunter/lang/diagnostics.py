@@ -57,7 +57,7 @@ CODES: Final[dict[str, str]] = {
     "SH149": "two policies that decide the split of one graph",
     "SH150": "no such kind or field",
     "SH151": "a file that can't be formatted",
-    "SH152": "a rebalancing policy that never moves anything",
+    "SH152": "a policy that never moves anything",
     "SH153": "a preview that shows or limits nothing",
     "SH154": "a native start without what context costs",
     "SH155": "two policies that move workers to and fro",

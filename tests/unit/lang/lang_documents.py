@@ -99,7 +99,7 @@ spec:
   to: prefill
   follow: planner
   for: 30s
-  method: in-place
+  method: checkpoint
 """
 
 CADENCE = """\

@@ -228,6 +228,14 @@ def test_a_gain_in_what_is_the_same_everywhere(prefer, told):
     assert codes(policy) == (["SH152"] if told else [])
 
 
+@pytest.mark.parametrize(("method", "told"), [("auto", False), ("checkpoint", False), ("in-place", True)])
+def test_hardware_that_is_to_change_sides_in_a_way_that_no_engine_can(method, told):
+    """As the engine holds such a policy, in as many words."""
+    policy = REASSIGN.replace("  pick:", f"  method: {method}\n  pick:")
+    assert codes(policy) == (["SH152"] if told else [])
+    assert all("no agent reports an engine that can" in what for _, what in found(policy))
+
+
 def test_rebalancing_policies_of_equal_rank_are_rivals():
     assert codes(REBALANCE, another(REBALANCE)) == ["SH140"]
     assert codes(REBALANCE, another(REBALANCE).replace("kvUsage > 0.9", "kvUsage < 0.1")) == []

@@ -75,8 +75,13 @@ def _goal(spec: RebalanceSpec) -> tuple[ranges.Box, ...]:
 
 
 def motionless(policy: Policy, texts: Texts) -> Iterator[Problem]:
-    """SH152: no place is better by the gain, or one at which `when` would end. The engine moves no worker that it would move again."""
+    """SH152: no place is better by the gain, or one at which `when` would end, as the engine moves no worker that it would move again; or
+    hardware is to change sides in a way that no engine can.
+    """
     spec = policy.document.spec
+    if isinstance(spec, ReassignmentSpec) and spec.method == "in-place":
+        what = "method is in-place, and no agent reports an engine that can change its role where it stands: nothing would ever be moved"
+        yield texts.warning(policy, ("spec", "method"), "SH152", what, "Write `method: auto`, which goes by checkpoint until one can")
     if not isinstance(spec, RebalanceSpec):
         return
     if spec.gain is not None:
