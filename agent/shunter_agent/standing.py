@@ -1,6 +1,7 @@
 """What this node does by itself when it gets a notice while no engine can be reached: its standing order.
 
-Each worker that the order names is taken out of the router's sight, and an image of it goes to another node; it runs on. All of it goes the
+Each worker that the order names is taken out of the router's sight, and an image of it goes to another node; it runs on. Where the notice
+has no deadline it isn't taken out of sight, as nobody knows for how long that would be: an image of it is all there is. All of it goes the
 way of every order (`orders.carry`), under the epoch of the engine that gave the standing order: guarded, journaled, never done twice, and
 refused from the moment when a newer engine was heard of. It starts no copy.
 
@@ -18,12 +19,12 @@ import msgspec
 from shunter.model.canon import encode
 from shunter.model.errors import Problem, Rejected, Retry, ShunterError
 from shunter.model.ids import NodeId, NoticeId
-from shunter.model.snapshot import FAR_S, NoticeKind
-from shunter.model.standing import Stand, StandingOrder, Stood, image_of, operation_of
+from shunter.model.snapshot import NoticeKind
+from shunter.model.standing import NEVER, Stand, StandingOrder, Stood, image_of, let_be, operation_of
 from shunter.wire import agent_pb2 as pb
 
 from shunter_agent import guard, mandate
-from shunter_agent.gpus import boot
+from shunter_agent.gpus import boot, gone
 from shunter_agent.journal import WorkerRow
 from shunter_agent.notices.port import Notice
 from shunter_agent.orders.carry import Orders
@@ -123,7 +124,8 @@ class Standing:
         due = list(self._due(order))
         try:
             for stand, notice in due:
-                await self._carry(order, stand, notice, self._hide)
+                if notice.deadline is not None:
+                    await self._carry(order, stand, notice, self._hide)
             for stand, notice in due:
                 if stand.act == "checkpoint":
                     await self._carry(order, stand, notice, self._save)
@@ -146,14 +148,18 @@ class Standing:
             row = self._node.journal.worker(stand.worker)
             if row is None or (row.incarnation, row.slot) != (stand.incarnation, stand.slot):
                 continue
-            notice = next((n for n in self._node.notices.values() if self._concerns(n, stand)), None)
-            if notice is not None:
-                yield stand, notice
+            found = [n for n in self._node.notices.values() if self._concerns(n, stand)]
+            if not found or gone(self._node.notices.values(), stand.slot) is not None:
+                continue
+            first = min(found, key=lambda n: (n.deadline is None, n.deadline or 0.0, n.id))
+            if first.deadline is not None or not self._node.doubted(row).doubt:
+                yield stand, first
 
     def _concerns(self, notice: Notice, stand: Stand) -> bool:
-        now = self._node.clock()
-        about = notice.kind in {kind.value for kind in stand.kinds} and notice.slot in ("", stand.slot)
-        return about and not notice.canary and notice.deadline is not None and now < notice.deadline and not _hint(notice, now)
+        kind = NoticeKind(notice.kind)
+        if kind not in stand.kinds or notice.slot not in ("", stand.slot) or notice.canary:
+            return False
+        return not let_be(kind, notice.deadline, dumpable=notice.dumpable, act=stand.act, now=self._node.clock())
 
     # -- doing it
 
@@ -162,7 +168,7 @@ class Standing:
     ) -> None:
         """One part of it, for one worker; what comes of it is durable. Raises EngineBack."""
         node = self._node
-        operation = operation_of(stand, order.epoch, NoticeId(notice.id))
+        operation = operation_of(stand, order.epoch, NoticeId(notice.id), notice.deadline)
         stood = node.journal.stood().get(operation) or self._begun(order, stand, notice)
         if stood.state in ("done", "stopped", "withdrawn", "ended") or node.elapsed() < self._again.get(operation, float("-inf")):
             return
@@ -171,7 +177,7 @@ class Standing:
         if row.operation and not self._orders.lock(stand.worker).locked():
             node.part(row.operation, stand.worker)  # nobody is left who would go on with it, unless an engine comes back
         head = pb.Order(operation=operation, epoch=order.epoch, plan=order.id, worker=stand.worker, incarnation=stand.incarnation)
-        head.deadline = stood.deadline
+        head.deadline = 0.0 if stood.deadline == NEVER else stood.deadline
         try:
             stood = await work(head, stand, stood)
         except EngineBack:
@@ -192,7 +198,7 @@ class Standing:
         now = self._node.clock()
         self._node.log.error("no engine can be reached: the standing order is carried out", worker=stand.worker, notice=notice.id)
         return Stood(
-            operation=operation_of(stand, order.epoch, NoticeId(notice.id)),
+            operation=operation_of(stand, order.epoch, NoticeId(notice.id), notice.deadline),
             node=NodeId(self._node.settings.node),
             stand=stand,
             order=order.id,
@@ -200,7 +206,7 @@ class Standing:
             commit=order.commit,
             notice=NoticeId(notice.id),
             kind=NoticeKind(notice.kind),
-            deadline=notice.deadline or 0.0,
+            deadline=NEVER if notice.deadline is None else notice.deadline,
             state="begun",
             began_at=now,
             at=now,
@@ -230,7 +236,14 @@ class Standing:
         return stood
 
     async def _save(self, head: pb.Order, stand: Stand, stood: Stood) -> Stood:
-        """An image of it, on the first node that takes it. That it may be there is written down before anything is sent."""
+        """An image of it, on the first node that takes it. That it may be there is written down before anything is sent.
+
+        None is made that nobody would be restored from.
+        """
+        row = self._node.doubted(self._node.row(stand.worker))
+        if row.doubt:
+            detail = f"no image, as none would be trusted: {row.doubt}"
+            return msgspec.structs.replace(stood, state="done", at=self._node.clock(), detail=detail)
         node, image = self._node, image_of(stood.operation, stood.kind, stood.deadline)
         self._still_away()
         await self._source.checkpoint(pb.CheckpointOrder(order=head, image=image))
@@ -313,6 +326,7 @@ class Standing:
         node = self._node
         row = node.journal.worker(stood.stand.worker)
         over = stood.state in ("withdrawn", "ended") or stood.epoch != order.epoch or node.clock() >= stood.deadline
+        over = over or stood.deadline == NEVER  # nobody was hidden for it
         if over or stood.notice in node.notices or row is None or not _hidden(row, stood):
             return
         head = pb.Order(operation=stood.operation, epoch=order.epoch, plan=order.id, worker=row.spec.worker, incarnation=row.incarnation)
@@ -323,12 +337,6 @@ class Standing:
         if self._refused.get(about) != problem:
             self._refused[about] = problem
             self._node.log.problem(problem)
-
-
-def _hint(notice: Notice, now: float) -> bool:
-    """It may come to nothing, or is planned for a time far away: what an engine that is back soon would do for it can wait for that one."""
-    far = notice.deadline is not None and notice.deadline - now > FAR_S
-    return notice.kind == NoticeKind.REBALANCE.value or (notice.kind == NoticeKind.MAINTENANCE.value and far)
 
 
 def _hidden(row: WorkerRow, stood: Stood) -> bool:

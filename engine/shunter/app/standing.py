@@ -32,7 +32,7 @@ from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
 from shunter.model.policy import PolicySet
 from shunter.model.record import Record, RecordKind
 from shunter.model.snapshot import Fleet, Notice, Snapshot
-from shunter.model.standing import Holder, Stand, StandingOrder, Stood, taken_by, why
+from shunter.model.standing import NEVER, Holder, Stand, StandingOrder, Stood, taken_by, why
 from shunter.model.view import NodeView
 from shunter.observe.inventory import SKEW_S
 from shunter.wire import agent_pb2 as pb
@@ -47,6 +47,8 @@ KEPT_S: Final = 30.0
 """Where a next engine may go on from elsewhere, what is remembered here is remembered there after so many seconds."""
 _AT_ONCE: Final = 32
 _ANSWER_S: Final = 5.0
+_TRIED_S: Final = 60.0
+"""After so many seconds what failed without a deadline has failed for good: an engine is here, and it isn't tried again."""
 _SOURCE: Final = "standing"
 ENDORSED: Final = b"shunter standing key\n"
 SIGNED: Final = b"shunter standing order\n"
@@ -238,7 +240,7 @@ class Standing:
                 self._given.pop(view.node.id, None)  # a new order tells it that the engine knows
                 self._thought_at = float("-inf")
             for stood in view.stood:
-                if stood.state in _FINAL or (stood.state == "failed" and now >= stood.deadline):
+                if stood.state in _FINAL or (stood.state == "failed" and now >= _over(stood)):
                     self._record_once(stood)
 
     def _acknowledge(self) -> None:
@@ -285,6 +287,11 @@ class Standing:
         self._add([_told(record, stood)])
 
 
+def _over(stood: Stood) -> float:
+    """From when on what a node tried in vain is tried no more, now that an engine is here."""
+    return stood.at + _TRIED_S if stood.deadline == NEVER else stood.deadline
+
+
 def record_of(stood: Stood) -> OperationRecord:
     """The operation that a node's own doing is, as the engine keeps it: a checkpoint, ordered by the standing order."""
     stand = stood.stand
@@ -308,7 +315,7 @@ def record_of(stood: Stood) -> OperationRecord:
         copies=(stood.holder,) if stood.holder else (),
         notice=stood.notice,
         cause=f"standing:{stood.notice}",
-        deadline=stood.deadline,
+        deadline=None if stood.deadline == NEVER else stood.deadline,
     )
     outcome = Outcome(
         status=Status.SUCCEEDED if done else Status.FAILED,
@@ -335,7 +342,8 @@ _WORDS: Final = {"failed": "couldn't", "stopped": "left it to an engine that was
 
 def _told(record: OperationRecord, stood: Stood) -> Record:
     assert record.outcome is not None
-    where = f"its image {stood.image} is on {stood.holder}" if stood.holder else "it was taken out of the router's sight"
+    hidden = f"it was taken out of the router's sight ({stood.detail})"
+    where = f"its image {stood.image} is on {stood.holder}" if stood.holder else hidden
     said = {
         "done": f"{stood.node} did by itself what it was ordered ahead: {where}",
         "ended": f"{stood.node} has ended it at the deadline, as it had said when it sent its image to {stood.holder}",
@@ -381,8 +389,16 @@ def relayed(fleet: Fleet, knows: Callable[[OperationId], bool] = lambda _operati
         if (operation := taken_by(image.id)) is not None and knows(operation):
             continue
         kind, deadline = noticed
+        before = found.get(node)
+        if before is not None and (before.deadline or NEVER) <= deadline:
+            continue  # of several the one that says when
         found[node] = Notice(
-            id=NoticeId(f"standing-{image.id}"), kind=kind, node=node, seen_at=image.taken_at, deadline=deadline, source=_SOURCE
+            id=NoticeId(f"standing-{image.id}"),
+            kind=kind,
+            node=node,
+            seen_at=image.taken_at,
+            deadline=None if deadline == NEVER else deadline,
+            source=_SOURCE,
         )
     return tuple(found[node] for node in sorted(found))
 

@@ -10,6 +10,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from shunter.app.alone import alone_in
 from shunter.app.assumed import assumed
 from shunter.app.preview import preview
 from shunter.app.settings import load
@@ -27,7 +28,8 @@ def notices(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
 ) -> None:
-    """Show where each node looks for notices, when that was last tried out, which source is blind, what is open, and what is done about it.
+    """Show where each node looks for notices, when that was last tried out, which source is blind, what is open, what is done about it, and
+    what its node would do by itself while no engine can be reached.
 
     Asks the agents and decides once, as `shunter plan` does; carries nothing out.
     """
@@ -37,8 +39,10 @@ def notices(
         seen = asyncio.run(preview(settings, Path(folder) / "policies.git", asked))
     for problem in seen.unreachable:
         typer.echo(f"warning: {problem}", err=True)
+    alone = alone_in(seen)
     if as_json:
-        document = plain(notices_document(seen.evaluation, seen.snapshot))
+        document = plain(notices_document(seen.evaluation, seen.snapshot, alone))
         typer.echo(msgspec.json.encode(document, order="sorted"))
     else:
-        notices_text(seen.evaluation, seen.snapshot, Console(highlight=False, width=None if sys.stdout.isatty() else 140))
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+        notices_text(seen.evaluation, seen.snapshot, console, alone)

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -12,7 +13,8 @@ from shunter.model.expression import Rules
 from shunter.model.ids import Incarnation, NodeId, PolicyName, SlotId, WorkerId
 from shunter.model.operation import EngineState
 from shunter.model.policy import Policy, PolicySet, PreemptionPolicy
-from shunter.model.snapshot import NoticeKind, Snapshot, Worker, WorkerState
+from shunter.model.snapshot import Notice, NoticeKind, Snapshot, Worker, WorkerState
+from shunter.model.standing import let_be
 
 COPIES = 2
 """Nodes that are named to hold each image: the second one if the first doesn't take it."""
@@ -67,6 +69,34 @@ def fallbacks(
             found[worker.node].append(_fallback(policy, worker, worker.slot, holders))
     roles = {w.id: w.role for w in snapshot.fleet.workers}
     return {node: sorted(own, key=lambda f: (roles[f.worker] != "decode", f.worker)) for node, own in found.items()}
+
+
+def alone(notice: Notice, snapshot: Snapshot, found: Mapping[NodeId, Sequence[Fallback]]) -> Mapping[WorkerId, str]:
+    """What the notice's node would do by itself for each live worker that it is about, were no engine there, in words. `found` is what
+    nodes are to do (see `fallbacks`).
+    """
+    own = {fallback.worker: fallback for fallback in found.get(notice.node, ())}
+    spoilt = {n.slot for n in snapshot.notices if n.node == notice.node and not n.dumpable}
+    return {
+        w.id: _alone(notice, w, own.get(w.id), dumpable=not spoilt & {None, w.slot}, now=snapshot.at)
+        for w in snapshot.fleet.workers
+        if w.node == notice.node and notice.slot in (None, w.slot) and w.state in _LIVE
+    }
+
+
+def _alone(notice: Notice, worker: Worker, fallback: Fallback | None, *, dumpable: bool, now: float) -> str:
+    if fallback is None or notice.kind not in fallback.kinds:
+        return "nothing, as no policy that is in force says what"
+    act: Literal["checkpoint", "fence"] = "checkpoint" if fallback.holders else "fence"
+    why = let_be(notice.kind, notice.deadline, dumpable=dumpable, act=act, now=now)
+    if not why and notice.deadline is None and worker.doubt:
+        why = "an image of it isn't to be trusted"
+    if why:
+        return f"nothing, as {why}"
+    hidden, imaged = "it is taken out of the router's sight", f"an image of it goes to {' or '.join(fallback.holders)}"
+    if notice.deadline is None:
+        return f"{imaged}, and it serves on"
+    return hidden if not fallback.holders or worker.doubt else f"{hidden}, and {imaged}"
 
 
 def _answers(policy: Policy) -> bool:

@@ -15,8 +15,10 @@ import msgspec
 
 from shunter.model.canon import digest, encode
 from shunter.model.ids import Commit, Digest, Epoch, ImageId, Incarnation, NodeId, NoticeId, OperationId, PolicyName, SlotId, WorkerId
-from shunter.model.snapshot import NoticeKind
+from shunter.model.snapshot import FAR_S, NoticeKind
 
+NEVER: Final = 253402300799.0
+"""In place of the deadline of a notice that has none, in what was done about it: agents and engines of before take it for far ahead."""
 _IMAGE: Final = re.compile(r"(standing-[0-9a-f]{16})-([a-z-]+)-([0-9]{1,12})", re.ASCII)
 
 
@@ -68,6 +70,8 @@ class StandingOrder(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 class Stood(msgspec.Struct, frozen=True, kw_only=True):
     """What a node did, or tried, for one worker because of one notice. Times in seconds since the epoch, by its clock.
 
+    `deadline` is the notice's, `NEVER` where it has none: then no end of the worker was promised either.
+
     `begun`: it is at it. `done`: its image is on node `holder` (None: the act asks for none). `failed`: it is tried again until the
     deadline. `stopped`: an engine was heard of before it was done. `withdrawn`: the notice was taken back, and the worker shown again.
     `ended`: the deadline was over, no engine had given an order since, and so the worker was ended. With any of them, `holder` is a node
@@ -93,9 +97,28 @@ class Stood(msgspec.Struct, frozen=True, kw_only=True):
     heard: bool = False
 
 
-def operation_of(stand: Stand, epoch: Epoch, notice: NoticeId) -> OperationId:
-    """`standing-<16 hex>`: the same for the same worker, incarnation, engine and notice."""
-    parts = encode([stand.worker, stand.incarnation, epoch, notice])
+def let_be(kind: NoticeKind, deadline: float | None, *, dumpable: bool, act: Literal["checkpoint", "fence"], now: float) -> str:
+    """Why a node does nothing by itself about a notice that its standing order answers to, in words; empty: it does what it can.
+
+    Without a deadline it makes an image, and the worker serves on: nobody knows for how long it would be out of the router's sight.
+    """
+    far = deadline is not None and deadline - now > FAR_S
+    if kind is NoticeKind.REBALANCE or (kind is NoticeKind.MAINTENANCE and far):
+        return "a hint waits for the engine"
+    if kind is NoticeKind.GONE or not dumpable:
+        return "nothing can be dumped there any more"
+    if deadline is not None and now >= deadline:
+        return "its deadline is over"
+    if deadline is None and act == "fence":
+        return "it has no deadline, and nobody knows for how long the worker would be out of the router's sight"
+    return ""
+
+
+def operation_of(stand: Stand, epoch: Epoch, notice: NoticeId, deadline: float | None = 0.0) -> OperationId:
+    """`standing-<16 hex>`: the same for the same worker, incarnation, engine and notice. A notice that is given a deadline (None: it has
+    none) is another: more is to be done about it.
+    """
+    parts = encode([stand.worker, stand.incarnation, epoch, notice, *(["undated"] if deadline is None else [])])
     return OperationId(f"standing-{hashlib.sha256(parts).hexdigest()[:16]}")
 
 

@@ -1,17 +1,28 @@
-"""What was announced for each node, by whom, and what is done about it now."""
+"""What was announced for each node, by whom, what is done about it now, and what would be if no engine were there."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, TypeAlias
 
 from rich.console import Console
 
 from shunter.model.finding import Finding, Verdict
+from shunter.model.ids import NoticeId, WorkerId
 from shunter.model.plan import Evaluation, PlannedOperation
 from shunter.model.snapshot import Node, Notice, Snapshot
 from shunter.report.marks import Marks, mark
 from shunter.report.plan import headline
 from shunter.report.words import Page, count, moment, span
 
+Alone: TypeAlias = Mapping[NoticeId, Mapping[WorkerId, str]]
+"""By notice and worker, what the node would do by itself while no engine is there (see `decide.standing.alone`)."""
+_NONE: Final[Alone] = MappingProxyType({})
 
-def notices_text(evaluation: Evaluation, snapshot: Snapshot, console: Console) -> None:
-    """Write it: each node's sources and what is wrong with them, its open notices, and for each what is planned or held back, and why."""
+
+def notices_text(evaluation: Evaluation, snapshot: Snapshot, console: Console, alone: Alone = _NONE) -> None:
+    """Write it: each node's sources and what is wrong with them, its open notices, and for each what is planned or held back, and why, and
+    what its node would do by itself.
+    """
     page, marks = Page(console), Marks(snapshot.fleet)
     nodes = snapshot.fleet.nodes
     page.title(f"At {moment(snapshot.at)}: {count(len(snapshot.notices), 'notice')} on {count(len(nodes), 'node')}")
@@ -25,11 +36,13 @@ def notices_text(evaluation: Evaluation, snapshot: Snapshot, console: Console) -
             page.line(f"{tag}{problem}", indent=2, hang=2, style="red")
         for notice in (n for n in snapshot.notices if n.node == node.id):
             _notice(page, marks, evaluation, snapshot, notice)
+            for worker, does in sorted(alone.get(notice.id, {}).items()):
+                page.line(f"{marks.of_subject(worker)}{worker}, with the engine away: {does}", indent=4, hang=2)
 
 
-def notices_document(evaluation: Evaluation, snapshot: Snapshot) -> dict[str, object]:
+def notices_document(evaluation: Evaluation, snapshot: Snapshot, alone: Alone = _NONE) -> dict[str, object]:
     """The same as values for JSON: `at`, and `nodes` with `sources`, `canaries` (by source, when it was last tried out), `problems` and
-    `notices`, each with its `operations` and `held`.
+    `notices`, each with its `operations` and `held`, and `alone`: by worker, what its node would do while no engine is there.
     """
     return {
         "at": snapshot.at,
@@ -41,7 +54,12 @@ def notices_document(evaluation: Evaluation, snapshot: Snapshot) -> dict[str, ob
                 "canaries": node.canaries,
                 "problems": node.problems,
                 "notices": [
-                    {"notice": n, "operations": _done(evaluation, n), "held": _held(evaluation, snapshot, n)}
+                    {
+                        "notice": n,
+                        "operations": _done(evaluation, n),
+                        "held": _held(evaluation, snapshot, n),
+                        "alone": dict(alone.get(n.id, {})),
+                    }
                     for n in snapshot.notices
                     if n.node == node.id
                 ],

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -16,7 +16,7 @@ from shunter.model.canon import decode
 from shunter.model.errors import Rejected, Unknown
 from shunter.model.ids import Commit, Digest, Epoch, ImageId, Incarnation, NodeId, OperationId, PolicyName, SlotId, WorkerId
 from shunter.model.snapshot import NoticeKind
-from shunter.model.standing import Holder, Stand, StandingOrder, Stood, image_of, operation_of, why
+from shunter.model.standing import NEVER, Holder, Stand, StandingOrder, Stood, image_of, operation_of, why
 from shunter.wire import agent_pb2 as pb
 from shunter_agent import standing
 from shunter_agent.notices.port import Notice
@@ -123,7 +123,9 @@ async def test_a_worker_is_hidden_and_its_image_is_on_the_other_node_and_it_runs
         lambda a: a.standing.heard(),
         lambda a: a.bench.node.notices.clear(),
         lambda a: a.bench.node.notices.update(going=msgspec.structs.replace(NOTICE, kind="rebalance")),
-        lambda a: a.bench.node.notices.update(going=msgspec.structs.replace(NOTICE, deadline=None)),
+        lambda a: a.bench.node.notices.update(going=msgspec.structs.replace(NOTICE, deadline=None, dumpable=False)),
+        lambda a: a.bench.node.notices.update(gpu=msgspec.structs.replace(NOTICE, id="gpu", dumpable=False)),
+        lambda a: a.bench.node.notices.update(going=msgspec.structs.replace(NOTICE, deadline=NOW + 10)),
         lambda a: a.bench.node.notices.update(going=msgspec.structs.replace(NOTICE, canary=True)),
         lambda a: a.bench.node.notices.update(going=msgspec.structs.replace(NOTICE, slot="n/2")),
         lambda a: setattr(a.clock, "now", NOW + 601),
@@ -131,7 +133,20 @@ async def test_a_worker_is_hidden_and_its_image_is_on_the_other_node_and_it_runs
         lambda a: a.bench.node.change("w", incarnation=1),
         lambda a: a.bench.node.change("w", slot="n/2"),
     ],
-    ids=["heard", "no notice", "a hint", "no deadline", "canary", "another slot", "too late", "newer engine", "restored", "elsewhere"],
+    ids=[
+        "heard",
+        "no notice",
+        "a hint",
+        "no dump",
+        "none beside it",
+        "over",
+        "canary",
+        "another slot",
+        "too late",
+        "newer engine",
+        "restored",
+        "elsewhere",
+    ],
 )
 async def test_nothing_is_done(alone: Alone, change: Callable[[Alone], Any]) -> None:
     await alone.silent()
@@ -156,6 +171,103 @@ async def test_a_hint_waits_for_the_engine_though_the_policy_answers_to_it(alone
     alone.bench.node.notices["going"] = msgspec.structs.replace(NOTICE, kind=kind.value, deadline=alone.clock() + left)
     await alone.standing.look()
     assert ("fence" in alone.done()) is acts
+
+
+# -- notices without a deadline
+
+
+def undated(alone: Alone, kind: NoticeKind = NoticeKind.PREEMPTION, act: Literal["checkpoint", "fence"] = "checkpoint") -> StandingOrder:
+    """The notice has none; what the engine has ordered ahead."""
+    alone.bench.node.notices["going"] = msgspec.structs.replace(NOTICE, kind=kind.value, deadline=None)
+    holders = STAND.holders if act == "checkpoint" else ()
+    return msgspec.structs.replace(ORDER, stands=(msgspec.structs.replace(STAND, kinds=(kind,), act=act, holders=holders),))
+
+
+@pytest.mark.parametrize("kind", [NoticeKind.PREEMPTION, NoticeKind.DRAIN, NoticeKind.GPU_FAILING, NoticeKind.MAINTENANCE])
+async def test_without_a_deadline_an_image_is_brought_to_safety_and_the_worker_serves_on(alone: Alone, kind: NoticeKind) -> None:
+    await alone.silent(undated(alone, kind))
+    await alone.standing.look()
+    assert alone.done() == {"freeze": 1, "thaw": 1, "send": 1}
+    assert (alone.bench.state(), alone.bench.serving.registered) == ("running", True)
+    stood = alone.stood()
+    assert (stood.state, stood.holder, stood.kind, why(ImageId(stood.image or ""))) == ("done", "m", kind, (kind, NEVER))
+    alone.clock.now += 5.0
+    await alone.standing.look()
+    assert alone.done()["freeze"] == 1, "it is done once"
+
+
+@pytest.mark.parametrize("then", ["nothing", "withdrawn", "restart"])
+async def test_without_a_deadline_nobody_is_ever_ended_for_it(alone: Alone, then: str) -> None:
+    """An engine takes no node for dead whose end has no time: nothing was promised."""
+    await alone.silent(undated(alone))
+    await alone.standing.look()
+    match then:
+        case "withdrawn":
+            alone.bench.node.notices.clear()
+        case "restart":
+            alone.boot()
+            alone.standing.recall()
+        case _:
+            pass
+    for seconds in (60.0, 3600.0, 86_400.0, 400 * 86_400.0):
+        alone.clock.now += seconds
+        await alone.standing.look()
+    assert (alone.bench.runtime.running, alone.bench.state(), alone.bench.serving.registered) == (
+        alone.bench.runtime.alive,
+        "running",
+        True,
+    )
+    assert "unfence" not in alone.done(), "it was never hidden"
+
+
+async def test_a_notice_that_is_given_a_deadline_has_all_of_it_done(alone: Alone) -> None:
+    """Another source of the same event knows when: the notice keeps its name."""
+    await alone.silent(undated(alone))
+    await alone.standing.look()
+    alone.bench.node.notices["going"] = NOTICE
+    await alone.standing.look()
+    assert alone.done() == {"fence": 1, "freeze": 2, "thaw": 2, "send": 2}
+    assert alone.bench.state() == "fenced"
+    alone.clock.now = NOW + 120.0
+    await alone.standing.look()
+    assert alone.bench.runtime.alive == set(), "as it has promised"
+
+
+async def test_of_two_notices_the_one_with_a_deadline_counts(alone: Alone) -> None:
+    order = undated(alone)
+    alone.bench.node.notices["later"] = msgspec.structs.replace(NOTICE, id="later")
+    await alone.silent(order)
+    await alone.standing.look()
+    assert (alone.stood().notice, alone.done()["fence"]) == ("later", 1)
+
+
+@pytest.mark.parametrize("change", ["fence", "gone"])
+async def test_without_a_deadline_nothing_is_done_that_isnt_an_image(alone: Alone, change: str) -> None:
+    kind = NoticeKind.GONE if change == "gone" else NoticeKind.DRAIN
+    await alone.silent(undated(alone, kind, "fence" if change == "fence" else "checkpoint"))
+    await alone.standing.look()
+    assert alone.done() == {}
+
+
+# -- workers that aren't to be trusted
+
+
+async def test_of_a_worker_that_isnt_to_be_trusted_no_image_is_sent_and_nothing_is_promised(alone: Alone) -> None:
+    alone.bench.node.change("w", doubt="XID 31")
+    await alone.silent()
+    await alone.standing.look()
+    assert (alone.done(), alone.stood().state, alone.stood().holder) == ({"fence": 1}, "done", None)
+    alone.clock.now = NOW + 200.0
+    await alone.standing.look()
+    assert alone.bench.runtime.alive
+    alone.bench.node.notices.clear()
+
+
+async def test_without_a_deadline_either_nothing_is_done_for_it(alone: Alone) -> None:
+    alone.bench.node.change("w", doubt="XID 31")
+    await alone.silent(undated(alone))
+    await alone.standing.look()
+    assert (alone.done(), alone.bench.journal.stood()) == ({}, {})
 
 
 async def test_nothing_is_done_before_the_silence_has_lasted(alone: Alone) -> None:

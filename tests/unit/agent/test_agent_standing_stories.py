@@ -79,8 +79,11 @@ class Node:
     async def notice_comes_or_goes(self) -> None:
         gone = self.notice is not None and self.dice.random() < 0.5
         self.number += 1
-        deadline = self.now + self.dice.choice([15.0, 60.0])
-        self.notice = None if gone else Notice(id=f"n{self.number}", kind="preemption", seen_at=self.now, deadline=deadline)
+        deadline = self.dice.choice([None, self.now + 15.0, self.now + 60.0])
+        if not gone and self.notice is not None and self.notice.deadline is None:  # another source of the same event knows when
+            self.notice = msgspec.structs.replace(self.notice, deadline=deadline)
+        else:
+            self.notice = None if gone else Notice(id=f"n{self.number}", kind="preemption", seen_at=self.now, deadline=deadline)
         self.bench.node.notices = {} if self.notice is None else {self.notice.id: self.notice}
 
     async def engine_gives_an_order_ahead(self) -> None:

@@ -16,11 +16,11 @@ from shunter.app.sources import source_of
 from shunter.app.standing import RENEW, THINK_S, Standing, relayed
 from shunter.decide.standing import Fallback
 from shunter.model.errors import Problem, Rejected, Stalled
-from shunter.model.ids import Commit, Digest, Epoch, ImageId, Incarnation, NodeId, NoticeId, PolicyName, SlotId, WorkerId
+from shunter.model.ids import Commit, Digest, Epoch, ImageId, Incarnation, NodeId, NoticeId, OperationId, PolicyName, SlotId, WorkerId
 from shunter.model.operation import EngineState, Status
 from shunter.model.record import Record
 from shunter.model.snapshot import Fleet, Image, Node, NoticeKind, Slot, Snapshot, Worker, WorkerState
-from shunter.model.standing import Holder, Stand, StandingOrder, Stood, image_of, operation_of
+from shunter.model.standing import NEVER, Holder, Stand, StandingOrder, Stood, image_of, operation_of
 from shunter.model.view import NodeView
 from shunter.wire import agent_pb2 as pb
 from shunter_agent import mandate
@@ -254,6 +254,23 @@ async def test_what_a_node_did_is_an_operation_that_has_ended_and_one_record_for
     assert told.body["standing"]["order"] == "sha256:order"  # type: ignore[index]
 
 
+async def test_what_a_node_did_without_a_deadline_has_none(giving: Giving) -> None:
+    undated = msgspec.structs.replace(DONE, deadline=NEVER, image=image_of(OPERATION, NoticeKind.PREEMPTION, NEVER))
+    giving.standing.learn(giving.views(fleet(worker(0, A)), undated))
+    record = giving.store.get(OPERATION)
+    assert record is not None
+    assert (record.planned.deadline, record.planned.image) == (None, undated.image)
+
+
+async def test_what_failed_without_a_deadline_is_recorded_once_it_isnt_tried_again(giving: Giving) -> None:
+    seen, failed = fleet(worker(0, A)), msgspec.structs.replace(DONE, state="failed", code="SH810", deadline=NEVER, holder=None)
+    giving.standing.learn(giving.views(seen, failed))
+    assert giving.records == []
+    giving.now += 60.0
+    giving.standing.learn(giving.views(seen, failed))
+    assert len(giving.records) == 1
+
+
 async def test_what_failed_is_recorded_once_it_is_over(giving: Giving) -> None:
     seen, failed = fleet(worker(0, A)), msgspec.structs.replace(DONE, state="failed", code="SH810", detail="no room", holder=None)
     giving.standing.learn(giving.views(seen, failed))
@@ -312,6 +329,16 @@ def image(taken_at: float, **more: Any) -> Image:
 def test_an_image_tells_of_the_notice_of_a_node_that_is_silent_since() -> None:
     (notice,) = relayed(fleet(worker(0, A), silent=[A], images=(image(NOW + 10),)))
     assert (notice.node, notice.kind, notice.deadline, notice.seen_at) == (A, NoticeKind.PREEMPTION, NOW + 60, NOW + 10)
+
+
+@pytest.mark.parametrize("first", ["a", "z"])
+def test_an_image_for_a_notice_without_a_deadline_tells_of_one_and_hides_no_other(first: str) -> None:
+    undated = image(NOW + 10, id=image_of(OperationId(f"standing-{first * 16}".replace("z", "f")), NoticeKind.PREEMPTION, NEVER))
+    (notice,) = relayed(fleet(worker(0, A), silent=[A], images=(undated,)))
+    assert notice.deadline is None, "nobody is taken for dead by it"
+    both = sorted((undated, image(NOW + 10)), key=lambda i: i.id)
+    (notice,) = relayed(fleet(worker(0, A), silent=[A], images=tuple(both)))
+    assert notice.deadline == NOW + 60
 
 
 async def test_an_image_of_which_its_node_has_told_tells_nothing_whatever_clocks_say(giving: Giving) -> None:

@@ -94,10 +94,14 @@ NOTICED = evaluation(
 )  # fmt: skip
 
 
+ALONE = {NoticeId("n1"): {WorkerId("decode-0"): "it is taken out of the router's sight, and an image of it goes to node-b"}}
+
+
 def test_notices_for_programs_say_the_same():
-    nodes = notices_document(NOTICED, MORE)["nodes"]
+    nodes = notices_document(NOTICED, MORE, ALONE)["nodes"]
     (first,) = nodes[0]["notices"]  # type: ignore[index]
     assert ([o.worker for o in first["operations"]], [f.subject for f in first["held"]]) == (["decode-0"], ["decode-1"])
+    assert first["alone"] == ALONE["n1"]
     assert nodes[0]["canaries"] == {"aws": NOW - 3000, "old": NOW - 9}  # type: ignore[index]
     assert [(n["id"], n["sources"], [p.code for p in n["problems"]]) for n in nodes] == [  # type: ignore[attr-defined]
         ("node-a", ("aws", "file"), ["SH645"]),
@@ -121,7 +125,7 @@ def test_notices_for_programs_say_the_same():
         ),
         ("audit.txt", lambda c: audit_text(SEALED, c)),
         ("record.txt", lambda c: record_text(SEALED[1], c)),
-        ("notices.txt", lambda c: notices_text(NOTICED, MORE, c)),
+        ("notices.txt", lambda c: notices_text(NOTICED, MORE, c, ALONE)),
     ],
 )  # fmt: skip
 def test_what_people_read(name: str, write: Callable[[Console], None]):
