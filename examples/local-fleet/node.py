@@ -148,10 +148,11 @@ class Node:
             return standing is not None and standing.owner != self.name
         return False
 
-    def post_notice(self, kind: str, lead: str, notice: str) -> None:
-        """Post a notice to this node's agent through its local source."""
+    def post_notice(self, kind: str, lead: str | None, notice: str) -> None:
+        """Post a notice to this node's agent through its local source; without a deadline where `lead` is None."""
+        left = [] if lead is None else ["--lead", lead]
         subprocess.run(
-            [BIN / "shunter-agent", "notice", "post", "--dir", self.notices, "--id", notice, "--kind", kind, "--lead", lead],
+            [BIN / "shunter-agent", "notice", "post", "--dir", self.notices, "--id", notice, "--kind", kind, *left],
             check=True,
             capture_output=True,
         )

@@ -58,6 +58,9 @@ def test_a_spot_interruption_in_the_metadata_service_moves_the_worker(scene: Mak
         assert (here["sources"], here["problems"]) == (["aws", "file"], [])
         assert (set(here["canaries"]), set(there["canaries"])) == ({"aws", "file"}, {"file"}), "each was tried out, and none is a notice"
         assert [(o["kind"], o["to_slot"]) for o in here["notices"][0]["operations"]] == [("move", "node-b/0")]
+        assert here["notices"][0]["alone"] == {"decode-0": "it is taken out of the router's sight, and an image of it goes to node-b"}, (
+            "and were the engine away"
+        )
         assert (there["notices"], s.outcomes("move")) == ([], []), "it was only asked"
         service.says["spot/instance-action"] = f'{{"action": "terminate", "time": "{ends}"}}'
         moved = s.outcome("move")

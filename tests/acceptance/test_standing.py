@@ -84,3 +84,17 @@ def test_an_engine_that_comes_back_in_time_moves_the_worker_and_the_audit_tells_
     assert (record["epoch"], record["body"]["standing"]["holder"], record["body"]["outcome"]["status"]) == (1, "node-b", "succeeded")
     assert s.copies("decode-0") == 1
     s.wait("it to be back in the router's sight", lambda: s.discovered() == 1)
+
+
+def test_for_a_notice_without_a_deadline_an_image_is_in_safety_and_the_worker_serves_on(scene: MakeScene) -> None:
+    s = scene(policies={"save.yaml": SAVE}, prepare=hurried, prometheus=False)
+    killed(s)
+    s.fleet.nodes["node-a"].post_notice("preemption", None, "going")
+    s.wait("the image", lambda: any(b'"state":"done"' in body for body in kept(s, "node-a", "stood")), 30)
+    assert list((s.fleet.nodes["node-b"].folder / "state" / "images").glob("standing-*-preemption-*")), "on the other node"
+    assert (s.discovered(), s.copies("decode-0")) == (1, 1), "new requests come to it as before"
+    s.stream(50)
+    s.fleet.start_engine("engine-2.log")
+    moved = s.outcome("move")
+    assert (moved["status"], moved["to"]) == ("succeeded", "node-b/0")
+    s.whole()
