@@ -287,7 +287,7 @@ async def test_nth_146_a_cordon_that_nobody_follows_up_is_escalated(
     """Cordoned, and never drained: nobody looked."""
     monkeypatch.setattr(signals, "ESCALATE_S", 0.0)
     cluster = Cluster(unschedulable=True)
-    stack.enter_context(serving(cluster))
+    stack.enter_context(serving(cluster, heard.bench.clock))
     heard.listen(cluster=cluster)
     assert await heard.notices("rebalance") == ["rebalance"]
     view = await heard.until(lambda v: v.node.problems)
@@ -373,7 +373,7 @@ async def test_karpenter_1894_a_worker_that_tolerates_the_drain_is_flagged(heard
             "spec": {"tolerations": [{"key": "karpenter.sh/disrupted", "operator": "Exists"}]},
         }
     ]
-    stack.enter_context(serving(cluster))
+    stack.enter_context(serving(cluster, heard.bench.clock))
     heard.listen(cluster=cluster)
     view = await heard.until(lambda v: v.node.problems)
     assert [(p.code, p.subject) for p in view.node.problems] == [("SH658", "n/0")]
@@ -390,7 +390,7 @@ async def test_nth_146_the_eviction_of_a_worker_that_was_found_in_a_pod_is_its_d
     cluster = Cluster(unschedulable=True)
     pod: dict[str, Any] = {"metadata": {"name": "decode-7f-x", "uid": "u-x"}, "spec": {"tolerations": [{"operator": "Exists"}]}}
     cluster.pods = [pod]
-    stack.enter_context(serving(cluster))
+    stack.enter_context(serving(cluster, heard.bench.clock))
     heard.listen(cluster=cluster)
     assert await heard.notices("rebalance") == ["rebalance"]
     view = await heard.until(lambda v: v.node.problems)
@@ -499,7 +499,7 @@ async def test_kubernetes_110755_pods_that_are_left_over_are_no_witnesses(heard:
     tombstone = {"metadata": {"name": "w", "uid": "u"}, "status": {"phase": "Failed", "reason": "Terminated", "conditions": [shutdown]}}
     running = {"metadata": {"name": "w", "uid": "v", "labels": {"shunter.dev/slot": "0"}}, "status": {"phase": "Running"}}
     cluster.pods = [tombstone, running]
-    stack.enter_context(serving(cluster))
+    stack.enter_context(serving(cluster, heard.bench.clock))
     heard.bench.runtime.alive.clear()
     heard.bench.node.worker_ended("w", 9)  # as its pidfd tells
     heard.listen(cluster=cluster)
@@ -529,7 +529,7 @@ async def test_nvsentinel_911_a_fault_for_which_nothing_is_advised_is_a_persons(
     cluster = Cluster(unschedulable=True)
     message = "ErrorCode:DCGM_FR_PENDING PCI:0000:4f:00 Recommended Action=NONE;"
     cluster.condition("GpuInforomWatch", "True", "GpuInforomWatchIsNotHealthy", message)
-    stack.enter_context(serving(cluster))
+    stack.enter_context(serving(cluster, heard.bench.clock))
     heard.listen(cluster=cluster, slots=(SlotSettings(index=0, pci=("0000:4f:00",)),))
     view = await heard.until(lambda v: v.node.problems)
     assert [(p.code, p.subject) for p in view.node.problems] == [("SH650", "n/0")]

@@ -118,36 +118,43 @@ def _is_effect(text: str | None) -> TypeGuard[snapshot.Effect]:
     return text in get_args(snapshot.Effect)
 
 
-def signals(node: NodeObject, gpus: Gpus) -> Iterator[Signal]:
-    """All signals on the object that are known here, however old."""
-    changed = _taints_changed(node.metadata)
+def signals(node: NodeObject, gpus: Gpus, *, ahead: float = 0.0, booted: float | None = None) -> Iterator[Signal]:
+    """All signals on the object that are known here, however old. `ahead`: for how many seconds the API server's clock, and those of the
+    controllers beside it, are ahead of this node's; `booted`: when the machine was started, seconds since the epoch, None: nobody knows.
+    """
+    changed = _less(_taints_changed(node.metadata), ahead)
     for taint in node.spec.taints or ():
         if (meaning := TAINTS.get(taint.key)) is not None:
-            own = maybe(taint.time_added) or _stamp(taint)
+            own = _less(maybe(taint.time_added) or _stamp(taint), ahead)
             yield meaning.signal(f"taint {taint.key}", since=own or changed, exact=own is not None)
-    yield from _labelled(node.metadata)
+    yield from _labelled(node.metadata, ahead)
     if node.spec.unschedulable:
         put = next((t for t in node.spec.taints or () if t.key == _CORDON_TAINT), None)
-        yield CORDON.signal("cordon", since=maybe(put.time_added) if put is not None else None)
+        yield CORDON.signal("cordon", since=_less(maybe(put.time_added), ahead) if put is not None else None)
     if node.metadata.deletion_timestamp is not None:
-        yield _DELETED.signal("deletion", since=maybe(node.metadata.deletion_timestamp))
+        yield _DELETED.signal("deletion", since=_less(maybe(node.metadata.deletion_timestamp), ahead))
     for condition in node.status.conditions or ():
-        yield from nodeconditions.signals(condition, gpus)
+        yield from nodeconditions.signals(condition, gpus, ahead=ahead, booted=booted)
 
 
-def _labelled(meta: Meta) -> Iterator[Signal]:
+def _less(at: float | None, ahead: float) -> float | None:
+    """The same moment by the node's own clock."""
+    return None if at is None else at - ahead
+
+
+def _labelled(meta: Meta, ahead: float) -> Iterator[Signal]:
     for key, value in (meta.labels or {}).items():
         if (meaning := LABELS.get((key, value.lower()))) is not None:
             yield meaning.signal(f"label {key}")
     begins = (meta.labels or {}).get(PLANNED, "")
     if begins.isdigit():
         planned = Meaning(NoticeKind.MAINTENANCE, _DAY, "GKE maintains its host")
-        yield planned.signal(f"label {PLANNED}", deadline=float(begins))
+        yield planned.signal(f"label {PLANNED}", deadline=float(begins) - ahead)
     ends = maybe((meta.annotations or {}).get(DEADLINE))
     if ends is not None:
         # an hour after its own deadline it was wrong
         meaning = Meaning(NoticeKind.DRAIN, _HOUR, "Karpenter ends the instance")
-        yield meaning.signal(f"annotation {DEADLINE}", deadline=ends)
+        yield meaning.signal(f"annotation {DEADLINE}", deadline=ends - ahead)
 
 
 def _stamp(taint: Taint) -> float | None:

@@ -19,6 +19,7 @@ import msgspec
 from shunter.model.errors import Retry, ShunterError
 
 from shunter_agent.notices.kubernetes import Meta, NodeObject
+from shunter_agent.notices.metadata import ahead_of
 from shunter_agent.notices.nodepods import PodObject
 from shunter_agent.refusals import retry
 
@@ -26,6 +27,8 @@ ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 SOURCE: Final = "kubernetes"
 LARGEST: Final = 16 * 2**20
 """Bytes of one answer or event."""
+STEADY_S: Final = 2.0
+"""By so many seconds the server's clock may seem to go while it doesn't."""
 _KEEPALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
@@ -130,8 +133,12 @@ class Copy(Generic[T]):
         *,
         clock: Callable[[], float] = time.monotonic,
         rnd: Callable[[], float] = random.random,
+        wall: Callable[[], float] = time.time,
     ) -> None:
-        """`clock` gives seconds that never go back, `rnd` numbers from 0 to 1."""
+        """`clock` gives seconds that never go back, `rnd` numbers from 0 to 1, `wall` seconds since the epoch."""
+        self.ahead = 0.0
+        """For how many seconds the server's clock is ahead of this node's, by what it said last."""
+        self._wall = wall
         self.objects: dict[str, T] = {}
         self.brief = 0
         """Watches that ended at once, one after the other: what lies between may let none through; lists alone mustn't be a hot loop."""
@@ -184,6 +191,7 @@ class Copy(Generic[T]):
         answer = self._client.get(self._path, params={"fieldSelector": self._selector}, timeout=self._times.request)
         if answer.status_code != httpx.codes.OK:
             raise _refused(answer.status_code, answer.text)
+        self._compare(answer)
         page = msgspec.json.decode(answer.content, type=_Page[self._kind])  # type: ignore[name-defined]
         self._version = page.metadata.resource_version
         self.objects = {_key(found.metadata): found for found in page.items or ()}
@@ -203,9 +211,16 @@ class Copy(Generic[T]):
             if answer.status_code != httpx.codes.OK:
                 answer.read()
                 raise _refused(answer.status_code, answer.text)
+            self._compare(answer)
             for line in _lines(answer, lambda: self._clock() < ends):
                 if self._take(line):
                     yield
+
+    def _compare(self, answer: httpx.Response) -> None:
+        """A `Date` has whole seconds: what differs by less isn't another skew, and changes no deadline."""
+        ahead = ahead_of(answer.headers.get("Date"), self._wall())
+        if abs(ahead - self.ahead) > STEADY_S:
+            self.ahead = ahead
 
     def _take(self, line: bytes) -> bool:
         """Whether the event changed anything."""

@@ -73,7 +73,7 @@ class Metadata:
                         raise self.silent(f"answers {path} with more than {self._largest} bytes")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self.silent(f"doesn't answer {path}: {error or type(error).__name__}") from error
-        ahead = _ahead(response.headers.get("Date"), self.clock())
+        ahead = ahead_of(response.headers.get("Date"), self.clock())
         return Reply(status=response.status_code, text=data.decode(errors="replace"), headers=response.headers, ahead=ahead)
 
     def silent(self, why: str) -> Exception:
@@ -104,7 +104,8 @@ def _trusted(url: str, ca: Path | None) -> ssl.SSLContext | bool:
         raise Stalled(problem) from error
 
 
-def _ahead(date: str | None, now: float) -> float:
+def ahead_of(date: str | None, now: float) -> float:
+    """By how many seconds the clock of whoever answered with this `Date` is before ours; 0 when it doesn't say, or hardly differs."""
     if date is None:
         return 0.0
     try:

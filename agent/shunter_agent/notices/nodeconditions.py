@@ -2,8 +2,12 @@
 
 - AKS forwards Azure's scheduled events as `VMEventScheduled` and `PreemptionScheduled`, with what it is and its time in the message only.
 - NVSentinel writes a condition for each check; its reason ends in `IsNotHealthy`, and the message names error, GPU and advice.
-- GKE's `XidCriticalError` and AKS' `XIDErrors`, `GPUMissing` and `NVLinkStatusInactive` stay until the machine is started anew.
+- GKE's `XidCriticalError` and AKS' `XIDErrors`, `GPUMissing` and `NVLinkStatusInactive` stay until the machine is started anew, and on the
+  Node for a while longer.
 - A kubelet that has been told to shut down says so in `Ready`. Nothing else that `Ready` says counts.
+
+All of these but NVSentinel's are written on the node itself, by its clock, and again and again: one that wasn't since the machine was
+started is about its life before.
 """
 
 import re
@@ -14,7 +18,7 @@ import msgspec
 from shunter.model.errors import Problem
 from shunter.model.snapshot import NoticeKind
 
-from shunter_agent.notices.gpus import UNKNOWN, Gpus, distrusted, notice
+from shunter_agent.notices.gpus import DISTRUSTED_S, UNKNOWN, Gpus, distrusted, notice
 from shunter_agent.notices.signals import Signal
 from shunter_agent.notices.times import maybe
 from shunter_agent.notices.xid import Effect, address, effect_of
@@ -30,12 +34,16 @@ _AZURE_KINDS: Final = {
     "Reboot": NoticeKind.MAINTENANCE,
     "Redeploy": NoticeKind.MAINTENANCE,
 }
+_LASTS: Final = {Effect.HAZARD: _DAY, Effect.RESTART: DISTRUSTED_S}
+"""A bad GPU stays bad until somebody says otherwise, or the machine is started anew."""
 _CODE: Final = re.compile(r"ErrorCode:(\S+)")
 _PCI: Final = re.compile(r"\bPCI:([0-9a-fA-F:.]+)")
 _UUID: Final = re.compile(r"\bGPU-[0-9a-fA-F-]{8,}")
 _INDEX: Final = re.compile(r"\bGPU:(\d+)", re.IGNORECASE)
 _ACTION: Final = re.compile(r"Recommended Action=(\w+)")
 _XID: Final = re.compile(r"\bxid\b[^0-9]{0,30}?\b(\d{1,3})\b", re.IGNORECASE)
+_UNMENDED_S: Final = _DAY
+"""After so long a person is told that a GPU is still bad: its notice stays, as whatever came there would be lost."""
 _MONITORED: Final = ("XidCriticalError", "XIDErrors", "GPUMissing", "NVLinkStatusInactive")
 
 
@@ -47,6 +55,12 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     reason: str | None = None
     message: str | None = None
     last_transition_time: str | None = None
+    last_heartbeat_time: str | None = None
+
+    def before(self, booted: float | None) -> bool:
+        """Whether nobody has said it since the machine was started (seconds since the epoch; None: nobody knows when)."""
+        said = [at for at in (self.since, maybe(self.last_heartbeat_time)) if at is not None]
+        return booted is not None and bool(said) and max(said) < booted
 
     @property
     def since(self) -> float | None:
@@ -54,9 +68,14 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return maybe(self.last_transition_time)
 
 
-def signals(condition: Condition, gpus: Gpus) -> Iterator[Signal]:
-    """What the condition says of the node or one of its GPUs."""
+def signals(condition: Condition, gpus: Gpus, *, ahead: float = 0.0, booted: float | None = None) -> Iterator[Signal]:
+    """What the condition says of the node or one of its GPUs. `ahead`: for how many seconds the clocks of those who give events their times
+    are ahead of this node's; `booted`: when the machine was started, None: nobody knows.
+    """
     message = condition.message or ""
+    sentinel = (condition.reason or "").endswith("IsNotHealthy")  # its faults outlive a start, until it says that they are mended
+    if not sentinel and condition.before(booted):
+        return
     if condition.type == "Ready":
         if condition.status == "False" and "node is shutting down" in message:
             yield _node(condition, NoticeKind.PREEMPTION, _SHUTDOWN_S, "the kubelet shuts down, since the machine does")
@@ -64,8 +83,8 @@ def signals(condition: Condition, gpus: Gpus) -> Iterator[Signal]:
     if condition.status != "True":
         return
     if condition.type in ("PreemptionScheduled", "VMEventScheduled"):
-        yield from _azure(condition, message)
-    elif (condition.reason or "").endswith("IsNotHealthy"):
+        yield from _azure(condition, message, ahead)
+    elif sentinel:
         yield from _sentinel(condition, message, gpus)
     elif condition.type in _MONITORED:
         found = _XID.search(message)
@@ -78,7 +97,7 @@ def _node(condition: Condition, kind: NoticeKind, lasts: float, says: str, deadl
     return Signal(key=key, kind=kind, lasts=lasts, detail=f"{key}: {says}", since=condition.since, deadline=deadline)
 
 
-def _azure(condition: Condition, message: str) -> Iterator[Signal]:
+def _azure(condition: Condition, message: str, ahead: float) -> Iterator[Signal]:
     """An event that is only advised, or that isn't known, is a hint: neither the condition nor its reason says that the machine goes."""
     found = _AZURE.match(message)
     event, status, at = found.groups() if found else ("", "", None)
@@ -88,7 +107,8 @@ def _azure(condition: Condition, message: str) -> Iterator[Signal]:
     if kind is None or status == "Advisory":
         yield _node(condition, NoticeKind.REBALANCE, _DAY, message[:200] or "no message")
         return
-    deadline = maybe(at) if at and status == "Scheduled" else condition.since if status == "Started" else None
+    planned = maybe(at) if status == "Scheduled" else None
+    deadline = planned - ahead if planned is not None else condition.since if status == "Started" else None
     lasts = _HALF_HOUR if kind is NoticeKind.PREEMPTION else _DAY
     yield _node(condition, kind, lasts, f"{event}, {status.lower()}", deadline)
 
@@ -125,7 +145,8 @@ def _gpu(condition: Condition, effect: Effect, number: int, text: str, gpus: Gpu
     yield Signal(
         key=f"{key} {effect.value}",
         kind=NoticeKind(made.kind) if made else None,
-        lasts=None,  # a bad GPU stays bad until somebody says otherwise
+        lasts=_LASTS.get(effect),
+        told_s=_UNMENDED_S,
         detail=detail,
         since=condition.since,
         slot=slot,

@@ -24,6 +24,7 @@ SLOT: Final = "shunter.dev/slot"
 """Label of a pod: the index of the slot that its worker has."""
 _HOUR: Final = 3600.0
 _SHUTDOWN_S: Final = 600.0
+_BY_KUBELET: Final = "TerminationByKubelet"
 _DRAINING: Final = ("karpenter.sh/disrupted", "karpenter.sh/disruption")
 """Karpenter's taint, and what it was before v1."""
 
@@ -56,10 +57,16 @@ class PodObject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def signals(
-    pods: Sequence[PodObject], node: NodeObject | None, name: str, homes: Mapping[str, str] = MappingProxyType({})
+    pods: Sequence[PodObject],
+    node: NodeObject | None,
+    name: str,
+    homes: Mapping[str, str] = MappingProxyType({}),
+    *,
+    ahead: float = 0.0,
 ) -> Iterator[Signal]:
     """What the pods on the node say. `name` is the node's name here, of which slots are named; without a `node` nobody can say whether a
-    shutdown is this one. `homes` are the slots of the workers that live in pods, by the pod's uid.
+    shutdown is this one. `homes` are the slots of the workers that live in pods, by the pod's uid. `ahead`: for how
+    many seconds the API server's clock is ahead of this node's, by which its kubelet goes.
     """
     ready = next((c for c in (node.status.conditions or () if node else ()) if c.type == "Ready" and c.status == "True"), None)
     up_since = ready.since if ready is not None else None
@@ -75,19 +82,24 @@ def signals(
             )
         slot = (pod.metadata.labels or {}).get(SLOT, "")
         if slot.isdigit():
-            yield from _worker(pod, disrupted, maybe(pod.metadata.deletion_timestamp), f"{name}/{slot}")
+            yield from _worker(pod, disrupted, maybe(pod.metadata.deletion_timestamp), f"{name}/{slot}", ahead)
         elif (home := homes.get(pod.metadata.uid)) is not None:
-            yield from _worker(pod, disrupted, maybe(pod.metadata.deletion_timestamp) if disrupted else None, home)
+            yield from _worker(pod, disrupted, maybe(pod.metadata.deletion_timestamp) if disrupted else None, home, ahead)
 
 
 def _shutdown(disrupted: Condition, up_since: float | None) -> bool:
     """What a kubelet ended in an earlier shutdown stays as it was after the node is back: that is older than the node's being Ready."""
-    if disrupted.reason != "TerminationByKubelet" or "node shutdown" not in (disrupted.message or ""):
+    if disrupted.reason != _BY_KUBELET or "node shutdown" not in (disrupted.message or ""):
         return False
     return up_since is None or disrupted.since is None or disrupted.since > up_since
 
 
-def _worker(pod: PodObject, disrupted: Condition | None, ends: float | None, slot: str) -> Iterator[Signal]:
+def _since(disrupted: Condition, ahead: float) -> float | None:
+    by_kubelet = disrupted.reason == _BY_KUBELET
+    return disrupted.since if by_kubelet or disrupted.since is None else disrupted.since - ahead
+
+
+def _worker(pod: PodObject, disrupted: Condition | None, ends: float | None, slot: str, ahead: float) -> Iterator[Signal]:
     name = pod.metadata.name
     key = f"pod {name} {pod.metadata.uid}".rstrip()
     if disrupted is not None or ends is not None:
@@ -97,8 +109,8 @@ def _worker(pod: PodObject, disrupted: Condition | None, ends: float | None, slo
             kind=NoticeKind.DRAIN,
             lasts=_HOUR,
             detail=f"pod {name}: {why}",
-            since=disrupted.since if disrupted else None,
-            deadline=ends,  # Kubernetes counts the grace into it
+            since=_since(disrupted, ahead) if disrupted else None,
+            deadline=None if ends is None else ends - ahead,  # Kubernetes counts the grace into it
             slot=slot,
         )
     if any(t.key in _DRAINING or (t.operator == "Exists" and not t.key) for t in pod.spec.tolerations or ()):

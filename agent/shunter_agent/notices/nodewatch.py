@@ -21,6 +21,10 @@ from shunter_agent.notices.signals import Reading, Signal, read
 from shunter_agent.notices.watching import Look, Watching
 from shunter_agent.refusals import retry
 
+SKEWED_S: Final = 30.0
+"""From here on it is told that the API server's clock is another: what is said by neither of the two is off by it."""
+ABSURD_S: Final = 86_400.0
+"""A clock that is off by more isn't kept by anybody, and nothing that is by it is corrected."""
 Homes: TypeAlias = Callable[[], Mapping[str, str] | None]
 
 
@@ -49,8 +53,8 @@ class NodeSource:
         self._homes = homes
         self._known: Mapping[str, str] = {}
         self._node_name, self._name, self._gpus, self._clock, self._times = node, name, gpus, clock, times
-        self._nodes = Copy(lambda: access.client(times), "/api/v1/nodes", f"metadata.name={node}", NodeObject, times)
-        self._pods = Copy(lambda: access.client(times), "/api/v1/pods", f"spec.nodeName={node}", PodObject, times)
+        self._nodes = Copy(lambda: access.client(times), "/api/v1/nodes", f"metadata.name={node}", NodeObject, times, wall=clock)
+        self._pods = Copy(lambda: access.client(times), "/api/v1/pods", f"spec.nodeName={node}", PodObject, times, wall=clock)
         self._with_pods = pods
         self._seen = threading.Event()
         self._reading, self._pod_reading = Reading(), Reading()
@@ -66,7 +70,7 @@ class NodeSource:
             every=0.0,
             rest=lambda failures: self._rest(max(failures, self._nodes.brief)),
             patience=patience,
-            problems=lambda: (*self._reading.problems, *_unwatched(self._nodes)),
+            problems=lambda: (*self._reading.problems, *_unwatched(self._nodes), *_skewed(self._nodes.ahead, self._node_name)),
             doubts=self.doubts,
         )
         pods = Look(
@@ -94,7 +98,9 @@ class NodeSource:
             raise retry("SH649", what, "Name it in [kubernetes] as `kubectl get nodes` does", self._node_name)
         self._seen.set()
         self._taints = kubernetes.taints(node) if node is not None else self._taints
-        found = kubernetes.signals(node, self._gpus) if node is not None else (_DELETED,)
+        booted = self._clock() - self._elapsed()
+        ahead = _believed(self._nodes.ahead)
+        found = kubernetes.signals(node, self._gpus, ahead=ahead, booted=booted) if node is not None else (_DELETED,)
         self._reading = self._read("kubernetes node", found, self._reading)
         return self._reading.notices
 
@@ -105,7 +111,9 @@ class NodeSource:
         self._seen.wait(self._times.request)  # a shutdown is judged by when the node was ready
         homes = self._homes()
         self._known = self._known if homes is None else homes
-        found = nodepods.signals(list(self._pods.objects.values()), self._node(), self._name, self._known)
+        found = nodepods.signals(
+            list(self._pods.objects.values()), self._node(), self._name, self._known, ahead=_believed(self._pods.ahead)
+        )
         self._pod_reading = self._read("kubernetes pods", found, self._pod_reading)
         return self._pod_reading.notices
 
@@ -151,6 +159,23 @@ def source(
     """Kubernetes as a source of notices. `clock` gives seconds since the epoch; `log` gets each new problem once; the rest as above."""
     made = NodeSource(access, node, name, gpus, pods=pods, times=times or Times(), clock=clock, homes=homes, firsts=firsts)
     return Watching(SOURCE, made.looks(), clock=clock, log=log, close=made.close, taints=made.taints)
+
+
+def _believed(ahead: float) -> float:
+    return ahead if abs(ahead) <= ABSURD_S else 0.0
+
+
+def _skewed(ahead: float, node: str) -> tuple[Problem, ...]:
+    if abs(ahead) < SKEWED_S:
+        return ()
+    whose = f"the API server's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} this node's"
+    believed = _believed(ahead) == ahead
+    so = (
+        "the times of taints, pods and labels are taken to be so much off"
+        if believed
+        else "that isn't believed, and times count as they are"
+    )
+    return (Problem(code="SH684", what=f"{whose}: {so}", remedy="Keep the node and the control plane on NTP", subject=node),)
 
 
 def _unwatched(copy: Copy[NodeObject] | Copy[PodObject]) -> tuple[Problem, ...]:

@@ -53,6 +53,8 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
     slot: str = ""
     dumpable: bool = True
     problem: Problem | None = None
+    told_s: float | None = None
+    """After how many seconds a person is told that it still stands, where it is believed for ever; None: nobody is."""
     suspect: str = ""
     """Why nothing is to be trusted that was computed in the slot before; empty: nothing makes it doubtful."""
 
@@ -80,11 +82,14 @@ def read(found: Iterable[Signal], *, source: str, now: float, before: Mapping[st
         since[signal.key] = at = _since(signal, before.get(signal.key), now)
         if signal.suspect and signal.since is not None:
             suspects.append((signal.slot, at, signal.suspect))
-        if signal.problem is not None:
+        old = signal.lasts is not None and now - max(at, signal.deadline or at) >= signal.lasts
+        if signal.problem is not None and not (old and signal.kind is None):
             problems.append(signal.problem)
         if signal.kind is None:
             continue
-        if signal.lasts is not None and now - max(at, signal.deadline or at) >= signal.lasts:
+        if signal.lasts is None and signal.told_s is not None and now - at >= signal.told_s:
+            problems.append(_unmended(signal, at, source))
+        if old:
             problems.append(_stuck(signal, at, source))
         else:
             notices[f"{source}-{_name(signal.key)}"] = _notice(signal, at, source)
@@ -123,6 +128,12 @@ def _stuck(signal: Signal, at: float, source: str) -> Problem:
     what = f"{signal.detail}, since {_clock(at)}, and the node is still there: it isn't believed any more"
     remedy = "Find out who put it up, and take it off; a new one counts again"
     return Problem(code="SH650", what=what, remedy=remedy, subject=source)
+
+
+def _unmended(signal: Signal, at: float, source: str) -> Problem:
+    what = f"{signal.detail}, since {_clock(at)}: nothing is brought there until it is mended"
+    remedy = "Reset the GPU or start the machine anew, or take the node out"
+    return Problem(code="SH650", what=what, remedy=remedy, subject=signal.slot or source)
 
 
 def _forgotten(at: float, source: str) -> Problem:

@@ -217,7 +217,7 @@ class Cluster(Service):
 
 def test_a_label_isnt_young_again_for_an_agent_that_is(machine: Machine) -> None:
     """A label has no time of its own, and is believed for two hours from when it was first seen: not from each start."""
-    with serving(service := Cluster()):
+    with serving(service := Cluster(), lambda: machine.wall):
 
         def read(firsts: Firsts) -> NodeSource:
             found = NodeSource(
