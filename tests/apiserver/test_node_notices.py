@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ssl
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,9 +16,10 @@ from conftest import running
 from control_plane import ROOT, ControlPlane, until
 from proxy import Proxy
 from shunter.model.errors import Problem, Retry
-from shunter_agent.notices import nodewatch, watching
+from shunter_agent.notices import kubernetes, nodewatch, watching
 from shunter_agent.notices.gpus import Gpus
 from shunter_agent.notices.listwatch import Access, Times
+from shunter_agent.notices.nodewatch import NodeSource
 from shunter_agent.notices.port import Notice
 from shunter_agent.notices.watching import Watching
 
@@ -119,6 +121,22 @@ async def test_a_taint_comes_and_goes(plane: ControlPlane, seen: Seen) -> None:
     put(plane, taints=[], unschedulable=None)
     await seen.until()
     assert seen.source.health() == ()
+
+
+def test_a_node_whose_clock_is_off_has_as_long_as_the_control_plane_gives_it(plane: ControlPlane, token: Path) -> None:
+    """It is two minutes behind, and would take the end to be two minutes further away."""
+    ends = datetime.fromtimestamp(time.time() + 600.0, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    given = body("node-c")
+    given["metadata"]["annotations"] = {kubernetes.DEADLINE: ends}
+    plane.must("POST", NODES, given)
+    access, now = Access(server=plane.url, ca=plane.ca, token=token), time.time() - 120.0
+    behind = NodeSource(access, "node-c", "c", Gpus(), pods=False, times=QUICK, clock=lambda: now)
+    (look,) = behind.looks()
+    (notice,) = look.ask().values()
+    assert abs((notice.deadline or 0.0) - now - 600.0) < 10.0
+    assert [p.code for p in look.problems()] == ["SH684"]
+    behind.close()
+    plane.must("DELETE", f"{NODES}/node-c")
 
 
 async def test_the_end_of_a_workers_pod_is_its_drain(plane: ControlPlane, seen: Seen) -> None:

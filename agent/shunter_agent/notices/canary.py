@@ -20,6 +20,7 @@ from shunter_agent.notices.gpu import GpuNotices
 from shunter_agent.notices.port import Notice, NoticeSource
 from shunter_agent.notices.sources import asked, cloud, cluster, exporter, gpus_of
 from shunter_agent.notices.stage import MACHINE, XID_LINE, Stage
+from shunter_agent.notices.watching import Watching
 from shunter_agent.settings import CloudSettings, HttpSettings, KubernetesSettings, Settings
 
 WITHIN_S: Final = 30.0
@@ -47,9 +48,9 @@ def stands(settings: Settings, clock: Callable[[], float]) -> dict[str, Stand]:
     if settings.dcgm is not None:
         found["dcgm"] = lambda stage, _folder: exporter(stage.url, gpus_of(settings), clock=clock, log=_quiet)
     if settings.kubernetes is not None:
-        stood = settings.node
+        stood, pods = settings.node, settings.kubernetes.pods
         found["kubernetes"] = lambda stage, _folder: cluster(
-            KubernetesSettings(node=MACHINE, server=stage.url), stood, gpus_of(settings), clock=clock, log=_quiet
+            KubernetesSettings(node=MACHINE, server=stage.url, pods=pods), stood, gpus_of(settings), clock=clock, log=_quiet
         )
     for http in settings.http:
         found[http.name] = lambda stage, _folder, name=http.name: asked(  # type: ignore[misc]
@@ -74,7 +75,8 @@ def _quiet(_problem: Problem) -> None:
 
 
 class Canary:
-    """Implements `port.NoticeSource` over one source's stand-in: every `every` seconds it is set up, heard of, and taken down.
+    """Implements `port.NoticeSource` over one source's stand-in: every `every` seconds it is set up, heard of by each of the ways in which
+    the source looks, and taken down.
 
     The notice that was heard last stays, marked as a canary, so that its `seen_at` says when detection last worked.
     """
@@ -98,6 +100,7 @@ class Canary:
         self._stop = threading.Event()
         self._heard = threading.Event()
         self._thread: threading.Thread | None = None
+        self._source: NoticeSource | None = None
         self._problem: Problem | None = None
         self._due: float | None = None
         """When the next one is to have been heard or missed, with time to spare; None before the first begins."""
@@ -127,13 +130,15 @@ class Canary:
     def rehearse(self) -> None:
         """Once: set it up, wait to hear of it, take it down, and tell."""
         self._heard.clear()
+        self._source = None
         why = "nothing was heard of it"
         try:
             with Stage() as stage, tempfile.TemporaryDirectory(prefix="shunter-canary-") as folder:
-                source = self._stand(stage, Path(folder))
+                source = self._source = self._stand(stage, Path(folder))
                 try:
                     source.start(self._listen)
-                    self._heard.wait(self._within)
+                    if not self._heard.wait(self._within) and (deaf := self._deaf()):
+                        why = f"nothing was heard of it by {', '.join(deaf)}"
                 finally:
                     source.stop()  # also one that started half: it would look at the stage's ruins for ever
         except Exception as error:  # whatever it is, detection doesn't work as it should
@@ -145,8 +150,12 @@ class Canary:
             return
         self._missed(why)
 
+    def _deaf(self) -> tuple[str, ...]:
+        """What of the source has heard nothing yet, where it looks in several ways."""
+        return self._source.unsaid() if isinstance(self._source, Watching) else ()
+
     def _listen(self, found: Mapping[str, Notice]) -> None:
-        if not found or self._heard.is_set():
+        if not found or self._heard.is_set() or self._deaf():
             return
         first = next(iter(found.values()))
         notice = msgspec.structs.replace(first, id=f"canary-{self.name}", source=self.name, seen_at=self._clock(), canary=True)

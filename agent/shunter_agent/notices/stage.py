@@ -1,4 +1,5 @@
-"""A stand-in on loopback for all that a node's sources ask, which says that the node goes: what a canary is heard from.
+"""A stand-in on loopback for all that a node's sources ask, which says that the node goes, by each path that any of them looks at: what a
+canary is heard from.
 
 It answers in each service's own protocol, from the same paths, as it would on the day; what it doesn't show is that the real service can be
 reached, which the source's silence tells.
@@ -14,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from shunter_agent.notices.dcgm import XID
+from shunter_agent.notices.nodepods import SLOT
 
 MACHINE: Final = "canary"
 """The name of the node and the machine that it speaks of."""
@@ -52,15 +54,21 @@ def answer(method: str, target: str, now: datetime) -> _Answer:
         return _Answer(200, "canary")
     google = {"Metadata-Flavor": "Google", "ETag": "canary"}
     if path.startswith("/computeMetadata/v1/instance/"):
-        said = {"preempted": "TRUE", "maintenance-event": "NONE"}.get(path.rpartition("/")[2])
+        upcoming = json.dumps({"type": "SCHEDULED", "maintenanceStatus": "PENDING", "windowStartTime": _rfc3339(ends)})
+        told = {"preempted": "TRUE", "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE", "upcoming-maintenance": upcoming}
+        said = told.get(path.rpartition("/")[2])
         return _Answer(200, said, google) if said else _Answer(404, "", google)
     texts: dict[str, Any] = {
         "/latest/meta-data/spot/instance-action": {"action": "terminate", "time": _rfc3339(ends)},
+        "/latest/meta-data/events/recommendations/rebalance": {"noticeTime": _rfc3339(now)},
+        "/latest/meta-data/events/maintenance/scheduled": [_maintained(ends)],
+        "/latest/meta-data/autoscaling/target-lifecycle-state": "Terminated",
         "/latest/meta-data/instance/spot/termination-time": _rfc3339(ends),
         "/metadata/instance/compute/name": MACHINE,
         "/metadata/scheduledevents": {"DocumentIncarnation": 1, "Events": [_preempted(ends)]},
         "/metrics": f'{XID}{{gpu="0",UUID="GPU-canary",pci_bus_id="00000000:FF:1F.0"}} 48\n',
         "/api/v1/nodes": {"metadata": {"resourceVersion": "1"}, "items": [_node(now)]},
+        "/api/v1/pods": {"metadata": {"resourceVersion": "1"}, "items": [_pod(now, ends)]},
         "/notices": [{"id": MACHINE, "kind": "preemption", "lead": "120s"}],
     }
     said = texts.get(path)
@@ -79,6 +87,16 @@ def _preempted(ends: datetime) -> dict[str, Any]:
         "Resources": [MACHINE],
         "NotBefore": ends.strftime("%a, %d %b %Y %H:%M:%S GMT"),
     }
+
+
+def _maintained(ends: datetime) -> dict[str, Any]:
+    return {"EventId": MACHINE, "Code": "system-reboot", "State": "active", "NotBefore": ends.strftime("%d %b %Y %H:%M:%S GMT")}
+
+
+def _pod(now: datetime, ends: datetime) -> dict[str, Any]:
+    evicted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "lastTransitionTime": _rfc3339(now)}
+    meta = {"name": MACHINE, "uid": MACHINE, "labels": {SLOT: "0"}, "deletionTimestamp": _rfc3339(ends)}
+    return {"metadata": meta, "status": {"conditions": [evicted]}}
 
 
 def _node(now: datetime) -> dict[str, Any]:

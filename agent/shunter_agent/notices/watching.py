@@ -118,6 +118,10 @@ class Watching:
         """See `doubts.Doubting`."""
         return tuple(doubt for look in self._looks for doubt in look.doubts())
 
+    def unsaid(self) -> tuple[str, ...]:
+        """The looks by which nothing is open now. From any thread, also while it tells of a change."""
+        return tuple(name for name, found in self._open.items() if not found)
+
     def asked(self) -> tuple[tuple[str, ...], tuple[Problem, ...]]:
         """The looks that have neither answered nor failed so far, and what kept those that have failed."""
         with self._lock:

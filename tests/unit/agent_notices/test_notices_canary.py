@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from shunter.model.errors import Problem, Retry
-from shunter_agent.notices import aws, canary
+from shunter_agent.notices import aws, canary, gcp, nodepods
 from shunter_agent.notices.canary import Canary, canaries, stands
 from shunter_agent.notices.merged import Merged
 from shunter_agent.notices.port import Notice, NoticeSource
@@ -26,7 +26,7 @@ EVERYTHING = Settings(
     clouds=tuple(CloudSettings(name=name) for name in ("aws", "gcp", "azure", "alibaba")),
     kernel_log=Path("/nowhere/kmsg"),
     dcgm="http://127.0.0.1:1",
-    kubernetes=KubernetesSettings(),
+    kubernetes=KubernetesSettings(pods=True),
     http=(HttpSettings(name="slurm", url="http://127.0.0.1:1/notices"),),
 )
 NAMES = ["alibaba", "aws", "azure", "dcgm", "file", "gcp", "gpu", "kubernetes", "slurm"]
@@ -111,6 +111,35 @@ def test_a_detector_that_has_gone_blind_is_told(monkeypatch: pytest.MonkeyPatch)
     one.rehearse()
     assert one.health() == ()
     assert [n.source for n in heard.last.values()] == ["aws"]
+
+
+@pytest.mark.parametrize(
+    ("source", "module", "name", "deaf"),
+    [
+        ("aws", aws, "_SPOT", "aws spot"),
+        ("aws", aws, "_REBALANCE", "aws rebalance"),
+        ("aws", aws, "_MAINTENANCE", "aws maintenance"),
+        ("aws", aws, "_LIFECYCLE", "aws lifecycle"),
+        ("gcp", gcp, "_UPCOMING", "gcp elsewhere"),
+    ],
+)
+def test_each_way_of_looking_has_to_hear_it(monkeypatch: pytest.MonkeyPatch, source: str, module: object, name: str, deaf: str) -> None:
+    """What the others hear hides none that hears nothing: it is told which."""
+    monkeypatch.setattr(module, name, "/elsewhere" if source == "aws" else "elsewhere")
+    one, heard = rehearsed(stands(EVERYTHING, time.time)[source], within=0.5)
+    (problem,) = one.health()
+    assert (heard.last, problem.code) == ({}, "SH654")
+    assert problem.what.endswith(f"nothing was heard of it by {deaf}")
+
+
+def test_pods_have_to_be_heard_where_they_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodepods, "SLOT", "shunter.dev/elsewhere")
+    one, _ = rehearsed(stands(EVERYTHING, time.time)["kubernetes"], within=0.5)
+    (problem,) = one.health()
+    assert problem.what.endswith("by kubernetes pods")
+    without = msgspec.structs.replace(EVERYTHING, kubernetes=KubernetesSettings())
+    one, _ = rehearsed(stands(without, time.time)["kubernetes"])
+    assert one.health() == ()
 
 
 def test_one_that_cant_be_set_up_is_missed_too() -> None:
