@@ -8,6 +8,7 @@ from shunter.wire import convert as wire
 
 from shunter_agent.depot import ImageFacts
 from shunter_agent.guard import Asked
+from shunter_agent.journal import WorkerRow
 from shunter_agent.notices.port import Notice
 from shunter_agent.runtime.port import WorkerSpec
 
@@ -35,6 +36,23 @@ def spec_message(spec: WorkerSpec) -> pb.WorkerSpec:
         control=spec.control,
         tolerations=_tolerations(spec.tolerations),
         linked=spec.linked,
+    )
+
+
+def worker_message(row: WorkerRow, memory: int = 0, gpu_memory: int = 0) -> pb.WorkerReport:
+    """A worker as the journal has it, and what was measured of it, in bytes; 0: nothing was."""
+    pod = row.spec.pod
+    home = {"pod_uid": pod.uid, "pod_namespace": pod.namespace, "pod_name": pod.name, "pod_container": pod.container} if pod else {}
+    return pb.WorkerReport(
+        spec=spec_message(row.spec),
+        state=row.state,
+        slot=row.slot,
+        incarnation=row.incarnation,
+        memory=memory,
+        operation=row.operation,
+        gpu_memory=gpu_memory,
+        doubt=row.doubt,
+        **home,
     )
 
 

@@ -9,7 +9,7 @@ from shunter.wire import agent_pb2 as pb
 from shunter.wire.convert import refusal
 
 from shunter_agent.capacity import GpuMemory, Looks, taints_of
-from shunter_agent.convert import image_message, notice_message, spec_message
+from shunter_agent.convert import image_message, notice_message, worker_message
 from shunter_agent.depot import ImageFacts
 from shunter_agent.images.room import KEEP
 from shunter_agent.journal import WorkerRow
@@ -56,7 +56,7 @@ async def report(
         labels=node.settings.labels,
         facts=node.facts,
         slots=_slots(node, of_gpus),
-        workers=[_worker(row, size, of_gpus) for row, size in zip(workers, memory, strict=True)],
+        workers=[worker_message(row, size or 0, of_gpus.workers.get(row.process, 0)) for row, size in zip(workers, memory, strict=True)],
         images=[image_message(_judged(image, node, workers)) for image in images],
         notices=[notice_message(node.notices[key]) for key in sorted(node.notices)],
         sources=[source.name for source in node.sources],
@@ -102,22 +102,6 @@ def _slots(node: Node, looked: GpuMemory) -> list[pb.SlotReport]:
         )
         for name, slot in sorted(node.settings.slot_ids().items())
     ]
-
-
-def _worker(row: WorkerRow, memory: int | None, looked: GpuMemory) -> pb.WorkerReport:
-    pod = row.spec.pod
-    home = {"pod_uid": pod.uid, "pod_namespace": pod.namespace, "pod_name": pod.name, "pod_container": pod.container} if pod else {}
-    return pb.WorkerReport(
-        spec=spec_message(row.spec),
-        state=row.state,
-        slot=row.slot,
-        incarnation=row.incarnation,
-        memory=memory or 0,
-        operation=row.operation,
-        gpu_memory=looked.workers.get(row.process, 0),
-        doubt=row.doubt,
-        **home,
-    )
 
 
 async def journal(node: Node, operation: str) -> pb.JournalReply:

@@ -15,12 +15,12 @@ from shunter.wire import agent_pb2 as pb
 from shunter.wire import convert as wire
 
 from shunter_agent import capacity, gpus, guard
-from shunter_agent.convert import asked
+from shunter_agent.convert import asked, worker_message
 from shunter_agent.convert import spec as to_spec
 from shunter_agent.guard import Asked, in_other_operation
 from shunter_agent.journal import WorkerRow
 from shunter_agent.node import Node
-from shunter_agent.runtime.port import Housing, WorkerSpec
+from shunter_agent.runtime.port import Housing, Runtime, WorkerSpec
 
 FACTS: Final = {
     "runtime": "checkpoint runtime",
@@ -155,16 +155,26 @@ async def preflight(node: Node, message: pb.PreflightOrder, room_of: Callable[[P
         problems += enough(message.bytes, room_now, node.settings.node, in_memory=in_memory, promised=kept)
         if not problems:
             node.promises.keep(head.operation, message.bytes * 2 if in_memory else message.bytes)
-        return pb.PreflightReply(refusals=[wire.refusal(problem) for problem in problems], facts=node.facts)
+        refusals = [wire.refusal(problem) for problem in problems]
+        return pb.PreflightReply(refusals=refusals, facts=node.facts, image_address=node.settings.image_listen)
     guard.check_step("freeze", head, seen)
     row = node.row(head.worker)
-    needs = await node.in_thread(node.runtime.needs, row.process, row.spec)
-    lost = gpus.gone(node.notices.values(), row.slot) if needs else None
-    found = [lost] if lost else await node.in_thread(node.runtime.check, row.process, row.spec)
-    size = await node.in_thread(node.runtime.memory, row.process)
-    facts = gpus.facts_for(node.facts, needs)
+    lost = gpus.gone(node.notices.values(), row.slot)
+    needs, found, size = await node.in_thread(_look, node.runtime, row, lost)
     await _remark(node, row)
-    return pb.PreflightReply(refusals=[wire.refusal(problem) for problem in found], facts=facts, bytes=size or 0)
+    return pb.PreflightReply(
+        refusals=[wire.refusal(problem) for problem in found],
+        facts=gpus.facts_for(node.facts, needs),
+        bytes=size or 0,
+        worker=worker_message(node.doubted(row)),
+    )
+
+
+def _look(runtime: Runtime, row: WorkerRow, lost: Problem | None) -> tuple[Mapping[str, str], Sequence[Problem], int | None]:
+    """What it needs where it goes, what speaks against a dump, and its bytes of memory. `lost` speaks against one if it has GPUs."""
+    needs = runtime.needs(row.process, row.spec)
+    found = [lost] if lost is not None and needs else runtime.check(row.process, row.spec)
+    return needs, found, runtime.memory(row.process)
 
 
 async def _remark(node: Node, row: WorkerRow) -> None:

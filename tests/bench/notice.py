@@ -341,7 +341,7 @@ class Made:
         return CopyView()
 
     async def preflight(self, order: pb.Order, **_: object) -> pb.PreflightReply:
-        return pb.PreflightReply()
+        return pb.PreflightReply(image_address="127.0.0.1:9")
 
     async def prepare(self, *_: object) -> pb.Done:
         return pb.Done()

@@ -46,6 +46,7 @@ before the effect or after it; `dies`: the worker dies by itself right before it
 `stopped`: the agent stands still with the order in hand, for longer than a hold, and carries it out when it wakes up.
 """
 WORKER = WorkerId("w")
+SPEC = pb.WorkerSpec(worker=WORKER, role="decode", graph="g", engine="vllm")
 HOLD = 30.0
 PLAN = Digest("sha256:plan")
 
@@ -210,13 +211,16 @@ class MemoryAgent:
         if not ok:
             raise Rejected(_problem("SH606", what))
 
+    def row(self, state: str) -> pb.WorkerReport:
+        """What it says of the worker."""
+        return pb.WorkerReport(spec=SPEC, state=state)
+
     async def report(self, timeout: float, archived: ImageId | None = None) -> pb.NodeReport:
         assert timeout > 0
         self._reachable()
-        spec = pb.WorkerSpec(worker=WORKER, role="decode", graph="g", engine="vllm")
-        workers = [pb.WorkerReport(spec=spec, state=self.copy.state)] if self.copy and self.copy.state != "held" else []
-        images = [pb.ImageInfo(id=i, spec=spec, bytes=7) for i in sorted(self.images)]
-        kept = [pb.ImageInfo(id=i, spec=spec, bytes=7) for i in sorted(self.world.archive) if i == archived]
+        workers = [self.row(self.copy.state)] if self.copy and self.copy.state != "held" else []
+        images = [pb.ImageInfo(id=i, spec=SPEC, bytes=7) for i in sorted(self.images)]
+        kept = [pb.ImageInfo(id=i, spec=SPEC, bytes=7) for i in sorted(self.world.archive) if i == archived]
         return pb.NodeReport(node=self.node, image_address=f"{self.node}:1", workers=workers, images=images, archived=kept)
 
     async def journal(self, operation: OperationId, timeout: float) -> CopyView:
@@ -241,7 +245,10 @@ class MemoryAgent:
     ) -> pb.PreflightReply:
         def effect() -> pb.PreflightReply:
             self._need(destination or self.copy is not None, "it doesn't live here")
-            return pb.PreflightReply(bytes=7)
+            if destination:
+                return pb.PreflightReply(image_address=f"{self.node}:1")
+            assert self.copy is not None
+            return pb.PreflightReply(bytes=7, worker=self.row(self.copy.state))
 
         return await self._order("preflight", order, effect)  # type: ignore[return-value]
 

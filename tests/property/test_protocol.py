@@ -5,6 +5,7 @@ import contextlib
 import itertools
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fleet_in_memory import FAULTS, PLAN, Crash, CrashingStore, World
@@ -15,6 +16,7 @@ from shunter.act.run import Unresolved
 from shunter.model.operation import Outcome, Status, Step
 from shunter.model.plan import OperationKind
 from shunter.model.record import RecordKind
+from shunter.wire import agent_pb2 as pb
 
 KINDS = [
     OperationKind.MOVE,
@@ -236,6 +238,41 @@ async def test_what_cant_wait_is_fenced_after_both_sides_have_passed_and_not_bef
     await carry_out(world, OperationKind.MOVE, lane="involuntary")
     assert settled(world, OperationKind.MOVE) is Status.ROLLED_BACK
     assert "fence" not in [step for _, step in world.orders]
+
+
+@pytest.mark.parametrize("kind", [OperationKind.MOVE, OperationKind.PARK])
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("older", [False, True])
+async def test_whoever_leaves_is_known_from_the_preflight_or_from_an_older_agents_report(
+    tmp_path: Path, kind: OperationKind, lane: str, *, older: bool
+) -> None:
+    world = fresh(tmp_path, kind, "w")
+    asked: list[str] = []
+    towards: list[str] = []
+    for name, agent in world.agents.items():
+        preflight, report, freeze = agent.preflight, agent.report, agent.freeze
+
+        async def checked(*args: object, preflight: Any = preflight, **more: object) -> pb.PreflightReply:
+            found: pb.PreflightReply = await preflight(*args, **more)
+            if older:
+                found.ClearField("worker")
+                found.ClearField("image_address")
+            return found
+
+        async def reported(timeout: float, archived: None = None, *, name: str = name, report: Any = report) -> pb.NodeReport:
+            asked.append(name)
+            found: pb.NodeReport = await report(timeout, archived)
+            return found
+
+        async def frozen(order: object, image: object, to: pb.Peer | None, *args: object, freeze: Any = freeze) -> object:
+            towards.append(f"{to.node} {to.address}" if to else "")
+            return await freeze(order, image, to, *args)
+
+        agent.preflight, agent.report, agent.freeze = checked, reported, frozen  # type: ignore[method-assign, assignment]
+    await carry_out(world, kind, lane=lane)
+    assert settled(world, kind) is Status.SUCCEEDED
+    assert towards == ["b b:1"]
+    assert ("a" in asked, "b" in asked) == (older, older or kind is OperationKind.PARK), "a report takes a look at all of a node"
 
 
 async def test_an_order_that_is_refused_is_taken_back_once_the_other_one_has_its_answer(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fleet_in_memory import PLAN, Crash, CrashingStore, MemoryAgent, World
+from fleet_in_memory import PLAN, SPEC, Crash, CrashingStore, MemoryAgent, World
 from shunter.act.execute import Executor
 from shunter.act.run import Times
 from shunter.model.errors import Problem, Rejected, Retry, Unknown
@@ -93,15 +93,11 @@ class Pods:
 
 def live_in_pods(agent: MemoryAgent) -> None:
     """Its workers live in a pod, and it says so."""
-    plain = agent.report
 
-    async def report(timeout: float) -> pb.NodeReport:
-        told = await plain(timeout)
-        for one in told.workers:
-            one.pod_namespace, one.pod_name, one.pod_uid = LEFT.namespace, LEFT.name, LEFT.uid
-        return told
+    def row(state: str) -> pb.WorkerReport:
+        return pb.WorkerReport(spec=SPEC, state=state, pod_namespace=LEFT.namespace, pod_name=LEFT.name, pod_uid=LEFT.uid)
 
-    agent.report = report  # type: ignore[method-assign]
+    agent.row = row  # type: ignore[method-assign]
 
 
 def world(tmp_path: Path, kind: OperationKind) -> World:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from fleet_in_memory import PLAN, WORKER, Crash, CrashingStore, World
+from fleet_in_memory import PLAN, SPEC, WORKER, Crash, CrashingStore, World
 from next_engine import take_over
 from shunter.act.execute import Executor
 from shunter.act.run import Parts
@@ -135,13 +135,11 @@ class PodWorld(World):
             self._say(name, agent)
 
     def _say(self, name: str, agent: Any) -> None:
-        report, restore = agent.report, agent.restore
+        restore = agent.restore
 
-        async def reported(timeout: float) -> pb.NodeReport:
-            found: pb.NodeReport = await report(timeout)
-            for row in found.workers:
-                row.pod_uid, row.pod_namespace, row.pod_name = self.in_pods[name], "n", f"pod-{self.in_pods[name]}"
-            return found
+        def row(state: str) -> pb.WorkerReport:
+            uid = self.in_pods[name]
+            return pb.WorkerReport(spec=SPEC, state=state, pod_uid=uid, pod_namespace="n", pod_name=f"pod-{uid}")
 
         async def restored(order: Any, slot: Any, image: Any, hold: float, timeout: float, pod: Pod | None = None) -> Any:
             assert pod is not None, "it is restored into no pod"
@@ -152,7 +150,7 @@ class PodWorld(World):
             self.in_pods[name] = pod.uid
             return reply
 
-        agent.report, agent.restore = reported, restored
+        agent.row, agent.restore = row, restored
 
     @property
     def lives_in(self) -> str | None:

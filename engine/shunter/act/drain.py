@@ -6,7 +6,7 @@ from shunter.act.drive import Machine
 from shunter.act.housing import home_of, shown_soon
 from shunter.act.move import fence, source_of
 from shunter.act.port import CopyView
-from shunter.act.run import Run, late_problem, problem
+from shunter.act.run import Run, late_problem, problem, row_of
 from shunter.act.starting import over, start
 from shunter.model.errors import Problem, Rejected
 from shunter.model.operation import Status, Step
@@ -14,7 +14,7 @@ from shunter.model.operation import Status, Step
 
 async def _begin(run: Run) -> None:
     if run.parts.places is not None:
-        left = home_of(run, await run.at(source_of(run)).report(run.times.quick))
+        left = home_of(run, row_of(await run.at(source_of(run)).report(run.times.quick), run))
         await may_change(run, left)
         if left is not None:
             run.step(Step.INTENDED, left=left)

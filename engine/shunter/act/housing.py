@@ -18,11 +18,10 @@ from shunter.wire import agent_pb2 as pb
 from shunter.wire import convert
 
 
-def home_of(run: Run, report: pb.NodeReport) -> Pod | None:
+def home_of(run: Run, row: pb.WorkerReport | None) -> Pod | None:
     """The pod that the worker lives in, as its agent says; None: in none. Raises Rejected SH562 where this engine looks after no pods,
     SH564 where the pod isn't one of that node's workers: what an agent says has no pod deleted but such a one.
     """
-    row = next((w for w in report.workers if w.spec.worker == run.planned.worker), None)
     if row is None or not row.pod_uid:
         return None
     if run.parts.places is None:

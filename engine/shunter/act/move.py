@@ -7,7 +7,7 @@ from shunter.act.back import image_back, must_view, thaw_back
 from shunter.act.counting import unseen
 from shunter.act.drive import Machine
 from shunter.act.housing import gone_soon, home_of, room, shown_soon, withdrawn
-from shunter.act.run import Run, problem, spec_of
+from shunter.act.run import Run, problem, row_of
 from shunter.act.together import all_of
 from shunter.model.errors import Problem, Rejected
 from shunter.model.ids import NodeId, SlotId, node_of
@@ -23,6 +23,19 @@ def source_of(run: Run) -> SlotId:
     return slot
 
 
+async def leaving(run: Run, source: SlotId) -> pb.PreflightReply:
+    """The preflight of the node that the worker leaves, and with it what the worker is. Raises Rejected: SH512, and the first refusal."""
+    checked = await run.preflight(source, destination=False, facts={}, size=0)
+    if not checked.HasField("worker"):  # an older agent says that in its report alone
+        report = await run.at(source).report(run.times.quick)
+        row = row_of(report, run)
+        if row is None:
+            raise Rejected(problem("SH512", f"{report.node} doesn't have the worker", "Plan again", run.planned.worker))
+        checked.worker.CopyFrom(row)
+        checked.facts.update(report.facts if not checked.facts else {})
+    return checked
+
+
 async def _prepare(run: Run) -> None:
     """INTENDED to PREPARED; of what can't wait, to FENCED at once.
 
@@ -30,13 +43,11 @@ async def _prepare(run: Run) -> None:
     """
     source, destination = source_of(run), destination_of(run)
     run.untouched = True
-    asking = asyncio.create_task(run.at(source).report(run.times.quick))
-    checking = asyncio.create_task(run.preflight(source, destination=False, facts={}, size=0))
-    there = asyncio.create_task(run.peer(node_of(destination)))
-    await all_of(asking, checking, there)
-    report, checked = asking.result(), checking.result()
-    spec, left = spec_of(report, run), home_of(run, report)
-    await run.preflight(destination, destination=True, facts=dict(checked.facts or report.facts), size=checked.bytes, spec=spec)
+    here = await leaving(run, source)
+    spec, left = here.worker.spec, home_of(run, here.worker)
+    there = await run.preflight(destination, destination=True, facts=dict(here.facts), size=here.bytes, spec=spec)
+    if there.image_address:
+        run.place = pb.Peer(node=node_of(destination), address=there.image_address)
     pod = await room(run, destination, left, spec) if left is not None else None
     if left is not None or run.planned.lane == "voluntary":
         await run.ask(run.at(destination).prepare(run.order, destination, spec, run.times.quick, pod))
@@ -48,7 +59,6 @@ async def _prepare(run: Run) -> None:
     reserving = run.ask(run.at(destination).prepare(order, destination, spec, run.times.quick))
     fencing = run.ask(run.at(source).fence(order, run.times.quick))
     await all_of(asyncio.create_task(reserving), asyncio.create_task(fencing))
-    run.place = there.result()
     run.step(Step.FENCED, by=Step.PREPARED)
 
 

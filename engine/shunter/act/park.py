@@ -5,7 +5,7 @@ from shunter.act.copies import send_copies
 from shunter.act.counting import change, changed, may_change, taken_back
 from shunter.act.drive import Machine
 from shunter.act.housing import home_of, remembered
-from shunter.act.move import fence, freeze, release, release_refused, source_of
+from shunter.act.move import fence, freeze, leaving, release, release_refused, source_of
 from shunter.act.run import Run
 from shunter.act.starting import over, start, succeeded
 from shunter.model.errors import Problem
@@ -22,8 +22,7 @@ def _first(run: Run) -> NodeId | None:
 
 async def _check(run: Run) -> None:
     source = source_of(run)
-    left = home_of(run, await run.at(source).report(run.times.quick)) if run.parts.places is not None else None
-    await run.preflight(source, destination=False, facts={}, size=0)
+    left = home_of(run, (await leaving(run, source)).worker)
     await may_change(run, left)
     if left is not None:
         await remembered(run, left)

@@ -372,11 +372,15 @@ def seen(report: pb.NodeReport, worker: WorkerId) -> CopyView:
     return CopyView(copy="frozen" if "frozen" in states else "running", images=images)
 
 
+def row_of(report: pb.NodeReport, run: Run) -> pb.WorkerReport | None:
+    """What the node says of the worker; None: it isn't there."""
+    return next((row for row in report.workers if row.spec.worker == run.planned.worker), None)
+
+
 def spec_of(report: pb.NodeReport, run: Run) -> pb.WorkerSpec:
     """The worker's specification, from the node where it lives or that holds its image. Raises Rejected SH512."""
-    for worker in report.workers:
-        if worker.spec.worker == run.planned.worker:
-            return worker.spec
+    if (row := row_of(report, run)) is not None:
+        return row.spec
     for image in report.images:
         if image.id == run.image:
             return image.spec

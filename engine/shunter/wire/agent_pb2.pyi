@@ -52,7 +52,7 @@ class PreflightOrder(_message.Message):
     def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., destination: _Optional[bool] = ..., slot: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ..., bytes: _Optional[int] = ..., spec: _Optional[_Union[WorkerSpec, _Mapping]] = ...) -> None: ...
 
 class PreflightReply(_message.Message):
-    __slots__ = ("refusals", "facts", "bytes")
+    __slots__ = ("refusals", "facts", "bytes", "worker", "image_address")
     class FactsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -63,10 +63,14 @@ class PreflightReply(_message.Message):
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
     facts: _containers.ScalarMap[str, str]
     bytes: int
-    def __init__(self, refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., facts: _Optional[_Mapping[str, str]] = ..., bytes: _Optional[int] = ...) -> None: ...
+    worker: WorkerReport
+    image_address: str
+    def __init__(self, refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., facts: _Optional[_Mapping[str, str]] = ..., bytes: _Optional[int] = ..., worker: _Optional[_Union[WorkerReport, _Mapping]] = ..., image_address: _Optional[str] = ...) -> None: ...
 
 class PrepareOrder(_message.Message):
     __slots__ = ("order", "slot", "spec", "pod_uid", "pod_namespace", "pod_name", "pod_container")

@@ -3,9 +3,11 @@
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 from agent_fakes import PROCESS, Bench, Gate, problem
 from shunter.model.errors import Rejected, Retry, ShunterError, Stalled, Unknown
+from shunter.model.pod import Pod
 from shunter.wire import agent_pb2 as pb
 from shunter_agent import inventory
 from shunter_agent.preflight import Room, preflight
@@ -444,6 +446,18 @@ class TestPreflight:
     async def test_slots(self, bench: Bench) -> None:
         assert await self.ask(bench, slot="n/9") == ["SH661"]
         assert await self.ask(bench, slot="n/2") == ["SH663"]
+
+    async def test_what_it_says_beside_is_what_the_inventory_says(self, bench: Bench, empty: Bench) -> None:
+        """So that nobody has to ask for that before a worker that can't wait is fenced."""
+        pod = Pod(namespace="dynamo", name="decode-0", uid="u1", container="main")
+        row = bench.node.row("w")
+        bench.journal.put_worker(msgspec.structs.replace(row, spec=msgspec.structs.replace(row.spec, pod=pod, labels={"a": "b"})))
+        (told,) = (await inventory.report(bench.node)).workers
+        assert (told.pod_uid, told.memory) == ("u1", 100)
+        told.memory = 0
+        assert (await preflight(bench.node, pb.PreflightOrder(order=bench.order()))).worker == told
+        reply = await preflight(empty.node, pb.PreflightOrder(order=empty.order(), destination=True, slot="n/0"))
+        assert reply.image_address == (await inventory.report(empty.node)).image_address != ""
 
     async def test_the_source_measures_the_worker(self, bench: Bench) -> None:
         reply = await preflight(bench.node, pb.PreflightOrder(order=bench.order()))
