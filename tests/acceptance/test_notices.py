@@ -2,7 +2,10 @@
 
 import json
 import os
+import signal
+import sqlite3
 import sys
+import time
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -90,4 +93,48 @@ def test_an_error_of_one_gpu_moves_the_worker_on_it_and_leaves_its_neighbour(sce
     assert (noticed["kind"], noticed["slot"], noticed["source"]) == ("gpu-failing", "node-a/0", "gpu")
     s.whole()
     assert len(s.outcomes("move")) == 1, "decode-1 stays where it is"
+    os.close(kernel)
+
+
+GOOD = """
+apiVersion: shunter.dev/v1alpha1
+kind: PreemptionPolicy
+metadata: {name: save}
+spec: {workers: {graph: tiny}, notices: [gone]}
+---
+apiVersion: shunter.dev/v1alpha1
+kind: CheckpointPolicy
+metadata: {name: images}
+spec: {workers: {graph: tiny}, every: 3s}
+"""
+
+
+def test_a_process_that_a_gpus_error_made_suspect_comes_back_from_an_image_of_before(scene: MakeScene, tmp_path: Path) -> None:
+    """No image is taken of it any more; once it has ended, the last good one counts, and images are taken again."""
+    log = tmp_path / "kmsg"
+    os.mkfifo(log)
+    kernel = os.open(log, os.O_RDWR | os.O_NONBLOCK)
+
+    def prepare(fleet: Fleet) -> None:
+        configured(fleet, "node-a", first=f'kernel_log = "{log}"', slot='pci = ["0000:4f:00"]')
+
+    s = scene(policies={"good.yaml": GOOD}, prepare=prepare, prometheus=False)
+    config = str(s.fleet.folder / "engine.toml")
+    s.fleet.start_engine()
+    taken = s.outcome("checkpoint")
+    assert taken["status"] == "succeeded"
+    s.wait("it to be of well before the error", lambda: time.time() - taken["at"] > 1.2)
+    line = f"4,1,{time.monotonic() * 1e6:.0f},-;NVRM: Xid (PCI:0000:4F:00): 31, pid=1, name=worker, MMU Fault\n"
+    os.write(kernel, line.encode())
+    s.wait("it to be said", lambda: "XID 31 on 0000:4f:00" in s.fleet.shunter("why", "decode-0", "-c", config, check=False).stdout)
+    s.wait("what is under way to end", lambda: len(s.outcomes("checkpoint")) == len(s.audit("intent")))
+    good = [taken["image"] for taken in s.outcomes("checkpoint")]
+    with sqlite3.connect(s.fleet.nodes["node-a"].folder / "state" / "journal.db") as journal:
+        (row,) = (json.loads(body) for (body,) in journal.execute("SELECT body FROM workers"))
+    assert "XID 31" in row["doubt"]
+    os.kill(row["process"]["pid"], signal.SIGKILL)
+    restored = s.outcome("restore")
+    assert (restored["status"], restored["image"] in good) == ("succeeded", True), restored
+    s.wait("images again", lambda: len(s.outcomes("checkpoint")) > len(good))
+    assert s.copies("decode-0") == 1
     os.close(kernel)

@@ -98,22 +98,24 @@ def seen_by_engine(changes: list, always: bool) -> list[Snapshot]:
     return found
 
 
-def with_images(looks: list[Snapshot], images: list) -> list[Snapshot]:
-    """Each look with the images that there were then."""
+def with_images(looks: list[Snapshot], images: list, doubted: frozenset[int] = frozenset()) -> list[Snapshot]:
+    """Each look with the images that there were then; of each four those of these numbers aren't to be trusted."""
     found = []
     for look in looks:
         tick = int((look.at - BEGIN) / TICK)
         there = [
-            image(f"i{n}", worker, BEGIN + begin * TICK) for n, (begin, worker, lasts) in enumerate(images) if 0 <= tick - begin < lasts
+            image(f"i{n}", worker, BEGIN + begin * TICK, "XID 31" if n % 4 in doubted else "")
+            for n, (begin, worker, lasts) in enumerate(images)
+            if 0 <= tick - begin < lasts
         ]
         found.append(msgspec.structs.replace(look, fleet=msgspec.structs.replace(look.fleet, images=tuple(there))))
     return found
 
 
-def image(name: str, of: str, taken_at: float) -> Image:
+def image(name: str, of: str, taken_at: float, doubt: str = "") -> Image:
     return Image(
         id=ImageId(name), worker=WorkerId(of), incarnation=Incarnation(0), taken_at=taken_at, bytes=1, nodes=(NodeId("b"),),
-        role="decode", graph="g", engine="vllm",
+        role="decode", graph="g", engine="vllm", doubt=doubt,
     )  # fmt: skip
 
 
@@ -139,7 +141,7 @@ def previewed(folder: Path, policies: PolicySet, live: Snapshot) -> Recording:
 @settings(max_examples=60, deadline=None)
 def test_a_preview_agrees_with_the_engine_that_looked_all_the_time(changes, images, when, lasts, always):
     policies = wanting(when, f"{lasts}s")
-    looks = with_images(seen_by_engine(changes, always), images)
+    looks = with_images(seen_by_engine(changes, always), images, frozenset({0, 3}))
     with tempfile.TemporaryDirectory() as folder:
         engine = Sightings(Path(folder), TICK)
         for look in looks[:-1]:
@@ -214,6 +216,23 @@ def test_new_images_of_workers_that_run_are_no_new_fleet_and_conditions_on_them_
     engine.note(at(60, "d1"), 0.0)
     engine.close()
     assert len(series(tmp_path, BEGIN, BEGIN + 60, TICK).sightings) == 2, "one that is lost can be brought back from its image"
+
+
+def test_of_the_past_too_an_image_that_isnt_to_be_trusted_counts_as_none(tmp_path: Path) -> None:
+    live = snapshot(BEGIN, ("a", ""), False, "x")
+    images = (image("good", "d0", BEGIN - 50.0), image("bad", "d0", BEGIN - 1.0, "XID 31"))
+
+    def at(after: float) -> Snapshot:
+        return msgspec.structs.replace(live, at=BEGIN + after, fleet=msgspec.structs.replace(live.fleet, images=images))
+
+    engine = Sightings(tmp_path, TICK)
+    for after in range(60):
+        engine.note(at(after), 0.0)
+    engine.close()
+    policies = wanting('worker.images == 1 && worker.imageAge > 49.0 && node.id == "a"', "30s")
+    shown = decided(policies, Seen(recording=previewed(tmp_path, policies, at(60))), rules=RULES)
+    (found,) = [f for f in shown.evaluation.findings if f.subject == "d0"]
+    assert found.verdict is Verdict.ACT, found
 
 
 @pytest.mark.parametrize("when", ["worker.images > 0", "worker.imageAge < 3000.0"])

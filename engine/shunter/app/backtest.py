@@ -203,7 +203,8 @@ def _as_it_began(fleet: Fleet, at: float) -> Fleet:
         for n in fleet.nodes
     )
     workers = tuple(w if w.slot is None else msgspec.structs.replace(w, state=WorkerState.RUNNING) for w in fleet.workers)
-    newest = {i.worker: i for i in sorted(fleet.images, key=lambda i: (i.incarnation, i.taken_at, i.id))}
+    trusted = (i for i in fleet.images if not i.doubt)
+    newest = {i.worker: i for i in sorted(trusted, key=lambda i: (i.incarnation, i.taken_at, i.id))}
     images = sorted((msgspec.structs.replace(i, taken_at=min(i.taken_at, at)) for i in newest.values()), key=lambda i: i.id)
     return Fleet(nodes=nodes, workers=workers, images=tuple(images))
 

@@ -42,11 +42,12 @@ class Keeping:
     def note(self, db: sqlite3.Connection, images: Sequence[Image], at: float, before: float, kept_s: float) -> None:
         """Write what came and went since `before`, when it looked last, in a transaction of the caller's."""
         if images is not self._last:
-            now = {i.id for i in images}
+            trusted = [i for i in images if not i.doubt]  # one that isn't counts as none, in conditions too
+            now = {i.id for i in trusted}
             gone = [row for image, row in self._there.items() if image not in now]
             db.executemany("UPDATE images SET till=?, gone=? WHERE id=?", [(before, at, row) for row in gone])
             self._there = {image: row for image, row in self._there.items() if image in now}
-            for image in images:
+            for image in trusted:
                 if image.id not in self._there:
                     added = db.execute("INSERT INTO images (worker, taken, begin) VALUES (?, ?, ?)", (image.worker, image.taken_at, at))
                     self._there[image.id] = added.lastrowid or 0
