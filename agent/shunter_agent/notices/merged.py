@@ -98,6 +98,9 @@ class Merged:
         self.sources = tuple(sources)
         self._clock = clock
         self._firsts = firsts or Firsts(clock=clock)
+        names = [source.name for source in self.sources]
+        self._groups = [f"notices of {name}{names[:at].count(name) or ''}" for at, name in enumerate(names)]
+        """By what each source's are remembered. A canary has the name of whom it tries out, and nothing to do with what that one says."""
         self._lock = threading.Lock()
         self._said: dict[int, Mapping[str, Notice]] = {}
         self._events: dict[Key, Event] = {}
@@ -144,7 +147,7 @@ class Merged:
         """What a source says, with the times of what is counted from when it was first seen, by whichever agent."""
         said = self._said[index].values()
         counted = {n.id: Sight(n.seen_at, n.deadline) for n in said if n.counted and not n.canary}
-        since = self._firsts.seen(f"notices of {self.sources[index].name}", counted)
+        since = self._firsts.seen(self._groups[index], counted)
         return [msgspec.structs.replace(n, seen_at=since[n.id].at, deadline=since[n.id].deadline) if n.id in since else n for n in said]
 
     def _heard(self, index: int, notices: Mapping[str, Notice]) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -207,6 +207,36 @@ def test_the_end_of_a_spot_vm_isnt_put_off_by_an_agent_that_is_upgraded(machine:
         machine.passes(12.0)
         assert heard(machine, clouds.source("gcp", url=service.url, clock=lambda: machine.wall)) == first
         assert [n.deadline for n in first.values()] == [NOW + 20.0]
+
+
+class Says:
+    """A source that says one thing, or is a canary of that name."""
+
+    def __init__(self, notice: Notice) -> None:
+        self.name, self.notice = notice.source, notice
+
+    def start(self, changed: Callable[[Mapping[str, Notice]], None]) -> None:
+        changed({self.notice.id: self.notice})
+
+    def stop(self) -> None:
+        pass
+
+    def health(self) -> tuple[Problem, ...]:
+        return ()
+
+
+def test_a_canary_of_the_same_name_makes_nothing_forgotten(machine: Machine) -> None:
+    told: list[Mapping[str, Notice]] = []
+    for _ in range(2):
+        real = Notice(id="r", kind="preemption", seen_at=machine.wall, deadline=machine.wall + 30.0, source="gcp", counted=True)
+        bird = Notice(id="canary-gcp", kind="preemption", seen_at=machine.wall, source="gcp", canary=True)
+        merged = Merged([Says(real), Says(bird)], clock=lambda: machine.wall, firsts=machine.agent())
+        merged.start(lambda found: told.append(found))
+        for _look in range(3):
+            merged.look()
+        merged.stop()
+        assert told[-1]["r"].deadline == NOW + 30.0
+        machine.passes(12.0)
 
 
 class Cluster(Service):
