@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from shunter_agent.notices import watching
 from shunter_agent.settings import CloudSettings, Settings, load
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "agent_notices"))
-from metadata_services import Aws, Azure, serving  # pyright: ignore[reportMissingImports]  (found by the line above)
+from metadata_services import Aws, Azure, Gcp, serving  # pyright: ignore[reportMissingImports]  (found by the line above)
 
 
 def with_clouds(bench: Bench, *clouds: CloudSettings) -> Settings:
@@ -41,6 +42,25 @@ async def test_a_spot_interruption_is_in_the_nodes_report_with_where_it_came_fro
     assert [(n.kind.value, n.source) for n in view.notices] == [("preemption", "aws")]
     assert view.notices[0].id.startswith("n/aws-spot-"), "of two nodes that are taken alike, each has its own"
     assert (view.node.sources, view.node.problems) == (("aws",), ())
+
+
+async def test_an_agent_that_is_started_anew_goes_on_with_the_lead_where_it_was(tmp_path: Path) -> None:
+    """The one before it saw it 12 s earlier than it did: what it has left on the disk says so."""
+    bench, ends = Bench(tmp_path), list[float]()
+    service = Gcp()
+    service.says["preempted"] = "TRUE"
+    with serving(service):
+        for _ in range(2):
+            async with contextlib.AsyncExitStack() as stack:
+                bench.node.settings = with_clouds(bench, CloudSettings(name="gcp", url=service.url))
+                agent.watch_notices(bench.node, stack)
+                await until_noticed(bench, 1)
+                ends.append(bench.node.notices["gcp-preempted"].deadline or 0.0)
+            left = tmp_path / "first-seen.json"
+            (kept,) = (said := json.loads(left.read_bytes()))["kept"]
+            left.write_text(json.dumps(said | {"kept": [kept | {"at": kept["at"] - 12.0, "deadline": kept["deadline"] - 12.0}]}))
+            bench.node.notices = {}
+    assert ends[0] - ends[1] == pytest.approx(12.0, abs=1.0)
 
 
 async def test_a_source_that_is_blind_is_in_the_nodes_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
