@@ -57,8 +57,15 @@ _WORKER: Final = (
     Variable(name="worker.state", kind=Kind.STRING, unit="", doc='"running", "fenced", "frozen", "parked" or "lost"'),
     Variable(name="worker.incarnation", kind=Kind.INT, unit="", doc="number of restores since its native start"),
     Variable(name="worker.labels", kind=Kind.LABELS, unit="", doc="its labels"),
-    Variable(name="worker.imageAge", kind=Kind.DOUBLE, unit="seconds", doc="age of its newest image; unknown when it has none"),
-    Variable(name="worker.images", kind=Kind.INT, unit="images", doc="number of its whole images, all nodes together"),
+    Variable(
+        name="worker.imageAge",
+        kind=Kind.DOUBLE,
+        unit="seconds",
+        doc="age of its newest image that is to be trusted; unknown when it has none",
+    ),
+    Variable(
+        name="worker.images", kind=Kind.INT, unit="images", doc="number of its whole images that are to be trusted, all nodes together"
+    ),
 )
 _NODE: Final = (
     Variable(name="node.id", kind=Kind.STRING, unit="", doc="id of the node: of the worker's, or of the candidate destination"),
