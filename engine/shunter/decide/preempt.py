@@ -62,6 +62,8 @@ def _move(d: Deciding, policy: Policy, cases: Sequence[Case]) -> tuple[list[Case
 
 def _fall_back(d: Deciding, policy: Policy, case: Case, against: str) -> None:
     """The first of `otherwise` that is left, or a call for a person with all the reasons."""
+    if case.worker.doubt:
+        against = f"{against}; {case.worker.doubt}"
     reasons = [f"move: {against}"]
     for fallback in spec_of(policy).otherwise:
         why = _park(d, policy, case, against) if fallback == "checkpoint" else _drain(d, policy, case, against)
@@ -76,6 +78,8 @@ def _fall_back(d: Deciding, policy: Policy, case: Case, against: str) -> None:
 def _park(d: Deciding, policy: Policy, case: Case, against: str) -> str | None:
     """Plan to park the worker with its image on a node that stays, or say why not."""
     worker = case.worker
+    if worker.doubt:
+        return "an image of it would be good for nothing"
     if failed := case.failed(OperationKind.PARK):
         return said(failed[-1])
     keepers = d.keepers(worker, 1)

@@ -102,6 +102,16 @@ def test_a_preempted_one_is_moved_as_it_is():
     assert kinds(result) == [("move", "decode-0")]
 
 
+def test_one_that_cant_be_moved_is_drained_and_not_parked():
+    """Its streams end by themselves, and later it comes back from an image of before."""
+    full = [node("a", ("decode-0",)), node("b", ("decode-1",))]
+    for doubt, kind in (("", "park"), (WHY, "drain")):
+        crowd = [worker("decode-0", "a/0", doubt=doubt), worker("decode-1", "b/0")]
+        result = decide([preemption()], snap(full, crowd, (), [notice("a", kind=NoticeKind.PREEMPTION)]))
+        assert kinds(result) == [(kind, "decode-0")]
+    assert WHY in finding(result, "decode-0").reason
+
+
 @pytest.mark.parametrize("text", ['v("worker.images") < 2', 'v("worker.imageAge") > 50'])
 def test_conditions_count_the_images_that_it_could_come_back_from(text):
     images = [image("i-bad", D0, "b", at=NOW - 40, doubt=WHY), image("i-good", D0, "b", at=NOW - 90)]
