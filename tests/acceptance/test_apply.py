@@ -141,7 +141,7 @@ def test_ac41_applied_twice_at_once_it_is_carried_out_once(fleet: Fleet) -> None
     file = planned(fleet)
     both = [start(fleet, file) for _ in range(2)]
     said = [one.communicate(timeout=90) for one in both]
-    assert sorted(one.returncode for one in both) == [0, 1], said
+    assert sorted(one.returncode for one in both) == [0, 1], "\n".join(text for both_texts in said for text in both_texts)
     refused = said[[one.returncode for one in both].index(1)][1]
     assert "SH960" in refused
     assert [r.status for r in operations(fleet)] == [Status.SUCCEEDED]
