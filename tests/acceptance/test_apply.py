@@ -20,7 +20,9 @@ from conftest import MakeScene
 from fleet import ANY, BIN, Fleet, NodePlan, WorkerPlan
 from machine import wait_for
 from shunter.act.store import Store
+from shunter.app import exact
 from shunter.app.engine import Engine
+from shunter.app.inbox import Request, Ticket
 from shunter.app.policies import PolicyFeed
 from shunter.app.settings import load
 from shunter.app.sources import source_of
@@ -145,6 +147,19 @@ def test_ac41_applied_twice_at_once_it_is_carried_out_once(fleet: Fleet) -> None
     refused = said[[one.returncode for one in both].index(1)][1]
     assert "SH960" in refused
     assert [r.status for r in operations(fleet)] == [Status.SUCCEEDED]
+
+
+def test_ac41_one_that_is_refused_sees_through_what_it_has_begun_for_another(fleet: Fleet) -> None:
+    """Of two that order one plan the second may be the one that leads: its own order is refused once the other's is under way."""
+    file = planned(fleet)
+    other = Ticket.submit(fleet.state, Request(by="another", at=time.time() - 1.0, exact=exact.load(file)))
+    refused = apply(fleet, file)
+    assert (refused.returncode, refused.stderr.split("error: ")[1].split()[0]) == (1, "SH960")
+    assert [r.status for r in operations(fleet)] == [Status.SUCCEEDED], "nobody is left to go on with it"
+    answer = other.answer()
+    assert answer is not None
+    assert answer.problems == ()
+    other.forget()
 
 
 def test_the_engine_that_leads_carries_it_out(fleet: Fleet) -> None:

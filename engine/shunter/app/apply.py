@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from shunter.act.store import Store
+from shunter.act.store import Store, looked_at
 from shunter.app.engine import Engine
 from shunter.app.exact import ExactPlan
 from shunter.app.handover import OTHER_LEADS, applying, wanted
@@ -64,6 +64,7 @@ async def apply(
     try:
         answer = await _answered(ticket, leading, stop)
         if answer is None or answer.problems:
+            await _seen_through(settings.state, leading, stop)
             return Applied(answer=answer)
         leading.hurry()
         return Applied(answer=answer, records=await _followed(settings.state, exact, leading, stop, on_step))
@@ -115,10 +116,22 @@ async def _followed(
             records = [record for one in ids if (record := store.get(one)) is not None]
             for step in _news(records, told):
                 on_step(step, marks.pretends(step.planned))
-            # one that leads goes on until nothing is under way: it has taken up what an earlier engine left, too
             over = all(record.outcome is not None for record in records)
-            if stop.is_set() or (over and not (leading.leads and any(r.problem is None for r in store.active()))):
+            if stop.is_set() or (over and not _is_needed(leading, store)):
                 return tuple(records)
+            leading.keep()
+            await asyncio.sleep(PAUSE_S)
+
+
+def _is_needed(leading: "_Leading", store: Store) -> bool:
+    """One that leads goes on until nothing is under way: it has taken up what an earlier engine left, too, and what others have ordered."""
+    return leading.leads and any(record.problem is None for record in store.active())
+
+
+async def _seen_through(state: Path, leading: "_Leading", stop: asyncio.Event) -> None:
+    """What was begun isn't left half-way by one that leads and is refused: of two that order the same plan, that may be the one."""
+    with looked_at(state / "engine.db") as store:
+        while store is not None and _is_needed(leading, store) and not stop.is_set():
             leading.keep()
             await asyncio.sleep(PAUSE_S)
 
