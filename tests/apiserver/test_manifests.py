@@ -334,6 +334,28 @@ def test_a_preview_may_see_pods_and_nodes_and_nothing_else(plane: ControlPlane, 
 
 
 @pytest.mark.usefixtures("previews")
+def test_a_preview_may_read_of_dynamo_what_the_engine_reads_and_change_nothing(plane: ControlPlane) -> None:
+    paths, components = _paths(plane), ROOT / "deploy" / "kubernetes" / "components"
+    added = list(yaml.safe_load_all((components / "preview-dynamo" / "rights.yaml").read_text()))
+    engines = next(yaml.safe_load_all((components / "dynamo" / "rights.yaml").read_text()))["rules"]
+    read = {
+        (group, one) for rule in engines for group in rule["apiGroups"] for one in rule["resources"] if "list" in rule["verbs"] and group
+    }
+    for one in added:
+        plane.must("POST", _where(paths, one).rpartition("/")[0], one)
+    try:
+        until(lambda: _may(plane, PREVIEW, ("list", "nvidia.com", "podsnapshots", WORKERS)), 10)
+        assert len(read) == 6
+        for group, resource in read:
+            assert [verb for verb in VERBS if _may(plane, PREVIEW, (verb, group, resource, WORKERS))] == ["list", "watch"], resource
+            assert not [verb for verb in VERBS if _may(plane, PREVIEW, (verb, group, resource, "default"))], resource
+        assert not [verb for verb in VERBS if _may(plane, PREVIEW, (verb, "", "pods/status", WORKERS))]
+    finally:
+        for one in added:
+            plane.must("DELETE", _where(paths, one))
+
+
+@pytest.mark.usefixtures("previews")
 async def test_with_its_own_token_a_preview_finds_workers_and_agents(plane: ControlPlane) -> None:
     """The rights are enough for all that [cluster.pods] has a preview follow."""
     plane.ask("POST", "/api/v1/nodes", a_node("node-p"))

@@ -382,7 +382,7 @@ def test_whoever_merges_policies_has_no_destination_in_which_the_engine_is(every
         if any((s.get("namespace"), s["name"]) == (destination["namespace"], "shunter-preview") for s in one.get("subjects", ()))
     ]  # fmt: skip
     roles = [one for one in everything if one["kind"] in ("Role", "ClusterRole") and one["metadata"]["name"] in bound]
-    assert len(roles) == len(bound) == 3
+    assert len(roles) == len(bound) == 4
     assert {verb for role in roles for rule in role["rules"] for verb in rule["verbs"]} == {"list", "watch"}
 
 
