@@ -7,6 +7,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import threading
 import time
 import urllib.request
 from base64 import b64encode
@@ -56,6 +57,8 @@ class ControlPlane:
         self.api: subprocess.Popen[bytes] | None = None
         self.ca = folder / "ca.crt"
         self._kept: http.client.HTTPSConnection | None = None
+        self._one = threading.Lock()
+        """Who plays nodes or pods asks from a thread of its own, and there is one connection."""
 
     def start(self) -> None:
         self._certificates()
@@ -144,13 +147,14 @@ class ControlPlane:
     def ask(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> tuple[int, Any]:
         """One request as the administrator: its status, and the answer."""
         data = None if body is None else body if isinstance(body, bytes) else msgspec.json.encode(body)
-        try:
-            return self._request(method, path, data, kind)
-        except (OSError, http.client.HTTPException):  # the connection that was kept is one to a server that is gone
-            if self._kept is not None:
-                self._kept.close()
-            self._kept = None
-            return self._request(method, path, data, kind)
+        with self._one:
+            try:
+                return self._request(method, path, data, kind)
+            except (OSError, http.client.HTTPException):  # the connection that was kept is one to a server that is gone
+                if self._kept is not None:
+                    self._kept.close()
+                self._kept = None
+                return self._request(method, path, data, kind)
 
     def _request(self, method: str, path: str, data: bytes | None, kind: str) -> tuple[int, Any]:
         if self._kept is None:

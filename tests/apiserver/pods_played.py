@@ -41,7 +41,7 @@ class Played:
     """
 
     def __init__(self, plane: ControlPlane, fleet: Fleet, folder: Path, addresses: Mapping[str, str], measured: Callable[[], bool]) -> None:
-        self._plane, self._fleet, self.folder, self._addresses, self._measured = plane, fleet, folder, addresses, measured
+        self.plane, self._fleet, self.folder, self._addresses, self._measured = plane, fleet, folder, addresses, measured
         self._env = {
             "KUBERNETES_SERVICE_HOST": "127.0.0.1",
             "KUBERNETES_SERVICE_PORT": str(plane.port),
@@ -90,7 +90,7 @@ class Played:
         namespace = pod["metadata"]["namespace"]
         (found,) = [v[kind] for v in pod["spec"]["volumes"] if kind in v]
         plural = {"configMap": "configmaps", "secret": "secrets"}[kind]
-        status, source = self._plane.ask("GET", f"/api/v1/namespaces/{namespace}/{plural}/{found.get('name') or found['secretName']}")
+        status, source = self.plane.ask("GET", f"/api/v1/namespaces/{namespace}/{plural}/{found.get('name') or found['secretName']}")
         return source["data"] if status == 200 else {}
 
     def _pod(self, owner: Any, name: str, node: str, address: str) -> Any:
@@ -99,12 +99,12 @@ class Played:
         pod = {"metadata": {**owner["spec"]["template"]["metadata"], "name": name}, "spec": dict(owner["spec"]["template"]["spec"])}
         pod["spec"]["nodeName"] = node
         path = f"/api/v1/namespaces/{namespace}/pods"
-        self._plane.must("POST", path, pod)
+        self.plane.must("POST", path, pod)
         self._say(f"{path}/{name}", phase="Pending", podIP=address)
-        return self._plane.must("GET", f"{path}/{name}")
+        return self.plane.must("GET", f"{path}/{name}")
 
     def _say(self, path: str, **status: Any) -> None:
-        self._plane.must("PATCH", f"{path}/status", {"status": status}, MERGE)
+        self.plane.must("PATCH", f"{path}/status", {"status": status}, MERGE)
 
     def _runs(self, pod: Any) -> None:
         meta = pod["metadata"]
@@ -115,14 +115,14 @@ class Played:
 
     def _engine(self) -> None:
         path = "/apis/apps/v1/namespaces/shunter/statefulsets/shunter-engine"
-        status, owner = self._plane.ask("GET", path)
+        status, owner = self.plane.ask("GET", path)
         if status != 200 or "engine" in self._done:
             return
         name = "shunter-engine-0"
         if name not in self._done:
             self._pod(owner, name, "node-b", "127.0.0.1")
             self._done.add(name)
-        pod = self._plane.must("GET", f"/api/v1/namespaces/shunter/pods/{name}")
+        pod = self.plane.must("GET", f"/api/v1/namespaces/shunter/pods/{name}")
         settings, identity = self._mounted(pod, "configMap"), self._mounted(pod, "secret")
         if not (self.folder / name).exists():
             if not settings or not identity:
@@ -149,8 +149,8 @@ class Played:
         namespace, account = pod["metadata"]["namespace"], pod["spec"]["serviceAccountName"]
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
         request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600, "audiences": []}}
-        token = self._plane.must("POST", path, request)["status"]["token"]
-        files = {"token": token, "namespace": namespace, "ca.crt": self._plane.ca.read_text()}
+        token = self.plane.must("POST", path, request)["status"]["token"]
+        files = {"token": token, "namespace": namespace, "ca.crt": self.plane.ca.read_text()}
         _files(self.folder / name / "account", files)
 
     # -- a job
@@ -180,11 +180,11 @@ class Played:
 
     def _agents(self) -> None:
         path = "/apis/apps/v1/namespaces/shunter-agents/daemonsets/shunter-agent"
-        status, owner = self._plane.ask("GET", path)
+        status, owner = self.plane.ask("GET", path)
         if status != 200 or "agents" in self._done:
             return
         wanted = owner["spec"]["template"]["spec"]["nodeSelector"].items()
-        nodes = [n["metadata"] for n in self._plane.must("GET", "/api/v1/nodes")["items"]]
+        nodes = [n["metadata"] for n in self.plane.must("GET", "/api/v1/nodes")["items"]]
         names = sorted(n["name"] for n in nodes if wanted <= n.get("labels", {}).items())
         for name in names:
             self._agent(owner, name)
@@ -202,7 +202,7 @@ class Played:
         )
         subprocess.run(["cp", "-r", str(identity), str(etc / "shunter" / "tls")], check=True)
         for one in self._fleet.nodes[node].plan.workers:
-            meta = next(p["metadata"] for p in self._plane.must("GET", "/api/v1/pods")["items"] if p["metadata"]["name"] == one.name)
+            meta = next(p["metadata"] for p in self.plane.must("GET", "/api/v1/pods")["items"] if p["metadata"]["name"] == one.name)
             home = {key: meta[key] for key in ("namespace", "name", "uid")}
             (etc / "shunter" / "agents" / "pod.json").write_text(json.dumps(home))
         program = [sys.executable, str(Path(__file__).with_name("agent_in_pods.py"))]
@@ -223,7 +223,7 @@ class Played:
         log = self._fleet.folder / f"{node}.log"
         if not log.exists() or "taking orders" not in log.read_text() or not self._measured():
             return False
-        self._runs(self._plane.must("GET", f"/api/v1/namespaces/shunter-agents/pods/shunter-agent-{node}"))
+        self._runs(self.plane.must("GET", f"/api/v1/namespaces/shunter-agents/pods/shunter-agent-{node}"))
         return True
 
 

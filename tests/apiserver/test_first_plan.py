@@ -20,6 +20,7 @@ import pytest
 import yaml
 from conftest import needed, running
 from control_plane import ROOT
+from dynamo_operator import install
 from fleet import ANY, BIN, Fleet, NodePlan, WorkerPlan
 from machine import ip
 from nodes_simulated import Nodes, node, worker
@@ -36,6 +37,31 @@ PLANS = (
     NodePlan("node-a", 11, (ANY,), (WorkerPlan("decode-0", "decode", 0, 111),)),
     NodePlan("node-b", 12, (ANY,), ()),
 )
+GRAPH = {
+    "apiVersion": "nvidia.com/v1beta1", "kind": "DynamoGraphDeployment", "metadata": {"name": "tiny"},
+    "spec": {"components": [
+        {"name": "planner", "type": "planner", "replicas": 1}, {"name": "decode", "type": "decode", "replicas": 1},
+        {"name": "prefill", "type": "prefill", "replicas": 0},
+    ]},
+    "status": {"observedGeneration": 1, "state": "successful", "components": {
+        one: {"componentKind": "Deployment", "replicas": 1, "updatedReplicas": 1, "readyReplicas": 1} for one in ("decode", "prefill")
+    }},
+}  # fmt: skip
+"""Of the fleet's worker. Nobody plays its operator, which says that it is as it should be."""
+PLANNER = """\
+apiVersion: shunter.dev/v1alpha1
+kind: ReassignmentPolicy
+metadata: {name: planned}
+spec:
+  mode: preview
+  workers: {all: true}
+  from: decode
+  to: prefill
+  when: pools.decode.desired > pools.prefill.desired
+  for: 0s
+  sessions: drain
+  limits: {from: {min: 0}, to: {max: 4}}
+"""
 COMMANDS = {
     "kubectl": """\
 case "$*" in
@@ -126,27 +152,56 @@ def test_the_page_leads_from_nothing_to_a_plan(reader: dict[str, str], tmp_path:
 
 def test_a_preview_before_a_sync_looks_with_what_may_only_look(played: Played, reader: dict[str, str], tmp_path: Path) -> None:
     """The job of deploy/argocd/preview beside an engine that the page set up, with an account, a token and a certificate of its own."""
-    commands, _ = section()
-    (certificate,) = re.findall(r"^```\n(shunter certs .*?)^```$", SYNC.read_text(), re.MULTILINE | re.DOTALL)
-    text(run(f"{commands}\n{certificate}\n", tmp_path, reader))
-    overlay = tmp_path / "deploy" / "kubernetes" / "mine" / "kustomization.yaml"
-    found = yaml.safe_load(overlay.read_text())
-    found["components"] += ["../components/preview", "../components/preview-pods"]
-    overlay.write_text(yaml.safe_dump(found))
-    shutil.copytree(tmp_path / "deploy" / "argocd" / "preview", tmp_path / "repo" / "preview")
-    shutil.copy(ROOT / "policies" / "starter-preview.yaml", tmp_path / "repo")
-    engine = (overlay.parent / "engine.toml").read_text()
-    (tmp_path / "repo" / "preview" / "engine.toml").write_text(re.sub(r"engine\.(pem|key)", r"reader.\1", engine))
-    candidate = {"name": "shunter-candidate", "files": ["starter-preview.yaml"], "options": {"disableNameSuffixHash": True}}
-    wanted = {"namespace": "shunter-policies", "components": ["preview"], "configMapGenerator": [candidate]}
-    (tmp_path / "repo" / "kustomization.yaml").write_text(yaml.safe_dump({**wanted, "kind": "Kustomization"}))
-    found = text(run("kubectl apply --server-side -k deploy/kubernetes/mine >&2; kubectl kustomize repo", tmp_path, reader))
-    (job,), others = parted(yaml.safe_load_all(found))
-    (tmp_path / "maps.yaml").write_text(yaml.safe_dump_all(others))
-    text(run("kubectl apply --server-side -f maps.yaml", tmp_path, reader))
-    status, said = played.job(job)
+    status, said = preview(played, reader, tmp_path, "starter-preview.yaml", components=("preview", "preview-pods"))
     assert (status, "no preview" in said) == (0, False), said
     assert "checkpoint decode-0 at node-a/0" in said
+
+
+SEEN = "pools.decode.desired = 1 workers, pools.prefill.desired = 0 workers; decode-0 holds 0 sessions"
+REFUSED = 'User "system:serviceaccount:shunter-policies:shunter-preview" cannot list resource "dynamographdeployments"'
+
+
+@pytest.mark.parametrize(("more", "says"), [(("preview-dynamo",), SEEN), ((), REFUSED)], ids=["with its component", "without"])
+def test_a_preview_follows_dynamos_graphs_where_it_may(
+    more: tuple[str, ...], says: str, played: Played, reader: dict[str, str], tmp_path: Path
+) -> None:
+    """Its settings have `[cluster.dynamo]`. Nothing but the graph says what is wanted, and nobody but Dynamo starts a worker natively."""
+    install(played.plane)
+    graphs = f"/apis/nvidia.com/v1beta1/namespaces/{WORKERS}/dynamographdeployments"
+    made = played.plane.must("POST", graphs, GRAPH)
+    played.plane.must("PUT", f"{graphs}/tiny/status", {**made, "status": GRAPH["status"]})
+    (tmp_path / "policies" / "planner.yaml").write_text(PLANNER)
+    status, said = preview(played, reader, tmp_path, "planner.yaml", components=("preview", "preview-pods", *more), dynamo=True)
+    assert (status, "no preview" in said) == (0, False), said
+    assert says in " ".join(said.split())
+    assert ("drain decode-0 from node-a/0" in said) == bool(more)
+
+
+def preview(
+    played: Played, reader: dict[str, str], folder: Path, candidate: str, *, components: Iterable[str], dynamo: bool = False
+) -> tuple[int, str]:
+    """What the job ends with and says of the policy file `candidate`, once the pages were followed. `dynamo`: its settings
+    follow Dynamo's graphs.
+    """
+    commands, _ = section()
+    (certificate,) = re.findall(r"^```\n(shunter certs .*?)^```$", SYNC.read_text(), re.MULTILINE | re.DOTALL)
+    text(run(f"{commands}\n{certificate}\n", folder, reader))
+    overlay = folder / "deploy" / "kubernetes" / "mine" / "kustomization.yaml"
+    found = yaml.safe_load(overlay.read_text())
+    found["components"] += [f"../components/{one}" for one in components]
+    overlay.write_text(yaml.safe_dump(found))
+    shutil.copytree(folder / "deploy" / "argocd" / "preview", folder / "repo" / "preview")
+    shutil.copy(folder / "policies" / candidate, folder / "repo")
+    settings = re.sub(r"engine\.(pem|key)", r"reader.\1", (overlay.parent / "engine.toml").read_text())
+    (folder / "repo" / "preview" / "engine.toml").write_text(settings + ("\n[cluster.dynamo]\n" if dynamo else ""))
+    maps = {"name": "shunter-candidate", "files": [candidate], "options": {"disableNameSuffixHash": True}}
+    wanted = {"namespace": "shunter-policies", "components": ["preview"], "configMapGenerator": [maps]}
+    (folder / "repo" / "kustomization.yaml").write_text(yaml.safe_dump({**wanted, "kind": "Kustomization"}))
+    rendered = text(run("kubectl apply --server-side -k deploy/kubernetes/mine >&2; kubectl kustomize repo", folder, reader))
+    (job,), others = parted(yaml.safe_load_all(rendered))
+    (folder / "maps.yaml").write_text(yaml.safe_dump_all(others))
+    text(run("kubectl apply --server-side -f maps.yaml", folder, reader))
+    return played.job(job)
 
 
 def parted(found: Iterable[Any]) -> tuple[list[Any], list[Any]]:

@@ -424,6 +424,22 @@ def test_what_a_planner_publishes_counts_before_what_stands_in_a_resource_unless
     assert kept[PoolId("other/decode")] == {"desired": own}
 
 
+def test_before_graphs_were_listed_any_pool_may_be_one_of_theirs() -> None:
+    why = Problem(code="SH258", what="the API server has confirmed nothing of pods yet: forbidden", remedy="r")
+    own = Known(value=7, unit="workers", at=9.0, query="gauge")
+    fields = merged({PoolId("llama/decode"): {"running": own}}, View(namespace="ns", doubt=why), 9.0)[PoolId("llama/decode")]
+    assert fields["running"] is own
+    assert {n: s.reason for n, s in fields.items() if isinstance(s, Missing)} == dict.fromkeys(("settled", "replicas", "desired"), why.what)
+    published = merged({PoolId("llama/decode"): {"desired": own}}, View(namespace="ns", doubt=why), 9.0)[PoolId("llama/decode")]
+    assert published["desired"] is own
+
+
+def test_where_dynamo_is_not_installed_pools_are_what_they_were() -> None:
+    absent = Problem(code="SH252", what="the API server has no DynamoGraphDeployment", remedy="Install Dynamo's operator")
+    own = {PoolId("chat/decode"): {"running": Known(value=7, unit="workers", at=9.0, query="gauge")}}
+    assert merged(own, View(namespace="ns", doubt=absent), 9.0) == own
+
+
 def test_people_see_numbers_registrations_and_golden_images(beta: Any) -> None:
     pods = {("llama", "decode"): (pod(a_pod("d0")), pod(a_pod("d1")), pod(a_pod("d2", ready=False)))}
     known = Registered(namespace="ns", name="d0", pod="d0", pod_uid="uid-d0", endpoints=("ns/backend/generate",), models=("llama-70b",))

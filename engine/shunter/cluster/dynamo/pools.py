@@ -143,15 +143,27 @@ def _unfit(fields: Mapping[str, Sample]) -> Iterator[str]:
 
 
 def merged(taken: Mapping[str, Mapping[str, Sample]], view: View, at: float) -> dict[PoolId, dict[str, Sample]]:
-    """Samples of pools with Dynamo's. What a planner publishes as a metric of its own counts before what stands in a resource."""
+    """Samples of pools with Dynamo's. What a planner publishes as a metric of its own counts before what stands in a resource. Where it
+    isn't known yet which graphs there are, any of these pools may be one's.
+    """
     both: dict[PoolId, dict[str, Sample]] = {PoolId(pool): dict(fields) for pool, fields in taken.items()}
-    for pool, fields in samples(view, at).items():
+    found = samples(view, at)
+    if (unknown := _unlisted(view)) is not None:
+        found = {pool: dict.fromkeys((SETTLED, REPLICAS, DESIRED), unknown) for pool in both}
+    for pool, fields in found.items():
         own = both.setdefault(pool, {})
         published = own.get(DESIRED)
         own.update(fields)
         if published is not None and (isinstance(published, Known) or DESIRED not in fields):
             own[DESIRED] = published
     return both
+
+
+def _unlisted(view: View) -> Missing | None:
+    """Why it isn't known which graphs there are; None: it is, also where there are none for lack of Dynamo's kinds (SH252)."""
+    if view.graphs or view.broken or view.doubt is None or view.doubt.code == "SH252":
+        return None
+    return Missing(reason=view.doubt.what, query=f"DynamoGraphDeployments of {view.namespace}")
 
 
 def troubles(view: View) -> tuple[Problem, ...]:
