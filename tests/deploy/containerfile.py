@@ -61,8 +61,8 @@ class Stage:
         return ended
 
 
-def build(path: Path, context: Path, base: Path, work: Path) -> Stage:
-    """The last stage. `base` is a root file system that is copied for each stage; `work` is empty."""
+def build(path: Path, context: Path, base: Path, work: Path, **arguments: str) -> Stage:
+    """The last stage. `base` is a root file system that is copied for each stage; `work` is empty; `arguments` are the build's."""
     instructions = read(path)
     given: dict[str, str] = {}
     stages: dict[str, Stage] = {}
@@ -70,7 +70,7 @@ def build(path: Path, context: Path, base: Path, work: Path) -> Stage:
     for name, text in instructions:
         if name == "ARG":
             key, _, default = text.partition("=")
-            (stage.args if stages else given)[key] = default
+            (stage.args if stages else given)[key] = arguments.get(key) or default or given.get(key, "")
         elif name == "FROM":
             _, _, alias = text.partition(" AS ")
             root = work / (alias or "final")
