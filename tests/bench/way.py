@@ -117,3 +117,12 @@ def table(ways: list[list[Span]], seen: list[float]) -> list[str]:
             f"{name:14} at {begins[middle]:7.1f}  takes {takes[middle]:6.1f} (most {takes[-1]:6.1f})  processor {cpus[middle]:5.1f}"
         )
     return lines
+
+
+def slowest(ways: list[list[Span]], seen: list[float], took: list[float], number: int = 5) -> list[str]:
+    """Those that took longest, each with what was on its way: milliseconds at which it began and that it took, and its processor time."""
+    lines = []
+    for took_ms, spans, at in sorted(zip(took, ways, seen, strict=True), reverse=True)[:number]:
+        steps = (f"{n} {1000 * (a - at):.0f}+{1000 * (b - a):.0f} ({1000 * cpu:.0f})" for n, a, b, cpu in sorted(spans, key=lambda s: s[1]))
+        lines.append(f"{took_ms:.1f}: {', '.join(steps)}")
+    return lines
