@@ -9,10 +9,11 @@ What it can't take is what the disk can't take.
 
 import os
 import sqlite3
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from shunter.act.beyond import Beyond, Deposed
 from shunter.act.volatile import Volatile
@@ -21,6 +22,10 @@ from shunter.model.ids import OperationId
 from shunter.model.operation import OperationRecord
 
 T = TypeVar("T")
+
+
+_AGAIN_S: Final = 0.01
+"""Between two tries to change a file's mode."""
 
 
 class Durable:
@@ -49,7 +54,7 @@ class Durable:
             else:
                 os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
                 self._db = sqlite3.connect(path, isolation_level=None, timeout=busy_s)
-                self._db.execute("PRAGMA journal_mode=WAL")
+                _into_wal_mode(self._db, busy_s)
                 self._db.execute("PRAGMA synchronous=FULL")
                 self._db.execute(f"PRAGMA wal_autocheckpoint={wal_pages}")
         except (OSError, sqlite3.Error) as error:
@@ -201,6 +206,19 @@ class Durable:
             remedy="Free disk space or mend the state directory; until then nothing voluntary starts",
             subject=str(self.path),
         )
+
+
+def _into_wal_mode(db: sqlite3.Connection, busy_s: float) -> None:
+    """Of two that make one file at the same time SQLite lets neither wait for the other: one is told at once that it is locked."""
+    ends = time.monotonic() + busy_s
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= ends:
+                raise
+        time.sleep(_AGAIN_S)
 
 
 def _in_memory(memory: Volatile, work: Callable[[], T]) -> T:

@@ -1,10 +1,12 @@
 """The store keeps its promises, and one engine leads."""
 
+import contextlib
 import os
 import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -154,6 +156,27 @@ def test_a_newer_format_is_refused(store: Store) -> None:
     store._db.execute("UPDATE meta SET value=? WHERE key='schema'", (SCHEMA + 1,))
     with pytest.raises(Stalled, match="SH502"):
         Store(store.path)
+
+
+def test_of_several_that_make_a_store_at_once_each_has_it(tmp_path: Path) -> None:
+    """SQLite doesn't have one wait for the other while a file changes its mode. Fifty times, as it takes two at the same moment."""
+    epochs: list[list[Epoch]] = []
+
+    def begin(path: Path, together: threading.Barrier, found: list[Epoch]) -> None:
+        together.wait()
+        with contextlib.closing(Store(path)) as own:
+            found.append(own.next_epoch())
+
+    for n in range(50):
+        found = list[Epoch]()
+        arguments = tmp_path / f"{n}.db", threading.Barrier(4), found
+        threads = [threading.Thread(target=begin, args=arguments) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        epochs.append(sorted(found))
+    assert epochs == [[1, 2, 3, 4]] * 50
 
 
 @pytest.mark.parametrize("earlier", [False, True])
