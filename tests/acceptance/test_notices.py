@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -74,26 +75,32 @@ def test_a_spot_interruption_in_the_metadata_service_moves_the_worker(scene: Mak
     s.whole()
 
 
-def test_an_error_of_one_gpu_moves_the_worker_on_it_and_leaves_its_neighbour(scene: MakeScene, tmp_path: Path) -> None:
-    """A FIFO stands in for the kernel's log, which holds such a line only where there is such a GPU."""
-    log = tmp_path / "kmsg"
-    os.mkfifo(log)
-    kernel = os.open(log, os.O_RDWR | os.O_NONBLOCK)
+@pytest.fixture
+def kernel(tmp_path: Path) -> Iterator[Callable[[str], int]]:
+    """Writes a line into what node-a takes for the kernel's log (see `heard`), which holds such a line only where there is such a GPU."""
+    os.mkfifo(tmp_path / "kmsg")
+    written = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
+    yield lambda line: os.write(written, f"{line}\n".encode())
+    os.close(written)
 
-    def prepare(fleet: Fleet) -> None:
-        configured(fleet, "node-a", first=f'kernel_log = "{log}"', slot='pci = ["0000:4f:00"]')
 
-    s = scene(nodes=TWO_WORKERS, policies={"save.yaml": SAVE}, prepare=prepare, prometheus=False)
+def heard(folder: Path) -> Callable[[Fleet], None]:
+    return lambda fleet: configured(fleet, "node-a", first=f'kernel_log = "{folder / "kmsg"}"', slot='pci = ["0000:4f:00"]')
+
+
+def test_an_error_of_one_gpu_moves_the_worker_on_it_and_leaves_its_neighbour(
+    scene: MakeScene, kernel: Callable[[str], int], tmp_path: Path
+) -> None:
+    s = scene(nodes=TWO_WORKERS, policies={"save.yaml": SAVE}, prepare=heard(tmp_path), prometheus=False)
     s.stream(400, spread="1,1")
     s.fleet.start_engine()
-    os.write(kernel, b"4,1,1000000,-;NVRM: Xid (PCI:0000:4F:00): 48, pid=1, name=worker, DBE (double bit error) occurred\n")
+    kernel("4,1,1000000,-;NVRM: Xid (PCI:0000:4F:00): 48, pid=1, name=worker, DBE (double bit error) occurred")
     moved = s.outcome("move")
     assert (moved["status"], moved["from"], moved["to"].partition("/")[0]) == ("succeeded", "node-a/0", "node-b"), moved
     (noticed,) = [r["body"]["notice"] for r in s.audit("notice")]
     assert (noticed["kind"], noticed["slot"], noticed["source"]) == ("gpu-failing", "node-a/0", "gpu")
     s.whole()
     assert len(s.outcomes("move")) == 1, "decode-1 stays where it is"
-    os.close(kernel)
 
 
 GOOD = """
@@ -109,23 +116,17 @@ spec: {workers: {graph: tiny}, every: 3s}
 """
 
 
-def test_a_process_that_a_gpus_error_made_suspect_comes_back_from_an_image_of_before(scene: MakeScene, tmp_path: Path) -> None:
+def test_a_process_that_a_gpus_error_made_suspect_comes_back_from_an_image_of_before(
+    scene: MakeScene, kernel: Callable[[str], int], tmp_path: Path
+) -> None:
     """No image is taken of it any more; once it has ended, the last good one counts, and images are taken again."""
-    log = tmp_path / "kmsg"
-    os.mkfifo(log)
-    kernel = os.open(log, os.O_RDWR | os.O_NONBLOCK)
-
-    def prepare(fleet: Fleet) -> None:
-        configured(fleet, "node-a", first=f'kernel_log = "{log}"', slot='pci = ["0000:4f:00"]')
-
-    s = scene(policies={"good.yaml": GOOD}, prepare=prepare, prometheus=False)
+    s = scene(policies={"good.yaml": GOOD}, prepare=heard(tmp_path), prometheus=False)
     config = str(s.fleet.folder / "engine.toml")
     s.fleet.start_engine()
     taken = s.outcome("checkpoint")
     assert taken["status"] == "succeeded"
     s.wait("it to be of well before the error", lambda: time.time() - taken["at"] > 1.2)
-    line = f"4,1,{time.monotonic() * 1e6:.0f},-;NVRM: Xid (PCI:0000:4F:00): 31, pid=1, name=worker, MMU Fault\n"
-    os.write(kernel, line.encode())
+    kernel(f"4,1,{time.monotonic() * 1e6:.0f},-;NVRM: Xid (PCI:0000:4F:00): 31, pid=1, name=worker, MMU Fault")
     s.wait("it to be said", lambda: "XID 31 on 0000:4f:00" in s.fleet.shunter("why", "decode-0", "-c", config, check=False).stdout)
     s.wait("what is under way to end", lambda: len(s.outcomes("checkpoint")) == len(s.audit("intent")))
     good = [taken["image"] for taken in s.outcomes("checkpoint")]
@@ -137,4 +138,3 @@ def test_a_process_that_a_gpus_error_made_suspect_comes_back_from_an_image_of_be
     assert (restored["status"], restored["image"] in good) == ("succeeded", True), restored
     s.wait("images again", lambda: len(s.outcomes("checkpoint")) > len(good))
     assert s.copies("decode-0") == 1
-    os.close(kernel)
