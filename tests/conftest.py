@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,12 @@ CRIU = Path(os.environ.get("SHUNTER_CRIU") or shutil.which("criu", path="/opt/sh
 # how long an example takes says more of what else the machine does than of the code: figures are for tests/bench
 settings.register_profile("shunter", deadline=None)
 settings.load_profile("shunter")
+
+
+def pytest_configure() -> None:
+    """A shell without job control has what it starts in the background ignore Ctrl-C, and so would each program that a test starts and ends."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
