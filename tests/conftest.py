@@ -17,7 +17,7 @@ settings.load_profile("shunter")
 
 
 def pytest_configure() -> None:
-    """A shell without job control has what it starts in the background ignore Ctrl-C, and so would each program that a test starts and ends."""
+    """A shell without job control has what it starts in the background ignore Ctrl-C, and so would each program that a test starts."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
