@@ -149,7 +149,7 @@ def merged(taken: Mapping[str, Mapping[str, Sample]], view: View, at: float) -> 
     both: dict[PoolId, dict[str, Sample]] = {PoolId(pool): dict(fields) for pool, fields in taken.items()}
     found = samples(view, at)
     if (unknown := _unlisted(view)) is not None:
-        found = {pool: dict.fromkeys((SETTLED, REPLICAS, DESIRED), unknown) for pool in both}
+        found = {pool: {SETTLED: unknown, REPLICAS: unknown, DESIRED: unknown} for pool in both}
     for pool, fields in found.items():
         own = both.setdefault(pool, {})
         published = own.get(DESIRED)
