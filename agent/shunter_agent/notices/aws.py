@@ -95,7 +95,9 @@ class _Aws:
             path = "/latest/api/token"
             reply = self._service.ask("PUT", path, {"X-aws-ec2-metadata-token-ttl-seconds": str(_TTL_S)})
             if reply.status != 200 or not reply.text.strip():
-                raise self._service.unreadable(path, reply, "no token; is the hop limit of the instance's metadata 1 in a container?")
+                raise self._service.unreadable(
+                    path, reply, "no token, as in a container where the hop limit of the instance's metadata is 1"
+                )
             self._token, self._renew_at = reply.text.strip(), now + _TTL_S / 2
         return self._token
 
