@@ -187,7 +187,9 @@ async def test_the_report_shows_what_the_driver_shows_unless_the_settings_say_ot
 
 
 async def test_an_error_of_a_gpu_is_about_the_slot_that_was_dealt_it(empty: Bench, tmp_path: Path) -> None:
-    """Though the settings name no addresses: else it would be taken for the whole node's. The source's canary, which may come first, is none."""
+    """Though the settings name no addresses: else it would be taken for the whole node's.
+    A canary, which may come first, is none.
+    """
     log = tmp_path / "kmsg"
     log.write_text("3,1,1,-;NVRM: Xid (PCI:0000:20:00): 79, GPU has fallen off the bus.\n")
     empty.node.settings = msgspec.structs.replace(empty.settings, kernel_log=log)
