@@ -243,8 +243,8 @@ def notice_to_order() -> Iterator[Figure]:
     number, ticks = len(found["freeze"]), found["ticks"]
     how = (
         f"{number} notices at any moment of {ticks} ticks: seen by a real agent, decided on with {large.WORKERS:,} workers, to the freeze"
-        f" order back there, over TLS; store and audit on a disk that takes {found['fsync']:.2f} ms to write a page; Prometheus, on the"
-        " same two cores, goes after both"
+        f" order back there, over TLS; store and audit on a disk that takes {found['fsync']:.2f} ms to write a page; of what shares two"
+        " cores the agent and its workers' control APIs go before the engine (for root), and Prometheus after it"
     )
     freeze, first = notice.at(found["freeze"], 0.99), notice.at(found["first"], 0.99)
     yield Figure(name="notice_to_order_p99", value=round(freeze, 1), unit="ms", target=50.0, met=freeze <= 50.0, how=how)
