@@ -53,7 +53,7 @@ async def serve(settings: Settings, *, clock: Callable[[], float] = time.time, s
     log = Log(settings.node, clock=clock)
     settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
     settings.state.chmod(0o700)
-    runtime = make_runtime(settings)
+    runtime = make_runtime(settings, log.problem)
     async with contextlib.AsyncExitStack() as stack:
         node = _node(settings, runtime, log, clock, stack)
         orders = Orders(node)

@@ -1,10 +1,11 @@
 """Which runtime the settings mean: the one place that knows drivers by name."""
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shunter.model.errors import Rejected
+from shunter.model.errors import Problem, Rejected
 
 from shunter_agent.runtime.port import Runtime
 from shunter_agent.settings import Settings
@@ -13,8 +14,11 @@ if TYPE_CHECKING:
     from shunter_agent.runtime.network import Uplink
 
 
-def make_runtime(settings: Settings) -> Runtime:
-    """The driver, ready for use. Raises Rejected or Retry SH703 when CRIU can't be used."""
+def make_runtime(settings: Settings, tell: Callable[[Problem], None] = lambda _problem: None) -> Runtime:
+    """The driver, ready for use; `tell` hears of what it can't do as well as it should.
+
+    Raises Rejected or Retry SH703 when CRIU can't be used.
+    """
     if settings.runtime == "pretend":
         from shunter_agent.runtime.pretend import PretendRuntime
 
@@ -23,10 +27,12 @@ def make_runtime(settings: Settings) -> Runtime:
     from shunter_agent.runtime.network import Uplink
 
     uplink = Uplink(bridge=settings.bridge, prefix=settings.prefix)
-    return _of_containers(settings, uplink) if settings.containers is not None else CriuRuntime(settings.criu, uplink)
+    if settings.containers is not None:
+        return _of_containers(settings, uplink, tell)
+    return CriuRuntime(settings.criu, uplink, tell=tell)
 
 
-def _of_containers(settings: Settings, uplink: "Uplink") -> Runtime:
+def _of_containers(settings: Settings, uplink: "Uplink", tell: Callable[[Problem], None]) -> Runtime:
     from shunter_agent.runtime.containers import ContainerRuntime, Ports
     from shunter_agent.runtime.pods import Cri, Pods
 
@@ -40,6 +46,7 @@ def _of_containers(settings: Settings, uplink: "Uplink") -> Runtime:
         carry=chosen.carry,
         keep_streams=chosen.streams == "refuse",
         namespaces=chosen.namespaces,
+        tell=tell,
         ports=Ports(serving=chosen.port, control=chosen.control, node=settings.listen.rpartition(":")[0]),
     )
 

@@ -1,13 +1,13 @@
 """How much of an image goes over when it is moved, and how long a first one takes, beside a plain copy over the same link.
 
-scripts/lab .venv/bin/python tests/bench/moved.py [--weights-mb N] [--between N] [--copies N]
+scripts/lab .venv/bin/python tests/bench/moved.py [--weights-mb N] [--between N] [--copies N] [--suffix S]
 
 Real parts: the nodes, agents and worker of the local fleet, CRIU, and a client that streams from the worker. `second_move_bytes` is
 what was sent for a worker's second move, over what of its image isn't the first one's: pages of memory by address, and all other files that
 differ.
 `first_image_over_cp` is the time of sending an image to a node that holds nothing, over that of sending the same files from one node to the
 other through a bare TCP connection, and writing them there: over a link that is as fast as the two cores, and over some that are held to a
-rate (`_1g`: 1 Gbit/s, by a token bucket at both ends).
+rate (`_1g`: 1 Gbit/s, by a token bucket at both ends). `--suffix` ends the names, where more than one size is measured.
 """
 
 import argparse
@@ -199,7 +199,14 @@ def main() -> None:
     parser.add_argument("--between", type=float, default=10.0, help="seconds between the two moves")
     parser.add_argument("--copies", type=int, default=5)
     parser.add_argument("--rated", type=int, default=3, help="copies at each rate")
+    parser.add_argument("--suffix", default="")
     options = parser.parse_args()
+
+    def figure(name: str, value: float, target: float, how: str) -> dict[str, object]:
+        """A line as tests/bench/run.py prints."""
+        named = f"{name}{options.suffix}"
+        return {"name": named, "value": round(value, 2), "unit": "ratio", "target": target, "met": value <= target, "how": how}
+
     with (
         tempfile.TemporaryDirectory(prefix="shunter-bench-") as folder,
         Fleet(Path(folder), weights_mb=options.weights_mb, nodes=stopped.NODES) as fleet,
@@ -211,17 +218,12 @@ def main() -> None:
         how = f"{sent:.2f} MB sent, {differ:.2f} MB changed in {options.between:g} s, of {every:.1f} MB"
         print(json.dumps(figure("second_move_bytes", second["ratio"], 1.2, how)), flush=True)
         first = asyncio.run(first_image(fleet, options.copies))
-        how = f"medians of {options.copies}: {first['ours']} s, {first['bare']} s"
+        how = f"{every:.0f} MB, medians of {options.copies}: {first['ours']} s, {first['bare']} s"
         print(json.dumps(figure("first_image_over_cp", first["ratio"], 1.25, how)), flush=True)
         for name, gbit in RATES.items():
             first = asyncio.run(first_image(fleet, options.rated, gbit))
             how = f"the same at {gbit:g} Gbit/s, medians of {options.rated}: {first['ours']} s, {first['bare']} s"
             print(json.dumps(figure(f"first_image_over_cp_{name}", first["ratio"], 1.25, how)), flush=True)
-
-
-def figure(name: str, value: float, target: float, how: str) -> dict[str, object]:
-    """A line as tests/bench/run.py prints."""
-    return {"name": name, "value": round(value, 2), "unit": "ratio", "target": target, "met": value <= target, "how": how}
 
 
 if __name__ == "__main__":

@@ -279,7 +279,8 @@ def moves() -> Iterator[Figure]:
         how = f"an image of {found['image_mb']} MB: {ours} s against {hand} s by CRIU dump, cp and restore; medians of {number}, in turn"
         name = "stopped_over_by_hand" if megabytes == 128 else f"stopped_over_by_hand_{megabytes}mb"
         yield Figure(name=name, value=ratio, unit="ratio", target=0.7, met=ratio <= 0.7, how=how)
-    yield from (msgspec.convert(figure, Figure) for figure in _in_lab("moved.py"))
+    for arguments in ((), ("--weights-mb", "1000", "--copies", "3", "--suffix", "_1000mb")):
+        yield from (msgspec.convert(figure, Figure) for figure in _in_lab("moved.py", *arguments))
 
 
 def cluster() -> Iterator[Figure]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from shunter.model.errors import Rejected
-from shunter_agent.runtime import locktables, preflight, process, swrk
+from shunter_agent.runtime import filling, holds, locktables, preflight, process, swrk
 from shunter_agent.runtime.criu import CriuRuntime
 from shunter_agent.runtime.namespaces import inside, make_network
 from shunter_agent.runtime.network import Uplink, WorkerNetwork
@@ -230,6 +230,7 @@ def test_a_move_keeps_the_connection_and_every_number(bench: Bench) -> None:
     assert client.next > at
     assert bench.b.runtime.find(running)
     assert not preflight.traced(running.pid)
+    assert "delete table" not in (folder / holds.RESTORE_LOG).read_text(), "in a new network there is no lock to look for"
     assert client.longest_s < 2
     assert (bench.b.runtime.memory(running) or 0) > 4096 * 4096
     if os.environ.get("SHUNTER_FIGURES"):
@@ -361,6 +362,44 @@ def test_a_held_copy_dies_with_its_agent(bench: Bench) -> None:
     assert process.wait_dead(copy, 10)
     held = bench.restore(folder, bench.b, there)
     assert held.resume()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_an_agent_that_is_killed_while_it_loads_leaves_no_copy_and_a_good_image(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = bench.client()
+    client.goes_on()
+    folder = bench.folder()
+    bench.freeze(folder).release()
+    bench.a.call(bench.network.disconnect)
+    there = bench.network_on(bench.b)
+    read, write = os.pipe()
+    load, loaded = filling._Copy.load, []
+
+    def dies(copy, part, buffer):
+        load(copy, part, buffer)
+        loaded.append(part)
+        if len(loaded) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def born(made: Process) -> None:
+        os.write(write, b"%d\n" % made.pid)
+
+    def restore() -> object:
+        monkeypatch.setattr(filling._Copy, "load", dies)
+        return bench.b.call(lambda: bench.b.runtime.restore(bench.spec, there, folder, born))
+
+    agent, ready = _in_a_child(restore)
+    _pid, status = os.waitpid(agent, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    copy = int(os.read(read, 20))
+    for descriptor in (read, write, ready):
+        os.close(descriptor)
+    until(lambda: (seen := process.stat(copy)) is None or seen.state == "Z", "the copy is dead, with a part of its memory")
+
+    held = bench.restore(folder, bench.b, there)  # over what the other agent has left in the folder
+    bench.b.call(there.connect)
+    held.resume()
+    client.goes_on()
 
 
 def test_a_worker_runs_on_when_criu_is_killed_and_its_network_is_unlocked(bench: Bench) -> None:

@@ -134,13 +134,16 @@ def test_a_byte_that_is_wrong_anywhere_is_found(moment: tuple[Memory, Memory], d
 @given(moments())
 def test_on_top_keeps_every_page_in_its_place(moment: tuple[Memory, Memory]) -> None:
     copied, dumped = moment
-    runs = runs_of(dumped, PRESENT | LAZY)
+    runs = joined(Run(BASE + n * PAGE, 1, PRESENT | (LAZY if n % 7 else 0)) for n in sorted(dumped))
     same = runs_of({n: v for n, v in dumped.items() if copied.get(n) == v})
     now = spread.on_top(Pagemap(pages_id=1, runs=runs), same)
     assert joined(Run(r.vaddr, r.pages, 0) for r in now.runs) == joined(Run(r.vaddr, r.pages, 0) for r in runs)
     assert {at for r in now.runs if not r.flags & PRESENT for at in range(r.vaddr, r.end, PAGE)} == {
         at for r in same for at in range(r.vaddr, r.end, PAGE)
     }
+    assert {at for r in now.runs if r.flags & LAZY for at in range(r.vaddr, r.end, PAGE)} == {
+        at for r in runs if r.flags & LAZY for at in range(r.vaddr, r.end, PAGE)
+    }, "what may be loaded by others still may"
 
 
 class _Died(Exception):

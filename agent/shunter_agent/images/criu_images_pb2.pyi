@@ -26,6 +26,26 @@ class PagemapEntry(_message.Message):
     nr_pages: int
     def __init__(self, vaddr: _Optional[int] = ..., compat_nr_pages: _Optional[int] = ..., in_parent: _Optional[bool] = ..., flags: _Optional[int] = ..., nr_pages: _Optional[int] = ...) -> None: ...
 
+class InventoryEntry(_message.Message):
+    __slots__ = ("network_lock_method",)
+    NETWORK_LOCK_METHOD_FIELD_NUMBER: _ClassVar[int]
+    network_lock_method: int
+    def __init__(self, network_lock_method: _Optional[int] = ...) -> None: ...
+
+class MmEntry(_message.Message):
+    __slots__ = ("vmas",)
+    VMAS_FIELD_NUMBER: _ClassVar[int]
+    vmas: _containers.RepeatedCompositeFieldContainer[VmaEntry]
+    def __init__(self, vmas: _Optional[_Iterable[_Union[VmaEntry, _Mapping]]] = ...) -> None: ...
+
+class VmaEntry(_message.Message):
+    __slots__ = ("start", "end")
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    end: int
+    def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+
 class FileEntry(_message.Message):
     __slots__ = ("type", "id", "isk")
     TYPE_FIELD_NUMBER: _ClassVar[int]

@@ -14,6 +14,7 @@ PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 PARENT: Final = 1
 """The page is in the image that this one was made on top of."""
 LAZY: Final = 2
+"""The page may be loaded by another process than CRIU."""
 PRESENT: Final = 4
 """The page is in this image's own pages file."""
 _MAGIC: Final = struct.pack("<II", 0x54564319, 0x56084025)

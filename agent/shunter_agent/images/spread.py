@@ -10,22 +10,22 @@ CRIU restores from that as it is, so nothing is copied while the worker stands s
 for byte: at any moment of that CRIU can restore from it.
 """
 
-import bisect
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from blake3 import blake3
 
 from shunter_agent.images.cutting import CHUNK, Piece, along, pages_name
 from shunter_agent.images.folders import nothing, sync_file
 from shunter_agent.images.manifest import Chunk, ImageFile, ImageManifest
-from shunter_agent.images.pagemap import PAGE, PARENT, NotAPagemap, Pagemap, Run, joined, parse
+from shunter_agent.images.pagemap import LAZY, PAGE, PARENT, NotAPagemap, Pagemap, Run, joined, parse
+from shunter_agent.images.stretches import Stretches, locate
 
 COPY: Final = "parent"
 """CRIU's own name for it."""
@@ -34,13 +34,6 @@ AREAS: Final = ("", COPY, ORIGINALS)
 _HASHERS: Final = max(1, min(4, os.cpu_count() or 1))
 CHANGED: Final = 1 << 30
 """Added to the number of a pages file, for the one that holds only what changed: CRIU counts its own from 1."""
-
-
-class _Stretch(NamedTuple):
-    vaddr: int
-    end: int
-    descriptor: int
-    offset: int
 
 
 class SpreadPages:
@@ -61,7 +54,7 @@ class SpreadPages:
             for descriptor, pagemap in zip(self._files, (self._now, self.copy), strict=True):
                 if os.fstat(descriptor).st_size != pagemap.bytes:
                     raise NotAPagemap("a pages file has another size than its pagemap says")
-            self._own, self._copied = _stretches(self._now, self._files[0]), _stretches(self.copy, self._files[1])
+            self._own, self._copied = Stretches(self._now, self._files[0]), Stretches(self.copy, self._files[1])
         except BaseException:
             self.close()
             raise
@@ -79,57 +72,21 @@ class SpreadPages:
 
     def unchanged(self, piece: Piece) -> bool:
         """All of it is in the copy."""
-        return all(not _within(self._own, run.vaddr, run.end) for run in piece.runs)
+        return all(not self._own.within(run.vaddr, run.end) for run in piece.runs)
 
     def read(self, piece: Piece, into: memoryview) -> memoryview:
         """Its bytes, from wherever they are, in the beginning of `into`. Raises NotAPagemap when they are nowhere; OSError."""
         left = into = into[: piece.size]
         for run in piece.runs:
-            for stretch, at, until in self._run(run):
+            for stretch, at, until in locate(run, self._own, self._copied):
                 if os.preadv(stretch.descriptor, [left[: until - at]], stretch.offset + at - stretch.vaddr) != until - at:
                     raise NotAPagemap("a pages file is shorter than its pagemap says")
                 left = left[until - at :]
         return into
 
-    def _run(self, run: Run) -> Iterator[tuple[_Stretch, int, int]]:
-        at = run.vaddr
-        while at < run.end:
-            stretch = _covering(self._own, at)
-            until = run.end
-            if stretch is None:
-                stretch = _covering(self._copied, at)
-                until = min(until, _next(self._own, at))
-            if stretch is None:
-                raise NotAPagemap("a page is neither in the copy nor among what changed")
-            until = min(until, stretch.end)
-            yield stretch, at, until
-            at = until
-
 
 def _places(runs: Iterable[Run]) -> tuple[Run, ...]:
     return joined(Run(run.vaddr, run.pages, 0) for run in runs)
-
-
-def _stretches(pagemap: Pagemap, descriptor: int) -> list[_Stretch]:
-    found, offset = [], 0
-    for run in pagemap.own:
-        found.append(_Stretch(run.vaddr, run.end, descriptor, offset))
-        offset += run.pages * PAGE
-    return sorted(found)
-
-
-def _covering(stretches: list[_Stretch], at: int) -> _Stretch | None:
-    n = bisect.bisect_right(stretches, at, key=lambda stretch: stretch.vaddr) - 1
-    return stretches[n] if n >= 0 and at < stretches[n].end else None
-
-
-def _next(stretches: list[_Stretch], at: int) -> int:
-    n = bisect.bisect_right(stretches, at, key=lambda stretch: stretch.vaddr)
-    return stretches[n].vaddr if n < len(stretches) else 1 << 64
-
-
-def _within(stretches: list[_Stretch], at: int, end: int) -> bool:
-    return _covering(stretches, at) is not None or _next(stretches, at) < end
 
 
 def on_top(dumped: Pagemap, same: Iterable[Run]) -> Pagemap:
@@ -143,7 +100,7 @@ def on_top(dumped: Pagemap, same: Iterable[Run]) -> Pagemap:
             until = min(known.end, run.end)
             if known.vaddr > at:
                 runs.append(Run(at, (known.vaddr - at) // PAGE, run.flags))
-            runs.append(Run(known.vaddr, (until - known.vaddr) // PAGE, PARENT))
+            runs.append(Run(known.vaddr, (until - known.vaddr) // PAGE, PARENT | run.flags & LAZY))
             at = until
             if known.end > until:
                 rest.append(Run(until, (known.end - until) // PAGE, known.flags))

@@ -78,11 +78,12 @@ class ContainerRuntime(CriuRuntime):
         ports: Ports = Ports(),  # noqa: B008  (frozen)
         clock: Callable[[], float] = time.time,
         cuda: CudaNode | None = None,
+        tell: Callable[[Problem], None] = lambda _problem: None,
     ) -> None:
         """`stage`: a folder of this agent's alone, made if it is missing, for what a restore needs while it lasts. `carry`: bytes of files
         that may go along with a worker. `keep_streams`: refuse to move one that has connections with others. `namespaces`: of which pods
         workers are found; empty: of all. Raises as `CriuRuntime`."""
-        super().__init__(criu, uplink, clock, cuda)
+        super().__init__(criu, uplink, clock, cuda, tell)
         self.pods = pods
         self._stage = stage
         self._carry, self._keep_streams = carry, keep_streams

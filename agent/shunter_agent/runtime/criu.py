@@ -9,12 +9,13 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from shunter.model.errors import Problem, Rejected, Retry, Unknown
 
-from shunter_agent.runtime import canary, connections, holds, hostfacts, leftbehind, live, locktables, preflight, swrk
+from shunter_agent.runtime import canary, connections, filling, holds, hostfacts, leftbehind, live, locktables, preflight, swrk
 from shunter_agent.runtime import criu_rpc_pb2 as rpc
 from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.cuda.held import CudaFrozen, Taken
@@ -49,8 +50,16 @@ class CriuRuntime:
 
     name = "criu"
 
-    def __init__(self, criu: Path, uplink: Uplink, clock: Callable[[], float] = time.time, cuda: CudaNode | None = None) -> None:
-        """Make this process the reaper of its workers' orphans. `clock` gives seconds since the epoch; `cuda` is for the node's GPUs.
+    def __init__(
+        self,
+        criu: Path,
+        uplink: Uplink,
+        clock: Callable[[], float] = time.time,
+        cuda: CudaNode | None = None,
+        tell: Callable[[Problem], None] = lambda _problem: None,
+    ) -> None:
+        """Make this process the reaper of its workers' orphans. `clock` gives seconds since the epoch; `cuda` is for the node's GPUs;
+        `tell` hears of what is slower than it has to be.
 
         Raises Retry or Rejected SH703 when CRIU is missing, doesn't answer, or is older than 4.2.
         """
@@ -58,6 +67,8 @@ class CriuRuntime:
         self._uplink = uplink
         self._clock = clock
         self._cuda = cuda or CudaNode(clock=clock)
+        self._tell = tell
+        self._fills = True
         self._left: dict[int, list[str]] = {}
         self._version = swrk.version(criu)
         if self._version < OLDEST:
@@ -196,6 +207,8 @@ class CriuRuntime:
                 raise Rejected(holds.refused(process, folder, str(error))) from error
             if response.type != rpc.NOTIFY:
                 raise Rejected(holds.refused(process, folder))
+            if isinstance(network, WorkerNetwork):
+                locktables.leave_out(folder)
         dump = Dump(frozen_at=frozen_at, dump_s=time.monotonic() - began)
         return holds.CriuFrozen(session, process, network, folder, dump, stopped)
 
@@ -249,6 +262,31 @@ class CriuRuntime:
         born: Callable[[Process], None],
         guard: Callable[[Process], None],
     ) -> holds.CriuHeld:
+        if isinstance(network, WorkerNetwork):  # its image doesn't say that there was a lock; one is left only where the worker came from
+            holds.sweep_lock(network, None)
+        make = partial(self._made_once, spec, network, folder, way, born, guard)
+        loader = filling.begin(folder) if self._fills else None
+        if loader is None:
+            return make(filling.ByCriu())
+        try:
+            return make(loader)
+        except _Unmade as error:
+            held = make(filling.ByCriu())  # where that fails, too, it wasn't for how the memory was loaded
+            self._fills = False
+            self._tell(filling.given_up(error.problem))
+            return held
+
+    def _made_once(
+        self,
+        spec: WorkerSpec,
+        network: Network,
+        folder: Path,
+        way: Way,
+        born: Callable[[Process], None],
+        guard: Callable[[Process], None],
+        loader: filling.Loader,
+    ) -> holds.CriuHeld:
+        """Raises _Unmade when CRIU or the loader says no, with nothing left of the copy."""
         made: list[Process] = []
 
         def answer(notify: rpc.Notify) -> bool | None:
@@ -258,15 +296,25 @@ class CriuRuntime:
                     born(made[0])
             return None if notify.script == "post-restore" else True
 
-        size = sum(path.stat().st_size for path in folder.iterdir())
-        session = self._restorer(network, way, swrk.patience_s(size))
+        patience_s = swrk.patience_s(sum(path.stat().st_size for path in folder.iterdir()))
+        try:
+            session = self._restorer(network, way, patience_s)
+        except BaseException:
+            loader.close()
+            raise
+        session.closing(loader.close)
         with _undoing(session, lambda: _end_all(made)):
+            options = {"rst_sibling": True, **loader.options, **way.options}
             try:
-                response = _ask(session, rpc.RESTORE, folder, holds.RESTORE_LOG, {"rst_sibling": True, **way.options}, answer)
+                response = _ask(session, rpc.RESTORE, folder, holds.RESTORE_LOG, options, answer)
             except ConnectionError as error:
                 raise Rejected(holds.failed(spec, folder, str(error))) from error
             if response.type != rpc.NOTIFY:
-                raise Rejected(holds.failed(spec, folder))
+                raise _Unmade(holds.failed(spec, folder))
+            try:
+                loader.finish(patience_s)
+            except OSError as error:
+                raise _Unmade(holds.failed(spec, folder, f"its memory can't be loaded: {error}")) from error
             copy = processes.note(way.known(response.notify.pid))
             guard(copy)
             return holds.CriuHeld(session, copy, spec, folder)
@@ -298,6 +346,10 @@ class CriuRuntime:
     def live(self, process: Process) -> Sequence[live.LiveMemory]:
         """See `port.Runtime`."""
         return live.memories(process)
+
+
+class _Unmade(Rejected):
+    """A restore that was refused, or whose memory couldn't be loaded."""
 
 
 def _end_all(made: list[Process]) -> None:

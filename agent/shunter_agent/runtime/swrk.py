@@ -90,6 +90,11 @@ class Session:
         ours.settimeout(silent_s)
         self._socket = ours
         self._killed = False
+        self._after = contextlib.ExitStack()
+
+    def closing(self, also: Callable[[], None]) -> None:
+        """Call `also` once CRIU has ended."""
+        self._after.callback(also)
 
     def be_patient(self, silent_s: float) -> None:
         """As `__init__` says of `silent_s`, from here on."""
@@ -162,12 +167,13 @@ class Session:
     def close(self) -> None:
         """Close the socket, which is a no to whatever is open, and wait until CRIU has cleaned up; end it if it doesn't. Idempotent."""
         self._socket.close()
-        if self._killed:
-            return
-        try:
-            self._criu.wait(CLEAN_S)
-        except subprocess.TimeoutExpired:
-            self._kill()
+        with self._after:
+            if self._killed:
+                return
+            try:
+                self._criu.wait(CLEAN_S)
+            except subprocess.TimeoutExpired:
+                self._kill()
 
 
 def options(folder: int, log: str, values: Mapping[str, object]) -> rpc.Options:
