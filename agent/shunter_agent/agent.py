@@ -28,6 +28,7 @@ from shunter_agent.notices.sources import sources
 from shunter_agent.orders.carry import Orders
 from shunter_agent.orders.condemned import Condemned
 from shunter_agent.orders.holds import Holds
+from shunter_agent.proven import Proven
 from shunter_agent.recovery import recover, start_missing
 from shunter_agent.residents import Residents
 from shunter_agent.runtime.port import Housing, Runtime
@@ -64,6 +65,7 @@ async def serve(settings: Settings, *, clock: Callable[[], float] = time.time, s
         watch_notices(node, stack)
         server, port = make_server(service, _tls(settings), settings.listen)
         await server.start()
+        _prove(node)
         service.standing.recall()
         holds = asyncio.create_task(Holds(orders, service.source, service.destination).run())
         standing = asyncio.create_task(service.standing.run())
@@ -82,6 +84,14 @@ async def serve(settings: Settings, *, clock: Callable[[], float] = time.time, s
             task.cancel()
         await asyncio.gather(holds, standing, keeping, condemned, residents, return_exceptions=True)
         await let_go(node, service)
+        if node.proven is not None:
+            await node.proven.close()
+
+
+def _prove(node: Node) -> None:
+    canary = getattr(node.runtime, "canary", None)
+    if canary is not None:
+        node.proven = Proven(canary, node.settings.state / "canary", node.log.problem)
 
 
 async def _look_for_residents(node: Node) -> None:

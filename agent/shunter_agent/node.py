@@ -23,6 +23,7 @@ from shunter_agent.log import Log
 from shunter_agent.notices.doubts import Doubting, doubted
 from shunter_agent.notices.port import Notice, NoticeSource
 from shunter_agent.promises import Promises
+from shunter_agent.proven import Proven
 from shunter_agent.refusals import not_on_disk, retry
 from shunter_agent.runtime.port import Frozen, Gpu, Held, Network, Process, Runtime, WorkerSpec
 from shunter_agent.serving.port import Serving
@@ -167,6 +168,8 @@ class Node:
     facts: dict[str, str] = field(default_factory=dict)
     slot_gpus: Mapping[str, tuple[Gpu, ...]] = field(default_factory=dict)
     """The GPUs of each slot, as the driver showed them at the start, with those that it has shown since the machine's start."""
+    proven: Proven | None = None
+    """Whether its runtime works here. None: there is nothing to try."""
     busy_images: dict[str, str] = field(default_factory=dict)
     """Images that an order in progress reads or writes, and its operation."""
 

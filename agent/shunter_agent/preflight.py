@@ -20,6 +20,7 @@ from shunter_agent.convert import spec as to_spec
 from shunter_agent.guard import Asked, in_other_operation
 from shunter_agent.journal import WorkerRow
 from shunter_agent.node import Node
+from shunter_agent.runtime.network import exists
 from shunter_agent.runtime.port import Housing, Runtime, WorkerSpec
 
 FACTS: Final = {
@@ -141,13 +142,14 @@ async def preflight(node: Node, message: pb.PreflightOrder, room_of: Callable[[P
     guard.check_head(head, seen)
     node.journal.raise_epoch(head.epoch)
     if message.destination:
-        problems = slot_problems(node, head, message.slot)
+        problems = [*slot_problems(node, head, message.slot), *await _unproven(node)]
         everywhere, of_slot = gpus.apart(message.facts)
         problems += compare(everywhere, node.facts, node.settings.node)
         if of_slot:
             now = await node.in_thread(node.runtime.gpus)
             problems += gpus.unfit(of_slot, message.slot, node.slot_gpus.get(message.slot, ()), now)
         spec = to_spec(message.spec) if message.HasField("spec") else None
+        problems += unconnected(spec, node.settings.bridge if node.settings.runtime == "criu" else "", node.settings.node)
         problems += intolerable(spec, capacity.taints_of(node), node.settings.node)
         problems += gpus.unlinked(spec.linked if spec else None, message.slot, node.domains(message.slot))
         room_now, in_memory = await node.in_thread(room_of, node.depot.root), node.depot.in_memory
@@ -161,6 +163,7 @@ async def preflight(node: Node, message: pb.PreflightOrder, room_of: Callable[[P
     row = node.row(head.worker)
     lost = gpus.gone(node.notices.values(), row.slot)
     needs, found, size = await node.in_thread(_look, node.runtime, row, lost)
+    found = [*await _unproven(node), *found]
     await _remark(node, row)
     return pb.PreflightReply(
         refusals=[wire.refusal(problem) for problem in found],
@@ -168,6 +171,18 @@ async def preflight(node: Node, message: pb.PreflightOrder, room_of: Callable[[P
         bytes=size or 0,
         worker=worker_message(node.doubted(row)),
     )
+
+
+async def _unproven(node: Node) -> Sequence[Problem]:
+    return await node.proven.problems() if node.proven is not None else ()
+
+
+def unconnected(spec: WorkerSpec | None, bridge: str, node: str) -> list[Problem]:
+    """SH676 for a worker with a network of its own, where there is no bridge to connect it to: that would show once it is to run here."""
+    if spec is None or not spec.mac or not bridge or exists(bridge):
+        return []
+    what, remedy = f"there is no bridge {bridge} here, which the worker's network is to be connected to", "Make it, or choose another node"
+    return [Problem(code="SH676", what=what, remedy=remedy, subject=node)]
 
 
 def _look(runtime: Runtime, row: WorkerRow, lost: Problem | None) -> tuple[Mapping[str, str], Sequence[Problem], int | None]:

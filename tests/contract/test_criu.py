@@ -1,6 +1,8 @@
 """The CRIU driver against real CRIU: moves, holds, refusals, and the deaths that a two-phase commit must survive."""
 
 import contextlib
+import errno
+import fcntl
 import os
 import select
 import signal
@@ -235,6 +237,33 @@ def test_a_move_keeps_the_connection_and_every_number(bench: Bench) -> None:
     assert (bench.b.runtime.memory(running) or 0) > 4096 * 4096
     if os.environ.get("SHUNTER_FIGURES"):
         print(f"dump {frozen.dump.dump_s:.3f} s, longest pause of the client {client.longest_s:.3f} s")
+
+
+def test_a_disk_that_is_full_at_the_last_moment_costs_the_dump_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    client = bench.client()
+    client.goes_on()
+    monkeypatch.setattr(locktables, "leave_out", full)
+    with pytest.raises(Rejected, match=r"SH701 .*runs on: .*No space left"):
+        bench.freeze(bench.folder())
+    client.goes_on()
+
+
+def test_a_copy_is_our_child_and_its_locks_are_kept(bench: Bench) -> None:
+    """So its end is heard of, whoever its parent was; and what it has locked stays locked for others."""
+    process.end(bench.worker)
+    (bench.tmp_path / "ready").unlink()
+    (bench.tmp_path / "lock").touch()
+    program = f"import fcntl\nheld = open({str(bench.tmp_path / 'lock')!r})\nfcntl.flock(held, fcntl.LOCK_EX)\n{SERVER}"
+    bench.worker = bench.launch(spec_of(bench.tmp_path, program))
+    folder = bench.folder()
+    bench.freeze(folder).release()
+    copy = bench.restore(folder, bench.b, bench.network_on(bench.b)).resume()
+    assert f"\nPPid:\t{os.getpid()}\n" in Path(f"/proc/{copy.pid}/status").read_text()
+    with (bench.tmp_path / "lock").open() as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_moved_worker_can_be_moved_back(bench: Bench) -> None:

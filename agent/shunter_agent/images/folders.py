@@ -89,7 +89,8 @@ def nothing() -> None:
 def sync_folder(folder: Path, between: Callable[[], None] = nothing) -> None:
     """Bring a folder and the files in it to the disk. Raises OSError."""
     for path in folder.iterdir():
-        sync_path(path, between)
+        if path.is_file() or path.is_dir():  # no socket of a restore that was killed
+            sync_path(path, between)
     sync_path(folder)
 
 

@@ -15,7 +15,7 @@ MANIFEST: Final = "manifest.json"
 HEAD: Final = "sealed.json"
 """Beside the files of an image that is encrypted: see `sealing`."""
 _IMAGE_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}", re.ASCII)
-_BESIDE: Final = re.compile(r".*\.log|stats-.*", re.ASCII)
+_BESIDE: Final = re.compile(r".*\.log|stats-.*|lazy-pages\.socket", re.ASCII)
 _FILE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}", re.ASCII)
 
 

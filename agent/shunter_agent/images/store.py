@@ -448,7 +448,7 @@ class ImageStore:
         """Bytes that can still be written to its file systems; what is yet to be sealed is taken off."""
         free = _free(self.root)
         if self._keys is None:
-            return free
+            return min(free, available_memory()) if self.in_memory else free
         waiting = sum(self.get(image).bytes for image in self.unsealed())
         return min(free - waiting, _free(self.work), *([available_memory()] if self.in_memory else []))
 

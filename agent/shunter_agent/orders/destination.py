@@ -172,7 +172,9 @@ class Destination:
         node, loop = self._node, asyncio.get_running_loop()
 
         def note(process: Process) -> None:
-            if node.journal.reservation(reservation.operation) == reservation:
+            kept = node.journal.reservation(reservation.operation)
+            # a copy that failed may have been noted before this one
+            if kept is not None and msgspec.structs.replace(kept, process=reservation.process) == reservation:
                 try:
                     node.journal.put_reservation(msgspec.structs.replace(reservation, process=process))
                 except Stalled as error:  # it can't be made the worker either, then, and is ended by whoever finds that out

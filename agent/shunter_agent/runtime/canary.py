@@ -16,7 +16,8 @@ from shunter_agent.runtime.namespaces import inside, make_network
 from shunter_agent.runtime.port import Process, Runtime, WorkerSpec
 
 _PROGRAM: Final = """
-import socket, sys
+import signal, socket, sys
+signal.alarm(60)  # should the agent die meanwhile
 listener = socket.create_server(("127.0.0.1", 0))
 client = socket.create_connection(listener.getsockname())
 served, _ = listener.accept()

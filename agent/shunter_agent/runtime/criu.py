@@ -207,8 +207,11 @@ class CriuRuntime:
                 raise Rejected(holds.refused(process, folder, str(error))) from error
             if response.type != rpc.NOTIFY:
                 raise Rejected(holds.refused(process, folder))
-            if isinstance(network, WorkerNetwork):
-                locktables.leave_out(folder)
+            try:
+                if isinstance(network, WorkerNetwork):
+                    locktables.leave_out(folder)
+            except OSError as error:
+                raise Rejected(holds.refused(process, folder, str(error))) from error
         dump = Dump(frozen_at=frozen_at, dump_s=time.monotonic() - began)
         return holds.CriuFrozen(session, process, network, folder, dump, stopped)
 
@@ -296,8 +299,8 @@ class CriuRuntime:
                     born(made[0])
             return None if notify.script == "post-restore" else True
 
-        patience_s = swrk.patience_s(sum(path.stat().st_size for path in folder.iterdir()))
         try:
+            patience_s = swrk.patience_s(sum(path.stat().st_size for path in folder.iterdir()))
             session = self._restorer(network, way, patience_s)
         except BaseException:
             loader.close()
@@ -313,6 +316,8 @@ class CriuRuntime:
                 raise _Unmade(holds.failed(spec, folder))
             try:
                 loader.finish(patience_s)
+            except TimeoutError as error:  # CRIU would wait for the same disk
+                raise Rejected(holds.failed(spec, folder, f"its memory can't be loaded: {error}")) from error
             except OSError as error:
                 raise _Unmade(holds.failed(spec, folder, f"its memory can't be loaded: {error}")) from error
             copy = processes.note(way.known(response.notify.pid))

@@ -22,9 +22,10 @@ import threading
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from shunter.model.errors import Problem
 
@@ -33,6 +34,7 @@ from shunter_agent.images.lazy import LazyMemory
 from shunter_agent.images.pagemap import PAGE, NotAPagemap
 from shunter_agent.images.stretches import Stretch
 
+T = TypeVar("T")
 SOCKET: Final = "lazy-pages.socket"
 """CRIU's own name for it."""
 LEAST: Final = 4 << 20
@@ -41,8 +43,11 @@ SHARED: Final = 1 / 16
 """Part of the memory that may lie at the same addresses in several processes: CRIU lets such pages be shared again, and this can't."""
 THREADS: Final = min(8, len(os.sched_getaffinity(0)))
 """More gain little: the memory itself is what is waited for then."""
+_PUT_OFF: Final = 10_000
+"""Times that the kernel may put off a page."""
 _END_S: Final = 1.0
 """Seconds in which threads end that are told to."""
+_HUGE: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _COPY: Final = 0xC028AA03
 _ZEROPAGE: Final = 0xC020AA04
 _COPYING: Final = struct.Struct("=QQQQq")
@@ -71,15 +76,29 @@ class _Copy:
         self.parts = parts
         self._descriptor = descriptor
         self._begins = [part.vaddr for part in parts]
+        self._loaded = 0
+        self._lock = threading.Lock()
+
+    @property
+    def whole(self) -> bool:
+        """Every byte of it was put there from here. One that was there already, whoever put it there, is none of ours."""
+        return self._loaded == sum(part.end - part.vaddr for part in self.parts)
 
     def load(self, part: Stretch, buffer: _Buffer) -> None:
         """All of it that isn't there yet. Raises OSError."""
         size = part.end - part.vaddr
         if os.preadv(part.descriptor, [buffer.bytes[:size]], part.offset) != size:
             raise OSError(errno.EIO, "a pages file is shorter than its pagemap says")
-        at = 0
+        at, put_off = 0, 0
         while at < size:
             done = self._put(part.vaddr + at, buffer.address + at, size - at)
+            if done > 0:
+                with self._lock:
+                    self._loaded += done
+            elif done != -errno.EEXIST:
+                put_off += 1
+                if put_off > _PUT_OFF:
+                    raise OSError(errno.EAGAIN, "its mappings are being changed all the time")
             at += PAGE if done == -errno.EEXIST else max(0, done)
 
     def _put(self, to: int, source: int, size: int) -> int:
@@ -94,7 +113,10 @@ class _Copy:
 
     def heard(self, buffer: _Buffer) -> None:
         """Read what it tells, and load the page that it waits for. Raises OSError."""
-        message = os.read(self._descriptor, _MESSAGE)
+        try:
+            message = os.read(self._descriptor, _MESSAGE)
+        except BlockingIOError:
+            return  # whoever waited has been ended
         if message[0] != _PAGEFAULT:
             return  # it goes on once this is read
         (address,) = _ADDRESS.unpack_from(message)
@@ -144,7 +166,13 @@ class ByCriu:
 
 
 def begin(folder: Path) -> "Filling | None":
-    """For the image in `folder`, of which CRIU will be asked next. None: there is too little to load, or nobody can tell what."""
+    """For the image in `folder`, of which CRIU will be asked next. None: there is too little to load, or nobody can tell what.
+
+    Nor is it done where all memory comes in huge pages: CRIU's own reading is fast there, and with a page that it has read itself it would
+    put its neighbours there, too, which are to be loaded from here.
+    """
+    if _huge():
+        return None
     try:
         memory = LazyMemory(folder)
     except (NotAPagemap, OSError):
@@ -158,12 +186,19 @@ def begin(folder: Path) -> "Filling | None":
         return None
 
 
+def _huge() -> bool:
+    try:
+        return "[always]" in _HUGE.read_text()
+    except OSError:
+        return False  # a kernel without
+
+
 def given_up(why: Problem) -> Problem:
     """SH715: restores are slower than they have to be."""
     return Problem(
         code="SH715",
         what=f"from here on CRIU alone loads memory, which takes longer: a restore failed in which the agent loaded it ({why.what})",
-        remedy="Give the agent CAP_SYS_PTRACE and a kernel with userfaultfd, and start it anew",
+        remedy="If it comes again once the agent was started anew: give it CAP_SYS_PTRACE on all nodes, and kernels with userfaultfd",
         subject=why.subject,
     )
 
@@ -179,6 +214,8 @@ class Filling:
         self._copies: dict[int, _Copy] = {}
         """By their userfaultfd."""
         self._told: set[int] = set()
+        self._folder = folder
+        self._peer: socket.socket | None = None
         self._buffer = _Buffer()
         self._failed: OSError | None = None
         self._closed = False
@@ -189,8 +226,20 @@ class Filling:
             self._listener = undo.enter_context(_listener(folder))
             undo.callback((folder / SOCKET).unlink, missing_ok=True)
             self._open = undo.pop_all()
-        self._threads = [threading.Thread(target=self._serve, name="filling", daemon=True)]
-        self._threads[0].start()
+        self._threads: list[threading.Thread] = []
+        try:
+            self._start(self._serve)
+        except OSError:
+            self._open.close()
+            raise
+
+    def _start(self, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work, name="filling", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise OSError(errno.EAGAIN, str(error)) from error
+        self._threads.append(thread)
 
     def finish(self, within_s: float) -> None:
         """See `Loader`."""
@@ -201,13 +250,15 @@ class Filling:
         if missing:
             raise OSError(errno.ENODATA, f"CRIU gave no way to load the memory of process {min(missing)}")
         work = deque((copy, part) for copy in self._copies.values() for part in copy.parts)
-        self._threads = [threading.Thread(target=self._load, args=(work,), name="filling", daemon=True) for _n in range(THREADS)]
-        for thread in self._threads:
-            thread.start()
+        self._threads.clear()
         try:
+            for _thread in range(THREADS):
+                self._start(partial(self._load, work))
             self._wait(until)
         finally:
             work.clear()
+        if not all(copy.whole for copy in self._copies.values()):
+            raise OSError(errno.EEXIST, "some of its memory was there already, whatever is in it")
         for copy in self._copies.values():
             copy.close()
         self._memory.close()  # the copy may be held for long, and its image be deleted meanwhile
@@ -222,14 +273,16 @@ class Filling:
 
     def _load(self, work: deque[tuple[_Copy, Stretch]]) -> None:
         try:
-            while True:
-                copy, part = work.popleft()
+            while (one := _next(work)) is not None:
+                copy, part = one
                 copy.load(part, self._buffer)
-        except IndexError:
-            pass  # all is done, or given up
-        except OSError as error:
-            self._failed = error
+        except Exception as error:
+            self._fail(error)
             work.clear()
+
+    def _fail(self, error: Exception) -> None:
+        """For `_wait` to raise: whatever it was, nothing may be taken for loaded."""
+        self._failed = error if isinstance(error, OSError) else OSError(errno.EIO, f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
         """See `Loader`. Idempotent."""
@@ -258,29 +311,31 @@ class Filling:
     def _serve(self) -> None:
         try:
             self._listen()
-        except OSError as error:
-            self._failed = error
+        except Exception as error:
+            self._fail(error)
             for copy in self._copies.values():
                 copy.close()  # nothing of it may wait for us; it will never run
+            self._listener.close()  # nor may what is still on its way to us
+            if self._peer is not None:
+                self._peer.close()
 
     def _listen(self) -> None:
         poll = select.poll()
         poll.register(self._stop, select.POLLIN)
         poll.register(self._listener, select.POLLIN)
-        peer: socket.socket | None = None
         while True:
             ready = [descriptor for descriptor, _events in poll.poll()]
             if ready == [self._stop]:  # and nothing else is to be heard
                 return
             for descriptor in ready:
                 if descriptor == self._listener.fileno():
-                    peer = self._open.enter_context(self._listener.accept()[0])
-                    poll.register(peer, select.POLLIN)
-                elif peer is not None and descriptor == peer.fileno():
-                    self._introduced(peer, poll)
+                    self._peer = self._open.enter_context(self._listener.accept()[0])
+                    self._folder.joinpath(SOCKET).unlink(missing_ok=True)  # nobody else is to come
+                    poll.register(self._peer, select.POLLIN)
+                elif self._peer is not None and descriptor == self._peer.fileno():
+                    self._introduced(self._peer, poll)
                 elif descriptor in self._copies:
-                    with contextlib.suppress(BlockingIOError):  # whoever waited has been ended
-                        self._copies[descriptor].heard(self._buffer)
+                    self._copies[descriptor].heard(self._buffer)
 
     def _introduced(self, peer: socket.socket, poll: select.poll) -> None:
         """Hear of another process: the pid that it knows itself by, and its userfaultfd."""
@@ -291,12 +346,19 @@ class Filling:
         (pid,) = _PID.unpack(said)
         if pid < 0:
             return  # it was dead when it was dumped, and has no memory
-        _data, descriptors, _flags, _address = socket.recv_fds(peer, 1, 1)
+        _data, descriptors, _flags, _address = socket.recv_fds(peer, 1, 1, socket.MSG_CMSG_CLOEXEC)
         if len(descriptors) != 1:
             raise OSError(errno.EPROTO, f"CRIU gave no way to load the memory of process {pid}")
         self._copies[descriptors[0]] = _Copy(descriptors[0], self._memory.processes.get(pid, ()))
         self._told.add(pid)
         poll.register(descriptors[0], select.POLLIN)
+
+
+def _next(work: deque[T]) -> T | None:
+    try:
+        return work.popleft()
+    except IndexError:
+        return None
 
 
 def _listener(folder: Path) -> socket.socket:

@@ -65,7 +65,8 @@ def _batch(lines: list[str]) -> None:
     subprocess.run(["ip", "-batch", "-"], input="\n".join(lines) + "\n", check=True, capture_output=True, text=True)
 
 
-def _exists(link: str) -> bool:
+def exists(link: str) -> bool:
+    """There is a network device of this name in this process' namespace."""
     # not by /sys/class/net, which shows the namespace in which /sys was mounted
     try:
         socket.if_nametoindex(link)
@@ -146,7 +147,7 @@ class WorkerNetwork:
         return self._netns
 
     def _build(self) -> None:
-        if _exists(self.outer):
+        if exists(self.outer):
             with contextlib.suppress(subprocess.CalledProcessError):  # it may go by itself, with a namespace that is just ending
                 _ip("link", "delete", self.outer)
         inner = f"/proc/{os.getpid()}/fd/{self._netns}"
@@ -180,7 +181,7 @@ class WorkerNetwork:
 
     def disconnect(self) -> None:
         """See `port.Network`. Raises Retry SH706 when the kernel refuses."""
-        if not _exists(self.outer):
+        if not exists(self.outer):
             return
         try:
             set_master(self.outer, None)
@@ -209,11 +210,11 @@ class WorkerNetwork:
         if self._netns is not None:
             os.close(self._netns)
             self._netns = None
-        if _exists(self.outer):
+        if exists(self.outer):
             try:
                 _ip("link", "delete", self.outer)
             except subprocess.CalledProcessError as error:
-                if _exists(self.outer):
+                if exists(self.outer):
                     raise Retry(_unmakeable(self._worker, _said(error))) from error
 
 

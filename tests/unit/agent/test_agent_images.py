@@ -2,12 +2,13 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 from agent_fakes import PROCESS, SPEC, Bench, FakeClock, FakeRuntime, problem
-from shunter.model.errors import Rejected, Retry, Stalled
+from shunter.model.errors import Rejected, Retry, Stalled, Unknown
 from shunter.wire import agent_pb2 as pb
 from shunter_agent import inventory, keeping
 from shunter_agent.depot import ARCHIVE, Archived
@@ -20,6 +21,7 @@ from shunter_agent.images.store import ImageStore
 from shunter_agent.notices.port import Notice
 from shunter_agent.preflight import Room, preflight
 from shunter_agent.refusals import Undone
+from shunter_agent.runtime.port import Process
 from shunter_agent.settings import ArchiveSettings, ImageSettings, Settings, SlotSettings, TlsSettings, load
 from shunter_agent.stored import StoredDepot
 from shunter_agent.tls import TlsFiles
@@ -172,6 +174,26 @@ async def test_what_was_opened_for_a_restore_is_closed(tmp_path: Path) -> None:
     await bench.destination.restore(bench.restore())
     await bench.node.finish_background()
     assert bench.depot.opened == {"image": 0}
+
+
+async def test_of_two_tries_at_one_copy_the_second_is_noted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should agent and driver die then, the next agent has to end what it finds noted."""
+    bench = Bench(tmp_path, worker=False)
+    bench.give_image()
+    await bench.destination.prepare(bench.prepare())
+    tries = [Process(pid=PROCESS.pid + n, started=9) for n in (1, 2)]
+
+    def twice(_spec: object, _network: object, _folder: Path, born: Callable[[Process], None]) -> None:
+        for process in tries:
+            born(process)
+        raise Unknown(problem("SH707"))
+
+    monkeypatch.setattr(bench.runtime, "restore", twice)
+    with pytest.raises(Unknown):
+        await bench.destination.restore(bench.restore())
+    await asyncio.sleep(0)
+    (kept,) = bench.journal.reservations().values()
+    assert kept.process == tries[1]
 
 
 @pytest.mark.parametrize("error", [Rejected(problem("SH816")), Retry(problem("SH814"))])

@@ -18,6 +18,7 @@ import pytest
 from shunter_agent.images.criu_images_pb2 import MmEntry
 from shunter_agent.images.lazy import LazyMemory
 from shunter_agent.images.pagemap import LAZY, PAGE, PRESENT, Pagemap, Run, dump
+from shunter_agent.images.stretches import Stretch
 from shunter_agent.runtime import filling
 from shunter_agent.runtime.filling import SOCKET, Filling
 
@@ -80,6 +81,11 @@ class Copy:
         socket.send_fds(link, [b"\0"], [descriptor])
         os.close(descriptor)
 
+    def says(self, times: int) -> None:
+        """As CRIU goes on to introduce processes."""
+        for _ in range(times):
+            self.links[0].send(struct.pack("=i", PID + 1))
+
     def touch(self, at: int) -> int:
         """What is there. Whoever waits for it here waits in the kernel, where other threads go on."""
         out, into = os.pipe()
@@ -118,10 +124,12 @@ def test_all_of_it_is_there_before_it_is_let_go_and_nothing_is_left_open(copy: C
     before = open_files()
     with contextlib.closing(begun(copy)) as loader:
         assert loader.options == {"lazy_pages": True}
+        assert (copy.folder / SOCKET).is_socket()
         assert (copy.folder / SOCKET).stat().st_mode & 0o077 == 0
         copy.introduced()
         loader.finish(WITHIN_S)
         assert copy.right()
+        assert not (copy.folder / SOCKET).exists(), "whoever looks into the image's folder sees its files alone"
         copy.links[0].send(b"goodbye")  # as CRIU does, which takes it for a failure if nobody is there
     assert not (copy.folder / SOCKET).exists()
     copy.links[0].close()
@@ -161,6 +169,75 @@ def test_what_the_kernel_put_off_is_done_again(copy: Copy, monkeypatch: pytest.M
         assert copy.right()
 
 
+def test_a_page_that_is_there_already_is_taken_for_nothing(copy: Copy) -> None:
+    """Where CRIU's reading of one page has brought others with it, they are empty."""
+    with contextlib.closing(begun(copy)) as loader:
+        copy.memory[PAGE * 700] = 0
+        copy.introduced()
+        with pytest.raises(OSError, match="there already"):
+            loader.finish(WITHIN_S)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_fault_of_ours_is_no_success(copy: Copy, monkeypatch: pytest.MonkeyPatch, early: bool) -> None:
+    load, broken = filling._Copy.load, []
+
+    def breaks(self: filling._Copy, part: Stretch, buffer: filling._Buffer) -> None:
+        broken.append(part)
+        if early or len(broken) == 3:
+            raise IndexError("list index out of range")
+        load(self, part, buffer)
+
+    with contextlib.closing(begun(copy)) as loader:
+        copy.introduced()
+        monkeypatch.setattr(filling._Copy, "load", breaks)
+        if early:
+            toucher = threading.Thread(target=copy.touch, args=(PAGE,), daemon=True)
+            toucher.start()
+            toucher.join(WITHIN_S)
+            assert not toucher.is_alive()
+        with pytest.raises(OSError, match="IndexError: list index"):
+            loader.finish(WITHIN_S)
+
+
+def test_after_a_failure_no_other_process_waits_for_it(copy: Copy) -> None:
+    with contextlib.closing(begun(copy)) as loader:
+        copy.introduced()
+        os.truncate(copy.folder / "pages-1.img", 0)
+        copy.touch(PAGE)  # it fails by that
+        with pytest.raises(OSError, match=r"pipe|reset"):
+            copy.says(1000)
+        with pytest.raises(OSError, match="shorter"):
+            loader.finish(WITHIN_S)
+
+
+def test_where_all_memory_is_huge_it_is_left_to_criu(copy: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    enabled = tmp_path / "enabled"
+    monkeypatch.setattr(filling, "_HUGE", enabled)
+    enabled.write_text("[always] madvise never\n")
+    assert filling.begin(copy.folder) is None
+    enabled.write_text("always [madvise] never\n")
+    begun(copy).close()
+
+
+def test_a_machine_without_threads_is_left_to_criu(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = open_files()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuses)
+        assert filling.begin(copy.folder) is None
+    assert open_files() == before
+    with contextlib.closing(begun(copy)) as loader:
+        copy.introduced()
+        os.eventfd_write(loader._stop, 1)
+        loader._threads[0].join(WITHIN_S)
+        monkeypatch.setattr(threading.Thread, "start", refuses)
+        with pytest.raises(OSError, match="can't start new thread"):
+            loader.finish(WITHIN_S)
+
+
 def test_a_process_that_criu_says_nothing_of_is_missed(copy: Copy) -> None:
     with contextlib.closing(begun(copy)) as loader:
         copy.introduced(pid=PID + 1)  # of which the image has nothing to load
@@ -177,7 +254,7 @@ def test_a_criu_that_ends_early_is_no_reason_to_wait(copy: Copy) -> None:
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_bytes_that_cant_be_read_fail_it_and_keep_nobody_waiting(copy: Copy, monkeypatch: pytest.MonkeyPatch, early: bool) -> None:
+def test_bytes_that_cant_be_read_fail_it_and_keep_nobody_waiting(copy: Copy, early: bool) -> None:
     with contextlib.closing(begun(copy)) as loader:
         copy.introduced()
         os.truncate(copy.folder / "pages-1.img", 0)
