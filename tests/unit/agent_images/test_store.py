@@ -234,3 +234,12 @@ def test_a_file_system_that_writes_no_parts_writes_it_all_at_the_end(
     monkeypatch.setattr(os, "fsync", synced.append)
     store.sync("i1", lambda: None)
     assert len(synced) == 5
+
+
+def test_room_on_a_tmpfs_is_no_more_than_there_is_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ImageStore(tmp_path / "images")
+    assert made.free_bytes() > 1000
+    monkeypatch.setattr(stores, "available_memory", lambda: 1000)
+    assert made.free_bytes() > 1000, "it is on a disk"
+    monkeypatch.setattr(stores, "is_in_memory", lambda _path: True)
+    assert made.free_bytes() == 1000
