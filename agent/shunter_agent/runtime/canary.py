@@ -1,4 +1,5 @@
-"""Whether CRIU works on this kernel, found by doing it: a tiny process with a connected socket is dumped, ended and restored."""
+"""Whether CRIU works on this kernel, found by doing it: two tiny processes with a pipe between them, a connected socket, a thread and a
+locked file are dumped, ended and restored."""
 
 import contextlib
 import os
@@ -16,15 +17,24 @@ from shunter_agent.runtime.namespaces import inside, make_network
 from shunter_agent.runtime.port import Process, Runtime, WorkerSpec
 
 _PROGRAM: Final = """
-import signal, socket, sys
+import fcntl, os, signal, socket, sys, threading
 signal.alarm(60)  # should the agent die meanwhile
 listener = socket.create_server(("127.0.0.1", 0))
 client = socket.create_connection(listener.getsockname())
 served, _ = listener.accept()
+out, into = os.pipe()
+if os.fork() == 0:
+    os.close(into)
+    while os.read(out, 1):  # until the other one ends
+        pass
+    os._exit(0)
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+lock = open(sys.argv[1] + ".lock", "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
 open(sys.argv[1], "w").close()
 while True:
     served.sendall(b"x")
-    client.recv(1)
+    os.write(into, client.recv(1))
 """
 _READY_S: Final = 10.0
 
