@@ -28,10 +28,10 @@ from shunter_agent.notices.sources import sources
 from shunter_agent.orders.carry import Orders
 from shunter_agent.orders.condemned import Condemned
 from shunter_agent.orders.holds import Holds
-from shunter_agent.proven import Proven
 from shunter_agent.recovery import recover, start_missing
 from shunter_agent.residents import Residents
 from shunter_agent.runtime.port import Housing, Runtime
+from shunter_agent.runtime.proven import Proven
 from shunter_agent.server import AgentService, make_server
 from shunter_agent.serving.dynamo import DynamoServing
 from shunter_agent.serving.probe import Probe

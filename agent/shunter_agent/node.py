@@ -23,9 +23,9 @@ from shunter_agent.log import Log
 from shunter_agent.notices.doubts import Doubting, doubted
 from shunter_agent.notices.port import Notice, NoticeSource
 from shunter_agent.promises import Promises
-from shunter_agent.proven import Proven
 from shunter_agent.refusals import not_on_disk, retry
 from shunter_agent.runtime.port import Frozen, Gpu, Held, Network, Process, Runtime, WorkerSpec
+from shunter_agent.runtime.proven import Proven
 from shunter_agent.serving.port import Serving
 from shunter_agent.settings import Settings
 

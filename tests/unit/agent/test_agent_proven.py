@@ -9,9 +9,10 @@ import pytest
 from agent_fakes import SPEC, Bench, FakeClock, problem
 from shunter.model.errors import Problem
 from shunter.wire import agent_pb2 as pb
-from shunter_agent import convert, proven
+from shunter_agent import convert
 from shunter_agent.preflight import Room, preflight
-from shunter_agent.proven import Proven
+from shunter_agent.runtime import proven
+from shunter_agent.runtime.proven import Proven
 
 ROOMY = Room(disk=10**12, memory=10**12)
 
