@@ -58,6 +58,8 @@ PLANS: Final = (
 )
 SETTLED_S: Final = 100.0
 AT_ONCE: Final = 50
+URGENT_S: Final = 900.0
+"""From now to the deadline of a move that can't wait: further than any clock is set here."""
 _WIDE: Final = 21
 
 
@@ -144,7 +146,10 @@ class Ring:
         """The next operation of this kind on the worker, wherever it is now."""
         self.count += 1
         slot, incarnation = self.place()
-        base = {"id": OperationId(f"{kind}-{self.count:04}"), "kind": OperationKind(kind), "worker": WORKER, "lane": "voluntary"}
+        urgent = kind == "urgent"
+        kind, lane = ("move", "involuntary") if urgent else (kind, "voluntary")
+        base = {"id": OperationId(f"{kind}-{self.count:04}"), "kind": OperationKind(kind), "worker": WORKER, "lane": lane}
+        base |= {"deadline": time.time() + URGENT_S} if urgent else {}
         base |= {"policy": PolicyName("harness"), "reason": "to see what becomes of it"}
         if kind == "restore":
             assert slot is None, "the worker lives: nothing is to be restored"
@@ -160,8 +165,8 @@ class Ring:
             return PlannedOperation(**base, from_slot=slot, to_slot=to, expect=Preconditions(incarnation=incarnation, at=slot, free=to))
         expect = Preconditions(incarnation=incarnation, at=slot)
         nodes = (NodeId(other), NodeId(home)) if kind == "park" else (NodeId(other),) if kind == "checkpoint" else ()
-        deadline = time.time() + 4 if kind == "drain" else None
-        return PlannedOperation(**base, from_slot=slot, copies=nodes, deadline=deadline, expect=expect)
+        base |= {"deadline": time.time() + 4} if kind == "drain" else {}
+        return PlannedOperation(**base, from_slot=slot, copies=nodes, expect=expect)
 
     def conduct(self, planned: PlannedOperation | None, stop: str = "-", *more: str) -> "Conducted":
         """Begin it, in a process of its own."""

@@ -7,6 +7,8 @@ from typing import Final
 import msgspec
 
 MOVE: Final = ("intended", "prepared", "fenced", "frozen", "held", "committing", "released", "resumed", "unfenced")
+URGENT: Final = tuple(step for step in MOVE if step != "prepared")
+"""A move that can't wait: its slot is reserved and its worker fenced at once, and it is finished also where nothing can be written."""
 PARK: Final = ("intended", "prepared", "fenced", "frozen", "copied", "committing", "released")
 RESTORE: Final = ("intended", "prepared", "held", "committing", "resumed", "unfenced")
 CHECKPOINT: Final = ("intended", "dumped", "copied")
@@ -49,8 +51,8 @@ FAULTS: Final = {
 LATE: Final = ("engine", "two", "give-up", "source", "destination", "source-all", "destination-all", "power")
 """Faults that are also done while an order is carried out: those whose moment matters."""
 AT_SOURCE: Final = ("source", "source-all", "pause-source", "cut-source", "full-source")
-STEPS: Final = {"move": MOVE, "park": PARK, "restore": RESTORE, "checkpoint": CHECKPOINT, "drain": DRAIN}
-IMAGE_FROM: Final = {"move": "frozen", "park": "frozen", "restore": "intended", "checkpoint": "dumped"}
+STEPS: Final = {"move": MOVE, "urgent": URGENT, "park": PARK, "restore": RESTORE, "checkpoint": CHECKPOINT, "drain": DRAIN}
+IMAGE_FROM: Final = {"move": "frozen", "urgent": "frozen", "park": "frozen", "restore": "intended", "checkpoint": "dumped"}
 """The first step at which there is an image."""
 
 

@@ -19,6 +19,7 @@ from shunter_agent.runtime.port import Process, Runtime, WorkerSpec
 _PROGRAM: Final = """
 import fcntl, os, signal, socket, sys, threading
 signal.alarm(60)  # should the agent die meanwhile
+os.chdir(os.path.dirname(sys.argv[1]))  # where CRIU mounts a /proc: two that are dumped at once in one folder would fail
 listener = socket.create_server(("127.0.0.1", 0))
 client = socket.create_connection(listener.getsockname())
 served, _ = listener.accept()

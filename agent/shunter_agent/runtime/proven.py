@@ -47,8 +47,14 @@ class Proven:
         return found
 
     def _fly(self) -> tuple[Problem, ...]:
-        shutil.rmtree(self._folder, ignore_errors=True)  # of an agent that was killed meanwhile
-        return self._canary(self._folder)
+        """What fails twice in a row isn't the moment's fault."""
+        found: tuple[Problem, ...] = ()
+        for _time in range(2):
+            shutil.rmtree(self._folder, ignore_errors=True)  # of an agent that was killed meanwhile
+            found = self._canary(self._folder)
+            if not found:
+                break
+        return found
 
     async def problems(self) -> tuple[Problem, ...]:
         """Why no worker should be frozen or restored here. Empty: it was seen to work."""

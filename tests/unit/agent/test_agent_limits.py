@@ -264,7 +264,7 @@ class TestClocks:
 def test_the_limits_in_the_docs_are_those_of_the_code() -> None:
     from shunter_agent.orders import holds
     from shunter_agent.recovery import START_S
-    from shunter_agent.runtime import criu, process, swrk
+    from shunter_agent.runtime import criu, process, proven, swrk
     from shunter_agent.runtime.cuda import node, steps, stopping
     from shunter_agent.settings import Settings
 
@@ -274,6 +274,8 @@ def test_the_limits_in_the_docs_are_those_of_the_code() -> None:
         "SHOW_AGAIN_S": settling.SHOW_AGAIN_S,
         "BEGIN_S": source.BEGIN_S,
         "COPY_S": ahead.COPY_S,
+        "PROVEN_S": proven.PATIENCE_S,
+        "PROVEN_AGAIN_S": proven.AGAIN_S,
         "LOCK_S": node.LOCK_S,
         "STOP_S": stopping.STOP_S,
         "QUICK_S": steps.QUICK_S,
