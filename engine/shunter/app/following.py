@@ -25,6 +25,7 @@ class Following:
         changed = asyncio.Event()
         loop = asyncio.get_running_loop()
         close = self._duty.feed.watch(lambda: _drop(loop.call_soon_threadsafe(changed.set)))
+        changed.set()  # whatever changed since they were read, and before anybody watched
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
