@@ -300,7 +300,7 @@ class CriuRuntime:
             return None if notify.script == "post-restore" else True
 
         try:
-            patience_s = swrk.patience_s(sum(path.stat().st_size for path in folder.iterdir()))
+            patience_s = swrk.patience_s(sum(path.stat().st_size for path in folder.rglob("*")))  # also what was copied ahead
             session = self._restorer(network, way, patience_s)
         except BaseException:
             loader.close()
