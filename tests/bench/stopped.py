@@ -90,7 +90,7 @@ class Bench:
         running = reply.running_at
         return {
             "dump": frozen.dump_s,
-            "send": frozen.send_s,
+            "send": frozen.send_s - frozen.dump_s,
             "freeze": marks[0] - frozen.frozen_at,
             "restore": spent[0],
             "release": spent[1],

@@ -278,14 +278,25 @@ class MemoryAgent:
         self.copy.fenced = fenced
         return pb.Done()
 
-    async def freeze(self, order: pb.Order, image: ImageId, to: pb.Peer | None, hold: float, timeout: float) -> pb.FreezeReply:
+    async def freeze(
+        self, order: pb.Order, image: ImageId, to: pb.Peer | None, hold: float, timeout: float, ahead: float | None = None
+    ) -> pb.FreezeReply:
         def effect() -> pb.FreezeReply:
             self._need(self.copy is not None and self.copy.state == "running", "it doesn't run here")
             self.copy = Copy("frozen", order.operation, self.world.now + hold, self.copy is not None and self.copy.fenced)
             self.images.add(image)
             if to is not None:
                 self.world.agents[NodeId(to.node)].images.add(image)
-            return pb.FreezeReply(image=pb.ImageInfo(id=image, bytes=7), frozen_at=self.world.now, dump_s=1)
+            copied = 4 if ahead else 0
+            return pb.FreezeReply(
+                image=pb.ImageInfo(id=image, bytes=7),
+                frozen_at=self.world.now,
+                dump_s=1,
+                send_s=2,
+                copy_s=ahead or 0.0,
+                copied_bytes=copied,
+                sent_bytes=7 - copied,
+            )
 
         return await self._order("freeze", order, effect)  # type: ignore[return-value]
 

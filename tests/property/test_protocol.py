@@ -13,6 +13,7 @@ from next_engine import take_over
 from shunter.act.execute import Executor
 from shunter.act.resolve import image_of
 from shunter.act.run import Unresolved
+from shunter.model.ids import OperationId
 from shunter.model.operation import Outcome, Status, Step
 from shunter.model.plan import OperationKind
 from shunter.model.record import RecordKind
@@ -105,6 +106,22 @@ def settled(world: World, kind: OperationKind) -> Status:
     if kind is OperationKind.DRAIN:
         assert world.drained == (status is Status.SUCCEEDED)
     return status
+
+
+@pytest.mark.parametrize("kind", [OperationKind.MOVE, OperationKind.PARK])
+@pytest.mark.parametrize(
+    ("ahead", "told"), [(12.5, {"sent": 3, "copy": 12.5, "copied": 4}), (0.0, {"sent": 7, "copy": None, "copied": None})]
+)
+async def test_a_worker_is_copied_ahead_for_as_long_as_the_plan_says(
+    tmp_path: Path, kind: OperationKind, ahead: float, told: dict[str, float | None]
+) -> None:
+    world = fresh(tmp_path, kind, "ahead")
+    await carry_out(world, kind, lane="involuntary", ahead=ahead)
+    outcome = world.store.get(OperationId(f"{kind.value}-0")).outcome  # type: ignore[union-attr]
+    assert outcome is not None
+    measured = outcome.measured
+    assert {name: getattr(measured, name) for name in told} == told
+    assert (measured.send, measured.bytes) == (2, 7)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.value)

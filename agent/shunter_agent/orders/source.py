@@ -17,7 +17,7 @@ from shunter_agent.guard import Asked
 from shunter_agent.journal import WorkerRow
 from shunter_agent.node import FrozenCopy, Hidden, Leaving
 from shunter_agent.notices.doubts import of_image
-from shunter_agent.orders.ahead import copy_ahead
+from shunter_agent.orders.ahead import Copied, copy_ahead
 from shunter_agent.orders.carry import Orders, Outcome
 from shunter_agent.orders.settling import TRAFFIC_S, hide, settle, show
 from shunter_agent.refusals import Undone, rejected, retry, undone
@@ -102,6 +102,7 @@ class Source:
         folder, expected = await self._begin(message.image, row)
         node.busy_images[message.image] = head.operation
         sending: Sending | None = None
+        copied = Copied()
         try:
             if message.to.address:
                 progress = node.progress(head.operation, "freeze", expected)
@@ -119,7 +120,7 @@ class Source:
                     deadline_of(message.order) or self._earliest(row),
                     late=lambda begun: begun.cancel(),
                 )
-                await copy_ahead(node, row, sending, within_s)
+                copied = await copy_ahead(node, row, sending, within_s, message.ahead_s if message.HasField("ahead_s") else None)
             frozen = await self._stop(row, folder)
         except BaseException:
             node.busy_images.pop(message.image, None)
@@ -146,7 +147,10 @@ class Source:
             image=image_message(image),
             frozen_at=frozen.dump.frozen_at,
             dump_s=frozen.dump.dump_s,
-            send_s=time.monotonic() - dumped_at if sending else 0.0,
+            send_s=frozen.dump.dump_s + time.monotonic() - dumped_at if sending else 0.0,
+            copy_s=copied.seconds,
+            copied_bytes=copied.bytes,
+            sent_bytes=sending.bytes - copied.bytes if sending else None,
         )
 
         def write() -> None:

@@ -195,9 +195,11 @@ class AgentClient:
         """See `Agent`."""
         return await self._step("Unfence", self._stub.Unfence, order, timeout)
 
-    async def freeze(self, order: pb.Order, image: ImageId, to: pb.Peer | None, hold: float, timeout: float) -> pb.FreezeReply:
+    async def freeze(
+        self, order: pb.Order, image: ImageId, to: pb.Peer | None, hold: float, timeout: float, ahead: float | None = None
+    ) -> pb.FreezeReply:
         """See `Agent`."""
-        message = pb.FreezeOrder(order=order, image=image, to=to, hold_s=hold)
+        message = pb.FreezeOrder(order=order, image=image, to=to, hold_s=hold, ahead_s=ahead)
         return await self._ask("Freeze", self._stub.Freeze, message, timeout, pb.FreezeReply)
 
     async def thaw(self, order: pb.Order, timeout: float) -> pb.Done:

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import msgspec
+
 from shunter.act.arrive import commit, destination_of, done, once_more, restore, resume, unfence
 from shunter.act.back import image_back, must_view, thaw_back
 from shunter.act.counting import unseen
@@ -73,8 +75,17 @@ async def fence(run: Run) -> None:
 async def freeze(run: Run, to: NodeId | None) -> None:
     """FENCED to FROZEN: the image is whole on node `to` (None: where the worker is)."""
     peer: pb.Peer | None = await run.peer(to) if to else None
-    reply = await run.ask(run.at(source_of(run)).freeze(run.order, run.image, peer, run.times.hold, run.bulk))
-    known = run.measure(dump=reply.dump_s, send=reply.send_s if to else None, bytes=reply.image.bytes)
+    ahead = run.ahead if peer is not None else None
+    reply = await run.ask(run.at(source_of(run)).freeze(run.order, run.image, peer, run.times.hold, run.bulk, ahead))
+    known = run.measure(dump=reply.dump_s, bytes=reply.image.bytes)
+    if to:
+        known = msgspec.structs.replace(
+            known,
+            send=reply.send_s,
+            sent=reply.sent_bytes if reply.HasField("sent_bytes") else None,
+            copy=reply.copy_s or None,
+            copied=reply.copied_bytes or None,
+        )
     run.step(Step.FROZEN, frozen_at=reply.frozen_at or None, measured=known)
 
 

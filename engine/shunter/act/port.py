@@ -82,8 +82,12 @@ class Agent(Protocol):
         """Back into it."""
         ...
 
-    async def freeze(self, order: pb.Order, image: ImageId, to: pb.Peer | None, hold: float, timeout: float) -> pb.FreezeReply:
-        """Stop and dump; the image goes `to` another node while it is written, None: it stays. `hold` in seconds."""
+    async def freeze(
+        self, order: pb.Order, image: ImageId, to: pb.Peer | None, hold: float, timeout: float, ahead: float | None = None
+    ) -> pb.FreezeReply:
+        """Stop and dump; the image goes `to` another node while it is written, None: it stays. `hold` in seconds, and so is `ahead`, for
+        which memory may be copied there before; None: as the agent thinks fit.
+        """
         ...
 
     async def thaw(self, order: pb.Order, timeout: float) -> pb.Done:

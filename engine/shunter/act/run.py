@@ -251,6 +251,16 @@ class Run:
         return max(self.times.bulk, 6.0 * (self.planned.estimate.total or 0.0))
 
     @property
+    def ahead(self) -> float | None:
+        """Seconds for which memory may be copied ahead, as planned, but for at most half of what is left by now beyond standing still.
+        None: as the agent thinks fit.
+        """
+        planned, deadline, stopped = self.planned.ahead, self.planned.deadline, self.planned.estimate.stopped
+        if planned is None or deadline is None or stopped is None:
+            return planned
+        return max(0.0, min(planned, (deadline - self.parts.clock() - stopped) / 2))
+
+    @property
     def late(self) -> bool:
         """A voluntary operation's time is over: it goes back. What is done for a dying node goes on, as there is nothing to go back to."""
         deadline = self.planned.deadline

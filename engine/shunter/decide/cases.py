@@ -5,6 +5,7 @@ from functools import partial
 
 import msgspec
 
+from shunter.decide.ahead import Leave
 from shunter.decide.deciding import Deciding
 from shunter.decide.gates import ask, weigh
 from shunter.decide.history import FAILURES, HOUR
@@ -244,7 +245,7 @@ def plan_move(d: Deciding, policy: Policy, case: Case, placed: Placement, value:
     assert worker.slot is not None, "a case occupies a slot"
     phases = d.phases(worker)
     wait = max(0.0, placed.ends[worker.id] - d.now - phases.freeze - phases.restore)
-    d.plan(
+    planned = d.plan(
         policy,
         OperationKind.MOVE,
         worker,
@@ -259,6 +260,8 @@ def plan_move(d: Deciding, policy: Policy, case: Case, placed: Placement, value:
         notice=case.notice.id,
         after=after,
     )
+    sized, begins = phases.bytes is not None, d.now + wait if after else 0.0
+    d.leaves[planned.id] = Leave(occupy=phases.freeze, tail=phases.restore, limit=case.limit, sized=sized, begins=begins)
     found(d, policy, case, f"{happens(case.notice)}: it moves to {slot}", gate="move.to", at=d.world.node_of_slot(slot))
 
 

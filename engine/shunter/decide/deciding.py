@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any, Final
 from weakref import ref
 
+from shunter.decide.ahead import Leave
 from shunter.decide.budget import Budgets
 from shunter.decide.conflict import Ledger
 from shunter.decide.figures import AllFigures, Figures, model_of
@@ -24,7 +25,7 @@ from shunter.decide.scope import UNCHANGING, Scopes
 from shunter.decide.sheet import Workers
 from shunter.model.expression import Expression, Rules, Scope, Undecided, in_bulk
 from shunter.model.finding import Chapter, Evidence, Lane, Verdict
-from shunter.model.ids import ImageId, NodeId, PolicyName, WorkerId
+from shunter.model.ids import ImageId, NodeId, OperationId, PolicyName, WorkerId
 from shunter.model.operation import EngineState
 from shunter.model.plan import Estimate, OperationKind, PlannedOperation, Preconditions
 from shunter.model.policy import Policy, PolicySet, PreemptionPolicy, WorkerSelector
@@ -34,7 +35,7 @@ _RECENT = 30.0
 """Seconds for which a snapshot is good for voluntary work, whatever the step between snapshots is."""
 _ID: Final[Callable[[Worker], WorkerId]] = attrgetter("id")
 _ANYBODY: Final = WorkerSelector()
-_OF_THE_PLAN: Final = ("ledger", "rooms", "finder", "turns", "dumped", "ranked", "_budgets", "_holding", "_not_holding")
+_OF_THE_PLAN: Final = ("ledger", "rooms", "finder", "turns", "dumped", "leaves", "ranked", "_budgets", "_holding", "_not_holding")
 
 
 class Deciding:
@@ -76,6 +77,8 @@ class Deciding:
         self.turns = Turns()
         self.dumped: defaultdict[NodeId, list[Worker]] = defaultdict(list)
         """Workers that this plan has their node dump, one after the other."""
+        self.leaves: dict[OperationId, Leave] = {}
+        """How what can't wait uses the time until its node is gone."""
         self.ranked: list[Ranked] = []
         self._involuntary: dict[tuple[str, bool], str] = {}
         for record in self.history.active:

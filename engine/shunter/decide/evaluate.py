@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+from shunter.decide.ahead import with_ahead
 from shunter.decide.checkpoint import checkpoint
 from shunter.decide.deciding import Deciding, lane_of
 from shunter.decide.memory import Memory
@@ -14,8 +15,9 @@ from shunter.decide.rebalance import rebalance
 from shunter.decide.retention import retain
 from shunter.model.expression import Rules
 from shunter.model.finding import Findings
+from shunter.model.ids import node_of
 from shunter.model.operation import EngineState
-from shunter.model.plan import Evaluation, Plan
+from shunter.model.plan import Evaluation, Plan, PlannedOperation
 from shunter.model.policy import CheckpointPolicy, Policy, PolicySet, PreemptionPolicy, RebalancePolicy
 from shunter.model.snapshot import Snapshot
 
@@ -62,9 +64,17 @@ def evaluate(
             retain(d, policy)
     breathe()
     d.budgets.report(d.find)
-    plan = Plan(at=now, commit=policies.commit, policy_set=policies.digest, snapshot=snapshots[-1].id, operations=ordered(d.ranked))
+    plan = Plan(at=now, commit=policies.commit, policy_set=policies.digest, snapshot=snapshots[-1].id, operations=_operations(d))
     breathe()
     return Evaluation(findings=Findings(d.close()), plan=plan)
+
+
+def _operations(d: Deciding) -> tuple[PlannedOperation, ...]:
+    operations = ordered(d.ranked)
+    if not d.leaves:
+        return operations
+    nodes = {node_of(o.from_slot) for o in operations if o.id in d.leaves and o.from_slot}
+    return with_ahead(operations, d.leaves, {node: d.history.lane_busy(node, d.now) for node in nodes}, d.now)
 
 
 def _precedence(policy: Policy) -> tuple[bool, bool, int, str]:

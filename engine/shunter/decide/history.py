@@ -10,7 +10,7 @@ from operator import attrgetter, is_not
 
 from shunter.decide.profile import Sized, sized
 from shunter.model.ids import NodeId, OperationId, PolicyName, WorkerId, node_of
-from shunter.model.operation import EngineState, OperationRecord, Status
+from shunter.model.operation import EngineState, OperationRecord, Status, Step
 from shunter.model.plan import OperationKind
 
 HOUR = 3600.0
@@ -25,6 +25,8 @@ are kept, or of a person.
 FAILURES = (Status.ROLLED_BACK, Status.FAILED)
 _LOOKED_AT = 1000
 """So many of the oldest records are looked through for where the known ones begin, and of the newest for what else there is."""
+_RUNS = (Step.INTENDED, Step.PREPARED, Step.FENCED)
+"""Steps of a move after which its worker still runs, and may be copied ahead."""
 _NOT_FILED = (Status.UNKNOWN, Status.SUPERSEDED)
 _order = attrgetter("created_at", "planned.id")
 
@@ -233,4 +235,5 @@ def said(record: OperationRecord) -> str:
 
 def _left(record: OperationRecord, now: float) -> float:
     total = record.planned.estimate.total
-    return max(0.0, record.created_at + total - now) if total is not None else 0.0
+    ahead = record.planned.ahead if record.step in _RUNS else None
+    return max(0.0, record.created_at + (ahead or 0.0) + total - now) if total is not None else 0.0

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from shunter.decide.ahead import Leave
 from shunter.decide.cases import Case, cases_of, found, job_of, lanes, plan_move, spec_of, values_of
 from shunter.decide.deciding import Deciding
 from shunter.decide.history import failed_nodes, said
@@ -90,7 +91,7 @@ def _park(d: Deciding, policy: Policy, case: Case, against: str) -> str | None:
     wait = lanes(d, [case])[worker.node]
     if case.limit is not None and d.now + wait + phases.freeze > case.limit:
         return "no time: the dump wouldn't end before the reserve"
-    d.plan(
+    planned = d.plan(
         policy,
         OperationKind.PARK,
         worker,
@@ -103,6 +104,7 @@ def _park(d: Deciding, policy: Policy, case: Case, against: str) -> str | None:
         copies=keepers,
         notice=case.notice.id,
     )
+    d.leaves[planned.id] = Leave(occupy=phases.freeze, tail=0.0, limit=case.limit, sized=phases.bytes is not None)
     found(d, policy, case, f"{happens(case.notice)}: it is parked, its image goes to {keepers[0]} ({against})", gate="otherwise")
     return None
 

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from shunter.model.ids import OperationId
-from shunter.model.operation import OperationRecord, Status
+from shunter.model.operation import Measured, OperationRecord, Status
 from shunter.model.plan import Estimate
 
 _ALIKE = 4.0
@@ -33,8 +33,19 @@ def sized(record: OperationRecord) -> Sized | None:
     if outcome is None or outcome.status is not Status.SUCCEEDED or not (size := outcome.measured.bytes):
         return None
     m = outcome.measured
-    rates = (size / m.dump if m.dump else None, size / m.send if m.send else None, size / m.restore if m.restore else None)
+    rates = (size / m.dump if m.dump else None, _sending(m, size), size / m.restore if m.restore else None)
     return (size, record.created_at, record.id, *rates)
+
+
+def _sending(m: Measured, size: int) -> float | None:
+    """Bytes per second of an image that has to go over as a whole, None where this says nothing of that: where it was copied ahead, the
+    copy does, and where the other side had most of it, nobody can tell.
+    """
+    if m.copied and m.copy and 2 * m.copied >= size:
+        return m.copied / m.copy
+    if m.send and (m.sent is None or 2 * m.sent >= size):
+        return (size if m.sent is None else m.sent) / m.send
+    return None
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):

@@ -59,9 +59,11 @@ class Status(enum.StrEnum):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What agents measured; None where it doesn't apply. Seconds and bytes.
+    """What agents measured; None where it doesn't apply, or an older agent doesn't say. Seconds and bytes.
 
-    `stopped` is from the freeze to running again, by the agents' clocks; `dump`, `send` and `restore` are parts of it and may overlap.
+    `stopped` is from the freeze to running again, by the agents' clocks; `dump`, `send` and `restore` are parts of it and may overlap:
+    `send` is from the freeze until the image is whole where it goes, and `sent` what went over then. `copied` went over before, in `copy`
+    seconds, while the worker ran.
     """
 
     stopped: float | None = None
@@ -69,6 +71,9 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     send: float | None = None
     restore: float | None = None
     bytes: int | None = None
+    sent: int | None = None
+    copy: float | None = None
+    copied: int | None = None
 
 
 class Sending(msgspec.Struct, frozen=True, kw_only=True):

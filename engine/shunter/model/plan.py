@@ -87,6 +87,9 @@ class PlannedOperation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The pool that its worker serves in, also once the worker is gone. None: not recorded."""
     hands_to: PoolId | None = None
     """The pool that gets what the worker leaves, by a worker that is started natively for it. None: nobody is started."""
+    ahead: float | None = None
+    """Of a move: seconds for which its worker's memory may be copied to where it goes while it still runs. None: nobody waits for it, and
+    its agent decides."""
     golden: str = ""
     """The golden image (a `PodSnapshot` of Dynamo Snapshot) that the worker of `hands_to` starts from, if it can. Empty: none."""
 

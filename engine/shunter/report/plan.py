@@ -9,7 +9,7 @@ from rich.table import Table
 
 from shunter.model.finding import Evidence, Finding, Input, Verdict
 from shunter.model.ids import OperationId
-from shunter.model.plan import Estimate, Evaluation, OperationKind, PlannedOperation
+from shunter.model.plan import Evaluation, OperationKind, PlannedOperation
 from shunter.model.sample import say
 from shunter.model.snapshot import Snapshot
 from shunter.report.kept import Rate, kept, kept_line
@@ -90,7 +90,7 @@ def _operation(page: Page, marks: Marks, numbers: Mapping[OperationId, int], ope
     page.field("why", operation.reason, indent=5)
     page.field("policy", operation.policy, indent=5)
     page.field("time", _time(operation, at), indent=5)
-    page.field("estimate", _estimate(operation.estimate), indent=5)
+    page.field("estimate", _estimate(operation), indent=5)
     if operation.after:
         page.field("after", ", ".join(str(numbers.get(one, one)) for one in operation.after), indent=5)
     if operation.attempt:
@@ -127,10 +127,12 @@ def _time(operation: PlannedOperation, at: float) -> str:
     return f"{takes} of the {span(left)} left" + (f", {span(spare)} to spare" if spare >= 0 else f": {span(-spare)} too late")
 
 
-def _estimate(estimate: Estimate) -> str:
+def _estimate(operation: PlannedOperation) -> str:
+    estimate = operation.estimate
     basis = f" ({estimate.basis})" if estimate.basis else ""
     still = "for an unknown time" if estimate.stopped is None else span(estimate.stopped)
-    return f"stands still {still}, image of {'unknown size' if estimate.bytes is None else size(estimate.bytes)}{basis}"
+    ahead = f", copied ahead for up to {span(operation.ahead)}" if operation.ahead else ""
+    return f"stands still {still}{ahead}, image of {'unknown size' if estimate.bytes is None else size(estimate.bytes)}{basis}"
 
 
 def _is_budget(finding: Finding) -> bool:

@@ -91,30 +91,38 @@ class PrepareOrder(_message.Message):
     def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., slot: _Optional[str] = ..., spec: _Optional[_Union[WorkerSpec, _Mapping]] = ..., pod_uid: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod_name: _Optional[str] = ..., pod_container: _Optional[str] = ...) -> None: ...
 
 class FreezeOrder(_message.Message):
-    __slots__ = ("order", "image", "to", "hold_s")
+    __slots__ = ("order", "image", "to", "hold_s", "ahead_s")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
     TO_FIELD_NUMBER: _ClassVar[int]
     HOLD_S_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_S_FIELD_NUMBER: _ClassVar[int]
     order: Order
     image: str
     to: Peer
     hold_s: float
-    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., image: _Optional[str] = ..., to: _Optional[_Union[Peer, _Mapping]] = ..., hold_s: _Optional[float] = ...) -> None: ...
+    ahead_s: float
+    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., image: _Optional[str] = ..., to: _Optional[_Union[Peer, _Mapping]] = ..., hold_s: _Optional[float] = ..., ahead_s: _Optional[float] = ...) -> None: ...
 
 class FreezeReply(_message.Message):
-    __slots__ = ("image", "frozen_at", "thawed_at", "dump_s", "send_s")
+    __slots__ = ("image", "frozen_at", "thawed_at", "dump_s", "send_s", "copy_s", "copied_bytes", "sent_bytes")
     IMAGE_FIELD_NUMBER: _ClassVar[int]
     FROZEN_AT_FIELD_NUMBER: _ClassVar[int]
     THAWED_AT_FIELD_NUMBER: _ClassVar[int]
     DUMP_S_FIELD_NUMBER: _ClassVar[int]
     SEND_S_FIELD_NUMBER: _ClassVar[int]
+    COPY_S_FIELD_NUMBER: _ClassVar[int]
+    COPIED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     image: ImageInfo
     frozen_at: float
     thawed_at: float
     dump_s: float
     send_s: float
-    def __init__(self, image: _Optional[_Union[ImageInfo, _Mapping]] = ..., frozen_at: _Optional[float] = ..., thawed_at: _Optional[float] = ..., dump_s: _Optional[float] = ..., send_s: _Optional[float] = ...) -> None: ...
+    copy_s: float
+    copied_bytes: int
+    sent_bytes: int
+    def __init__(self, image: _Optional[_Union[ImageInfo, _Mapping]] = ..., frozen_at: _Optional[float] = ..., thawed_at: _Optional[float] = ..., dump_s: _Optional[float] = ..., send_s: _Optional[float] = ..., copy_s: _Optional[float] = ..., copied_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ...) -> None: ...
 
 class RestoreOrder(_message.Message):
     __slots__ = ("order", "slot", "image", "hold_s", "pod_uid", "pod_namespace", "pod_name", "pod_container")

@@ -7,7 +7,7 @@ from shunter.act.run import Parts, Run
 from shunter.act.store import Store
 from shunter.model.ids import Digest, Epoch, Incarnation, OperationId, PolicyName, SlotId, WorkerId
 from shunter.model.operation import OperationRecord, Step
-from shunter.model.plan import Lane, OperationKind, PlannedOperation, Preconditions
+from shunter.model.plan import Estimate, Lane, OperationKind, PlannedOperation, Preconditions
 from shunter.model.record import Record
 from shunter.model.snapshot import Fleet
 
@@ -37,6 +37,40 @@ def test_an_order_says_by_when_what_has_to_leave_must_be_gone(tmp_path: Path, la
     store.close()
     assert (order.operation, order.epoch, order.worker, order.incarnation) == ("o", 7, "w", 3)
     assert order.deadline == said
+
+
+@pytest.mark.parametrize(
+    ("ahead", "deadline", "stopped", "allowed"),
+    [
+        (None, 1200.0, 20.0, None),
+        (30.0, None, 20.0, 30.0),
+        (30.0, 1200.0, None, 30.0),
+        (30.0, 1200.0, 20.0, 30.0),
+        (30.0, 1060.0, 20.0, 20.0),
+        (30.0, 1019.0, 20.0, 0.0),
+    ],
+    ids=["not planned", "no deadline", "size not known", "in time", "late", "too late"],
+)
+def test_what_is_late_is_copied_ahead_for_half_of_what_is_left_at_most(
+    tmp_path: Path, ahead: float | None, deadline: float | None, stopped: float | None, allowed: float | None
+) -> None:
+    planned = PlannedOperation(
+        id=OperationId("o"),
+        kind=OperationKind.MOVE,
+        worker=WorkerId("w"),
+        lane="involuntary",
+        policy=PolicyName("p"),
+        reason="a test",
+        expect=Preconditions(incarnation=Incarnation(3), at=SlotId("n/0")),
+        deadline=deadline,
+        estimate=Estimate(stopped=stopped),
+        ahead=ahead,
+    )
+    record = OperationRecord(planned=planned, plan=Digest("sha256:0"), epoch=Epoch(7), created_at=1000.0)
+    store = Store(tmp_path / "engine.db")
+    parts = Parts(store=store, agents={}, fleet=Fleet, audit=lambda _record: None, clock=lambda: 1000.0, sleep=_no_sleep)
+    assert Run(parts, record).ahead == allowed
+    store.close()
 
 
 def test_two_steps_at_once_are_two_in_the_history_the_audit_and_for_people(tmp_path: Path) -> None:

@@ -327,20 +327,21 @@ class FakeDepot:
 
 
 class FakeSending:
-    bytes = 100
-
     def __init__(self, depot: FakeDepot, node: str) -> None:
         self.depot, self.node, self.cancelled = depot, node, False
+        self.bytes = 0
 
     def copy(self, memories: Sequence[FakeLive], within_s: float) -> str:
         self.depot.faults.point("copy")
         self.depot.copied.append(within_s)
+        self.bytes += 900
         return ""
 
     def finish(self, image: ImageFacts) -> int:
         self.depot.faults.point("finish")
         self.depot.peers.setdefault(self.node, []).append(image.id)
-        return 100
+        self.bytes += 100
+        return self.bytes
 
     def cancel(self) -> None:
         self.depot.faults.point("cancel")

@@ -40,6 +40,25 @@ async def test_a_worker_that_has_to_leave_soon_is_not_kept_for_it(bench: Bench, 
     assert bench.state() == "frozen"
 
 
+@pytest.mark.parametrize("deadline", [1120.0, None])
+@pytest.mark.parametrize(("allowed", "copied"), [(0.0, []), (12.5, [12.5]), (COPY_S + 1, [COPY_S])])
+async def test_for_no_longer_than_whoever_has_planned_allows(
+    bench: Bench, deadline: float | None, allowed: float, copied: list[float]
+) -> None:
+    bench.node.notices = {"n": Notice(id="n", kind="preemption", seen_at=1000.0, deadline=deadline)}
+    order = bench.freeze()
+    order.ahead_s = allowed
+    await bench.source.freeze(order)
+    assert bench.depot.copied == copied
+
+
+async def test_what_went_ahead_is_told_apart_from_what_went_while_it_stood_still(bench: Bench) -> None:
+    reply = await bench.source.freeze(bench.freeze())
+    assert (reply.copied_bytes, reply.sent_bytes) == (900, 100)
+    assert reply.copy_s > 0
+    assert reply.send_s >= reply.dump_s
+
+
 async def test_an_image_that_stays_here_needs_none(bench: Bench) -> None:
     await bench.source.freeze(bench.freeze(to=False))
     assert bench.depot.copied == []

@@ -29,7 +29,7 @@ def planned(kind: OperationKind = OperationKind.MOVE, worker: str = "w", **more:
         "from_slot": SlotId("a/0"), "to_slot": SlotId("b/1"), "image": ImageId("i"), "copies": (NodeId("c"),),
         "after": (OperationId("drain-1"),), "notice": NoticeId("n"), "cause": "notice:n", "attempt": 1, "deadline": 1_800_000_000.25,
         "estimate": Estimate(bytes=2**40, stopped=0.5, total=7.0, basis="measured"), "pool": PoolId("g/decode"),
-        "hands_to": PoolId("g/prefill"), "golden": "gold", "archive": True,
+        "hands_to": PoolId("g/prefill"), "golden": "gold", "archive": True, "ahead": 0.25,
     }  # fmt: skip
     return PlannedOperation(**(given | more))
 
@@ -41,7 +41,8 @@ def record(**more: Any) -> OperationRecord:
     given: dict[str, Any] = {
         "planned": planned(), "plan": Digest("sha256:p"), "epoch": Epoch(7), "created_at": 1_800_000_000.125, "step": Step.HELD,
         "history": ((Step.INTENDED, 1_800_000_000.125), (Step.HELD, 1_800_000_001.0)), "problem": WHY, "cancelled": WHY, "waits": True,
-        "measured": Measured(stopped=0.25, dump=1.0, send=2.0, restore=3.0, bytes=5), "frozen_at": 1_800_000_000.5,
+        "measured": Measured(stopped=0.25, dump=1.0, send=2.0, restore=3.0, bytes=5, sent=4, copy=0.5, copied=3),
+        "frozen_at": 1_800_000_000.5,
         "pod": Pod(namespace="n", name="d-1", uid="u1", container="main"), "left": Pod(namespace="n", name="d-0", uid="u0", container="m"),
         "outcome": Outcome(
             status=Status.FAILED, at=1_800_000_002.75, code="SH517", reason="gone", measured=Measured(stopped=1.5), image=ImageId("j")
