@@ -132,10 +132,11 @@ class Depot(Protocol):
         total bytes sent, from any thread."""
         ...
 
-    def fetch(self, image: str) -> ImageFacts | None:
+    def fetch(self, image: str, progress: Callable[[int], None], deadline: float | None = None) -> ImageFacts | None:
         """Bring an image here from the archive, which no node may have any more; None when it isn't there, or there is none.
 
-        Blocks. Raises Rejected or Retry: nothing of it is left here."""
+        It goes as urgently as an image that is sent for a worker, by `deadline` as in `sending`. `progress` gets the bytes that are here,
+        from any thread. Blocks. Raises Rejected or Retry: nothing of it is left here."""
         ...
 
     def archived(self) -> Archived | None:

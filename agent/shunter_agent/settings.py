@@ -29,7 +29,7 @@ key = "agent.key"
 unsigned = "refuse"                  # or "accept": images that no agent has signed, as releases before this one made them
 keys = ["image.key"]                 # optional: images are encrypted on the disk. The first key encrypts, all decrypt
 work = "/run/shunter-images"         # with keys: where images are plain while they are made, received or restored; best a tmpfs
-bandwidth = 1_250_000_000            # optional: bytes per second, of all images that are sent to other agents
+bandwidth = 1_250_000_000            # optional: bytes per second, of all images that are sent from here, and that come from the archive
 [archive]                            # optional: images that are sent to "archive" are kept there, and restored from when no node has them
 url = "s3://bucket/fleet"            # or a folder that all nodes share
 keys = ["archive.key"]               # of all nodes: it is encrypted before it leaves the node
@@ -98,8 +98,9 @@ class ImageSettings(_Section, frozen=True, kw_only=True):
     """With `keys`: the folder in which images are plain while they are made, received or restored; made 0700. None: one in /dev/shm, in
     memory, which has to have room for an image beside its worker."""
     bandwidth: Annotated[int, msgspec.Meta(gt=0)] | None = None
-    """Bytes per second, of all images that are sent to other agents together. None: as fast as it goes. Workers that have to leave by some
-    moment go first, and copies last."""
+    """Bytes per second, of all images together that are sent to other agents and to the archive, and of those that come from there. None:
+    as fast as it goes. Workers that have to leave by some moment go first, then others that are moved or restored, then copies, and what
+    goes to the archive last."""
 
 
 class ArchiveSettings(_Section, frozen=True, kw_only=True):

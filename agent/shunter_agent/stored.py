@@ -18,10 +18,10 @@ from shunter_agent.images.copying import Job
 from shunter_agent.images.growth import Growth
 from shunter_agent.images.listing import Listed
 from shunter_agent.images.manifest import ImageInfo, ImageManifest
-from shunter_agent.images.pacing import Pacing, Urgency
+from shunter_agent.images.pacing import Pace, Pacing, Urgency
 from shunter_agent.images.room import Dump
 from shunter_agent.images.store import ImageStore
-from shunter_agent.images.transfer import Pace, Peer, Sent, send_growing, send_whole
+from shunter_agent.images.transfer import Peer, Sent, send_growing, send_whole
 from shunter_agent.runtime.port import Live
 from shunter_agent.tls import TlsFiles
 
@@ -36,7 +36,8 @@ class StoredDepot:
     """Implements `depot.Depot`."""
 
     def __init__(self, store: ImageStore, tls: TlsFiles, pacing: Pacing | None = None, archive: Archive | None = None) -> None:
-        """`pacing` is what all that is sent to other agents shares; None: it goes as fast as it can. `archive`: None, there is none."""
+        """`pacing` is what all that goes to other agents, and to or from the archive, shares; None: it goes as fast as it can. `archive`:
+        None, there is none."""
         self.archive = archive
         self.listed = Listed(archive) if archive is not None else None
         """What the archive has; None: there is none."""
@@ -151,7 +152,8 @@ class StoredDepot:
         """See `depot.Depot`. Raises Rejected SH825 without an archive; Stalled SH667."""
         if address == ARCHIVE:
             try:
-                sent = self._archive(image).put(self.store, image, progress)
+                with self._pacing.sending(Urgency.by(deadline, copy=True, archived=True)) as pace:
+                    sent = self._archive(image).put(self.store, image, progress, pace)
             except OSError as error:
                 raise _disk(image, error) from error
             self._look()
@@ -171,12 +173,13 @@ class StoredDepot:
             )
         return self.archive
 
-    def fetch(self, image: str) -> ImageFacts | None:
+    def fetch(self, image: str, progress: Callable[[int], None], deadline: float | None = None) -> ImageFacts | None:
         """See `depot.Depot`. Raises as `Archive.fetch` does, but Stalled SH667 when the disk doesn't take it."""
         if self.archive is None:
             return None
         try:
-            manifest = self.archive.fetch(self.store, image)
+            with self._pacing.sending(Urgency.by(deadline, copy=False)) as pace:
+                manifest = self.archive.fetch(self.store, image, progress, pace)
         except OSError as error:
             raise _disk(image, error) from error
         return facts_of(manifest) if manifest is not None else None

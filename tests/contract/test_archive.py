@@ -4,8 +4,11 @@ The object store is moto's: it speaks S3's language over HTTP, from memory. It l
 half-way, throttling, and stores that answer with an older listing (Amazon's doesn't any more).
 """
 
+import contextlib
 import logging
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -13,16 +16,21 @@ from typing import Protocol
 import boto3
 import pytest
 from shunter.model.errors import Rejected, Retry
+from shunter_agent.depot import ARCHIVE
 from shunter_agent.images import archive as archives
 from shunter_agent.images.archive import GRACE_S, Archive, Ring
+from shunter_agent.images.cutting import CHUNK
 from shunter_agent.images.folder_objects import FolderObjects
+from shunter_agent.images.pacing import Pacing, Urgency
 from shunter_agent.images.port import Objects
 from shunter_agent.images.s3_objects import S3Objects
+from shunter_agent.images.server import Allowance
 from shunter_agent.images.store import ImageStore
+from shunter_agent.stored import StoredDepot
 from test_chunks_sent import memory, write
 from test_images_sealed import sealed
 from test_images_trusted import trusted
-from test_transfer import Authority, info
+from test_transfer import Authority, Pair, info, until
 
 KEYS = (b"1" * 32, b"2" * 32)
 SECRET = b"what the user said in confidence"
@@ -71,8 +79,6 @@ def there(tmp_path: Path) -> ImageStore:
 
 class Clock:
     def __init__(self) -> None:
-        import time
-
         self.now = time.time()
 
     def __call__(self) -> float:
@@ -279,3 +285,57 @@ def test_many_objects_are_all_listed(objects: Objects, monkeypatch: pytest.Monke
     assert objects.find("chunks/3") is None
     assert objects.find("images/a") is not None
     assert objects.get("images/a") == b""
+
+
+# -- how fast, and who first
+
+RATE = 40 * CHUNK
+
+
+def test_what_goes_to_the_archive_shares_the_limit_and_gives_way_to_a_worker_that_has_to_leave(objects: Objects, tmp_path: Path) -> None:
+    """A checkpoint is on its way to the archive, at a rate that all share, when a worker has to leave."""
+    pair = Pair(tmp_path, Allowance(idle_s=20, handshake_s=2, resume_s=5))
+    with contextlib.closing(pair.server):
+        pair.image("kept", size=30 * CHUNK)
+        pair.image("move", size=10 * CHUNK)
+        depot = StoredDepot(pair.here, pair.tls, Pacing(rate=RATE), Archive(objects, Ring(), Clock()))
+        sent, ended = {"kept": 0, "move": 0}, []
+
+        def send(image: str, address: str, deadline: float | None) -> None:
+            depot.send(image, pair.peer.node, address, lambda count: sent.__setitem__(image, count), deadline)
+            ended.append(image)
+
+        began = time.monotonic()
+        keeping = threading.Thread(target=send, args=("kept", ARCHIVE, None))
+        keeping.start()
+        until(lambda: sent["kept"] >= 3 * CHUNK, "the image is on its way to the archive")
+        moving = threading.Thread(target=send, args=("move", f"{pair.peer.host}:{pair.peer.port}", 1000.0))
+        moving.start()
+        until(lambda: sent["move"] >= CHUNK, "the move has begun")
+        before = sent["kept"]
+        until(lambda: "move" in ended, "the move is over", 20)
+        between = sent["kept"] - before
+        moving.join(20)
+        keeping.join(20)
+        assert between <= 10 * CHUNK, "meanwhile, at most what its eight threads had under way"
+        assert ended == ["move", "kept"]
+        assert time.monotonic() - began >= (sent["kept"] + sent["move"]) / RATE - 2 / 40, "together they kept to the limit"
+        assert pair.there.verify("move") == ()
+        assert depot.archive is not None
+        assert depot.archive.manifest("kept") == pair.here.get("kept")
+
+
+def test_what_comes_from_the_archive_keeps_to_the_limit_and_tells_how_far_it_is(
+    objects: Objects, here: ImageStore, there: ImageStore
+) -> None:
+    made(here, pages=2500)
+    kept, pacing, told = Archive(objects, Ring(), Clock()), Pacing(rate=RATE), list[int]()
+    kept.put(here, "i1")
+    began = time.monotonic()
+    with pacing.sending(Urgency()) as pace:
+        kept.fetch(there, "i1", told.append, pace)
+    size = here.get("i1").bytes
+    assert time.monotonic() - began >= size / RATE - 2 / 40
+    assert told == sorted(told)
+    assert told[-1] == size
+    assert len(told) > 5, "not once a file"

@@ -398,6 +398,7 @@ def test_who_waits_for_another_keeps_its_own_link(tmp_path: Path, monkeypatch: p
         (Urgency(deadline=5.0, copy=False), Urgency(deadline=6.0, copy=False)),
         (Urgency(deadline=6.0, copy=True), Urgency(copy=False)),
         (Urgency(copy=False), Urgency(copy=True)),
+        (Urgency(copy=True), Urgency(copy=True, archived=True)),
     ],
 )
 def test_deadlines_come_first_and_copies_last(first: Urgency, second: Urgency) -> None:

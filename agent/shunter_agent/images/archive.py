@@ -27,6 +27,7 @@ from shunter.model.errors import Problem, Rejected
 
 from shunter_agent.images.checking import damaged
 from shunter_agent.images.manifest import Chunk, ImageFile, ImageManifest, check_id, check_name
+from shunter_agent.images.pacing import Pace, unpaced
 from shunter_agent.images.port import Kept, Objects
 from shunter_agent.images.store import ImageStore
 
@@ -85,8 +86,9 @@ class Archive:
 
     # -- putting
 
-    def put(self, store: ImageStore, image: str, progress: Callable[[int], None] = lambda _bytes: None) -> int:
-        """Keep a whole image; how many bytes of it went there. It is there as a whole, or as if it had never been begun.
+    def put(self, store: ImageStore, image: str, progress: Callable[[int], None] = lambda _bytes: None, pace: Pace = unpaced) -> int:
+        """Keep a whole image; how many bytes of it went there. It is there as a whole, or as if it had never been begun. `pace` is called
+        before each chunk that goes there, from several threads.
 
         Raises Rejected SH802, SH804 when its bytes aren't those of its manifest; Retry SH814, SH822; OSError.
         """
@@ -96,14 +98,14 @@ class Archive:
             return 0
         sent = 0
         with store.opened(image) as folder:
-            for size in _beside(lambda job: self._put_chunk(*job, image), _once(folder, manifest)):
+            for size in _beside(lambda job: self._put_chunk(*job, image, pace), _once(folder, manifest)):
                 sent += size
                 progress(sent)
         for name, what in ((_ABOUT + image, _brief(manifest)), (_IMAGES + image, manifest)):
             self._objects.put(name, self._ring.close(msgspec.json.encode(what), name))
         return sent
 
-    def _put_chunk(self, path: Path, offset: int, chunk: Chunk, image: str) -> int:
+    def _put_chunk(self, path: Path, offset: int, chunk: Chunk, image: str, pace: Pace) -> int:
         name = _CHUNKS + self._ring.names(chunk.blake3)[0]
         found = self._objects.find(name)
         if found is not None and self._clock() - found.written_at < GRACE_S / 2:
@@ -113,6 +115,7 @@ class Archive:
             data = file.read(chunk.size)
         if blake3(data).hexdigest() != chunk.blake3:
             raise Rejected(damaged(image, f"the bytes of {path.name} are not those that were written"))
+        pace(len(data), _nobody)
         self._objects.put(name, self._ring.close(data, name))
         return len(data)
 
@@ -158,8 +161,11 @@ class Archive:
         """By this node's clock; seconds since the epoch."""
         return self._clock()
 
-    def fetch(self, store: ImageStore, image: str, progress: Callable[[int], None] = lambda _bytes: None) -> ImageManifest | None:
-        """Bring an image into a node's store, with its signature checked as that store does; None when it isn't kept here.
+    def fetch(
+        self, store: ImageStore, image: str, progress: Callable[[int], None] = lambda _bytes: None, pace: Pace = unpaced
+    ) -> ImageManifest | None:
+        """Bring an image into a node's store, with its signature checked as that store does; None when it isn't kept here. `progress` gets
+        the bytes that are here, `pace` is called before each chunk is asked for, from several threads.
 
         Raises as `manifest` and `ImageStore.commit_received` do, Rejected SH803, SH804 for chunks that are missing or wrong, Retry SH814;
         OSError.
@@ -175,22 +181,25 @@ class Archive:
             try:
                 done = 0
                 for file in manifest.files:
-                    done += self._fetch_file(folder / check_name(file.name), file, image)
-                    progress(done)
+                    for size in self._fetch_file(folder / check_name(file.name), file, image, pace):
+                        done += size
+                        progress(done)
                 store.commit_received(manifest, fsync=True)
             finally:
                 store.abandon(image)  # does nothing to one that has become whole
         return manifest
 
-    def _fetch_file(self, path: Path, file: ImageFile, image: str) -> int:
+    def _fetch_file(self, path: Path, file: ImageFile, image: str, pace: Pace) -> Iterator[int]:
+        """Write a file; the sizes of its chunks, as they come."""
         if file.chunks and ImageFile.of(file.name, file.chunks) != file:
             raise Rejected(damaged(image, f"the chunks of {file.name} aren't what its manifest says they are together"))
         with path.open("xb") as made:
-            for data in _beside(lambda chunk: self._chunk(chunk, image), file.parts):
+            for data in _beside(lambda chunk: self._chunk(chunk, image, pace), file.parts):
                 made.write(data)
-        return file.size
+                yield len(data)
 
-    def _chunk(self, chunk: Chunk, image: str) -> bytes:
+    def _chunk(self, chunk: Chunk, image: str, pace: Pace) -> bytes:
+        pace(chunk.size, _nobody)
         for name in self._ring.names(chunk.blake3):
             kept = self._objects.get(_CHUNKS + name)
             data = self._ring.open(kept, _CHUNKS + name) if kept is not None else None
@@ -235,6 +244,10 @@ class Archive:
     def _still_old(self, kept: Kept) -> bool:
         found = self._objects.find(kept.key)
         return found is not None and found.written_at == kept.written_at
+
+
+def _nobody() -> None:
+    """There is none at the other end who has to be told that something still comes."""
 
 
 def _brief(manifest: ImageManifest) -> ImageManifest:

@@ -1,14 +1,17 @@
-"""How fast images leave this node, and which of them first: all that are being sent share one allowance."""
+"""How fast images go between this node and others, and which of them first: all that are being sent, and what goes to the archive and comes
+from there, share one allowance. What other agents send here has its share of theirs."""
 
 import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from shunter_agent.refusals import retry
 
+Pace: TypeAlias = Callable[[int, Callable[[], None]], None]
+"""Waits until so many bytes may go, and calls what it is given every now and then meanwhile."""
 _IDLE_S: Final = 0.25
 """Seconds without a byte after which a sending holds up nobody any more: it waits for a dump, say."""
 _REASSURE_S: Final = 1.0
@@ -20,15 +23,21 @@ _STANDS_S: Final = 5.0
 @dataclass(frozen=True, order=True)
 class Urgency:
     """Who goes first: the smallest. Images of workers that have to leave by some moment go by that moment (seconds since the epoch; those
-    without come after them); and of those that are equal, images that a worker will stand still for before copies."""
+    without come after them); and of those that are equal, images that a worker stands still or is missing for before copies, and copies on
+    nodes before those in the archive."""
 
     deadline: float = float("inf")
     copy: bool = True
+    archived: bool = False
 
     @classmethod
-    def by(cls, deadline: float | None, *, copy: bool) -> "Urgency":
+    def by(cls, deadline: float | None, *, copy: bool, archived: bool = False) -> "Urgency":
         """`deadline` None: there is none."""
-        return cls(float("inf") if deadline is None else deadline, copy)
+        return cls(float("inf") if deadline is None else deadline, copy, archived)
+
+
+def unpaced(_size: int, _meanwhile: Callable[[], None]) -> None:
+    """A `Pace` of nobody: as fast as it goes."""
 
 
 @dataclass(eq=False)
@@ -46,7 +55,7 @@ class Pacing:
     """One per agent. Usable from any thread."""
 
     rate: float | None = None
-    """Bytes per second, of all that is sent to other agents; None: as fast as it goes."""
+    """Bytes per second, of all that is sent to other agents and to the archive, and of what comes from there; None: as fast as it goes."""
     clock: Callable[[], float] = time.monotonic
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _turns: list[_Turn] = field(default_factory=list)
@@ -54,8 +63,8 @@ class Pacing:
     """When what was taken last will have gone at the allowed rate."""
 
     @contextlib.contextmanager
-    def sending(self, urgency: Urgency, stands: Callable[[], bool] = lambda: False) -> Iterator[Callable[[int, Callable[[], None]], None]]:
-        """For as long as one image is sent: what is given waits until so many bytes may go, and calls `meanwhile` now and then.
+    def sending(self, urgency: Urgency, stands: Callable[[], bool] = lambda: False) -> Iterator[Pace]:
+        """For as long as one image is sent: what is given may be called from several threads.
 
         `stands` says whether its worker stands still by now: one without a deadline is held up for `_STANDS_S` seconds at most, after
         which what is given raises Retry SH826.

@@ -35,6 +35,7 @@ from shunter_agent.images.frames import (
 )
 from shunter_agent.images.growth import REASSURE_S
 from shunter_agent.images.lanes import Lanes
+from shunter_agent.images.pacing import Pace, unpaced
 
 WINDOW: Final = 64 << 20
 """Bytes that may be unconfirmed."""
@@ -52,9 +53,8 @@ class _Kept(NamedTuple):
 class Talk:
     """Says things, and listens between. One thread's."""
 
-    def __init__(self, link: Link, pace: Callable[[int, Callable[[], None]], None] = lambda _bytes, _meanwhile: None) -> None:
-        """`pace` is called before so many bytes are sent, and waits until they may be; meanwhile it calls what it is given, every now and
-        then."""
+    def __init__(self, link: Link, pace: Pace = unpaced) -> None:
+        """`pace` is called before bytes are sent."""
         self._link = link
         self._pace = pace
         self._heard: deque[Answer] = deque()

@@ -22,6 +22,7 @@ from shunter_agent.images.index import Place
 from shunter_agent.images.lanes import Lanes
 from shunter_agent.images.manifest import ImageFile, ImageInfo, ImageManifest, check_id, manifest_of
 from shunter_agent.images.offering import ChunkSender
+from shunter_agent.images.pacing import Pace, unpaced
 from shunter_agent.images.sealed import new_key
 from shunter_agent.images.secure import Secure
 from shunter_agent.images.store import ImageStore
@@ -36,7 +37,6 @@ _PAUSE_S: Final = 0.1
 """Seconds between tries to connect again."""
 _MOST_BREAKS: Final = 20
 """Links of one transfer that may break without a header more having been made use of."""
-Pace = Callable[[int, Callable[[], None]], None]
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +105,7 @@ def send_growing(
     taken: Callable[[], None] = lambda: None,
     bases: Callable[[], Bases] = dict,
     store: ImageStore | None = None,
-    pace: Pace = lambda _bytes, _meanwhile: None,
+    pace: Pace = unpaced,
 ) -> Sent:
     """Send the image that is being written into `folder`, and return when it is whole and visible at the peer. `bases` are chunks in
     `store` which those of the image may differ little from; the store also signs the image. None: it has none, and nobody signs.
@@ -147,7 +147,7 @@ def send_whole(
     *,
     limits: Limits = Limits(),  # noqa: B008  (frozen)
     progress: Callable[[int], None] = lambda _bytes: None,
-    pace: Pace = lambda _bytes, _meanwhile: None,
+    pace: Pace = unpaced,
 ) -> Sent:
     """Send a whole image of `store`. Nothing is sent when the peer has this very image already.
 

@@ -132,7 +132,7 @@ class Destination:
         if message.pod_uid != prepared:
             what = f"restore was refused: the pod that is prepared has the uid {prepared or 'of none'}, not {message.pod_uid or 'of none'}"
             raise rejected("SH606", what, "Prepare that pod", head.worker)
-        image = await node.in_thread(node.depot.get, message.image) or await node.in_thread(node.depot.fetch, message.image)
+        image = await node.in_thread(node.depot.get, message.image) or await self._fetched(message)
         if image is None or image.spec.worker != head.worker:
             raise rejected("SH665", f"there is no whole image {message.image} of the worker here", "Send it here first", head.worker)
         network = node.network(head.worker)
@@ -157,6 +157,14 @@ class Destination:
 
         reply = pb.RestoreReply(restore_s=time.monotonic() - began, incarnation=reservation.incarnation)
         return Outcome(reply, write, f"held, from image {message.image}")
+
+    async def _fetched(self, message: pb.RestoreOrder) -> ImageFacts | None:
+        """The image, once it is here from the archive. Raises what the depot does."""
+        node, archived = self._node, self._node.depot.archived()
+        known = archived.images if archived is not None else ()
+        total = next((image.bytes for image in known if image.id == message.image), 0)
+        progress = node.progress(message.order.operation, "restore", total)
+        return await node.in_thread(node.depot.fetch, message.image, progress, convert.deadline_of(message.order))
 
     async def _readable(self, image: ImageFacts) -> Path:
         """The folder of an image, as a driver can read it. Raises what the depot does; Retry SH614."""

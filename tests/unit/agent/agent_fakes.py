@@ -266,8 +266,10 @@ class FakeDepot:
 
     in_memory = False
 
-    def fetch(self, image: str) -> ImageFacts | None:
+    def fetch(self, image: str, progress: Callable[[int], None], deadline: float | None = None) -> ImageFacts | None:
         self.faults.point("fetch")
+        self.deadlines.append(deadline)
+        progress(100)
         found = self.archive.get(image) if self.archive is not None else None
         if found is not None:
             self.whole[image] = found

@@ -157,8 +157,34 @@ def test_moves_are_sent_before_copies_and_by_their_deadlines(tmp_path: Path, mon
     for deadline in (None, 1200.0):
         with pytest.raises(Stalled, match="SH810"):
             depot.sending(tmp_path, "i2", "m", "127.0.0.1:1", lambda _bytes: None, deadline=deadline)
-    copy, soon, later, move, urgent = seen
-    assert urgent < soon < later < move < copy
+    depot.archive = Archive(FolderObjects(tmp_path / "archive"), Ring(), lambda: 0.0)
+    depot.send("i1", "", ARCHIVE, lambda _bytes: None)
+    depot.send("i1", "", ARCHIVE, lambda _bytes: None, 1250.0)
+    for deadline in (None, 1150.0):
+        assert depot.fetch("another", lambda _bytes: None, deadline) is None
+    copy, soon, later, move, urgent, archived, urgently_archived, fetched, urgently_fetched = seen
+    assert urgently_fetched < urgent < soon < urgently_archived < later < move <= fetched < copy < archived
+
+
+@pytest.mark.parametrize(("ordered", "said"), [(1200.0, 1200.0), (0.0, None)])
+async def test_what_is_restored_from_the_archive_comes_by_its_orders_deadline_and_shows_how_far_it_is(
+    tmp_path: Path, ordered: float, said: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, worker=False)
+    bench.give_image()
+    bench.depot.archive = {"image": bench.depot.whole.pop("image")}
+    told: list[tuple[str, str, int]] = []
+
+    def progress(operation: str, step: str, total: int = 0) -> Callable[[int], None]:
+        return lambda _count: told.append((operation, step, total))
+
+    monkeypatch.setattr(bench.node, "progress", progress)
+    await bench.destination.prepare(bench.prepare())
+    order = bench.restore()
+    order.order.deadline = ordered
+    await bench.destination.restore(order)
+    assert bench.depot.deadlines == [said]
+    assert told == [(order.order.operation, "restore", bench.depot.archive["image"].bytes)]
 
 
 async def test_what_was_opened_for_a_restore_is_closed(tmp_path: Path) -> None:
@@ -246,11 +272,13 @@ def test_images_go_to_the_archive_of_the_settings_and_come_back(tmp_path: Path) 
         depots.append(StoredDepot(store, TlsFiles(ca=tmp_path, cert=tmp_path, key=tmp_path), archive=archive))
     here, there = depots
     unsigned(here.root)
-    assert there.fetch("i1") is None
+    told: list[int] = []
+    assert there.fetch("i1", told.append) is None
     assert here.send("i1", "archive", ARCHIVE, lambda _bytes: None) == 4
-    assert there.fetch("i1") == here.get("i1") == there.get("i1")
+    assert there.fetch("i1", told.append) == here.get("i1") == there.get("i1")
+    assert told == [4]
     bare = StoredDepot(here.store, TlsFiles(ca=tmp_path, cert=tmp_path, key=tmp_path))
-    assert bare.fetch("i1") is None
+    assert bare.fetch("i1", told.append) is None
     with pytest.raises(Rejected, match="SH825"):
         bare.send("i1", "archive", ARCHIVE, lambda _bytes: None)
 
