@@ -10,7 +10,7 @@ from shunter_agent.depot import ImageFacts
 from shunter_agent.guard import Asked
 from shunter_agent.journal import WorkerRow
 from shunter_agent.notices.port import Notice
-from shunter_agent.runtime.port import WorkerSpec
+from shunter_agent.runtime.port import FileUse, Uses, WorkerSpec
 
 
 def asked(order: pb.Order) -> Asked:
@@ -78,6 +78,18 @@ def spec(message: pb.WorkerSpec) -> WorkerSpec:
         tolerations=wire.tolerations(message),
         linked=wire.linked(message),
     )
+
+
+def uses_message(uses: Uses) -> pb.Uses:
+    """What a worker uses of its node, for the node that it goes to."""
+    files = [pb.FileUse(path=use.path, bytes=use.bytes, build=use.build) for use in uses.files]
+    return pb.Uses(files=files, addresses=uses.addresses)
+
+
+def to_uses(message: pb.Uses) -> Uses:
+    """The reverse of `uses_message`."""
+    files = tuple(FileUse(path=f.path, bytes=f.bytes if f.HasField("bytes") else None, build=f.build) for f in message.files)
+    return Uses(files=files, addresses=tuple(message.addresses))
 
 
 def image_message(image: ImageFacts) -> pb.ImageInfo:

@@ -15,13 +15,13 @@ from shunter.wire import agent_pb2 as pb
 from shunter.wire import convert as wire
 
 from shunter_agent import capacity, gpus, guard
-from shunter_agent.convert import asked, worker_message
+from shunter_agent.convert import asked, to_uses, uses_message, worker_message
 from shunter_agent.convert import spec as to_spec
 from shunter_agent.guard import Asked, in_other_operation
 from shunter_agent.journal import WorkerRow
 from shunter_agent.node import Node
 from shunter_agent.runtime.network import exists
-from shunter_agent.runtime.port import Housing, Runtime, WorkerSpec
+from shunter_agent.runtime.port import Housing, Runtime, Uses, WorkerSpec
 
 FACTS: Final = {
     "runtime": "checkpoint runtime",
@@ -150,6 +150,8 @@ async def preflight(node: Node, message: pb.PreflightOrder, room_of: Callable[[P
             problems += gpus.unfit(of_slot, message.slot, node.slot_gpus.get(message.slot, ()), now)
         spec = to_spec(message.spec) if message.HasField("spec") else None
         problems += unconnected(spec, node.settings.bridge if node.settings.runtime == "criu" else "", node.settings.node)
+        if message.HasField("uses"):
+            problems += await _lacking(node, to_uses(message.uses))
         problems += intolerable(spec, capacity.taints_of(node), node.settings.node)
         problems += gpus.unlinked(spec.linked if spec else None, message.slot, node.domains(message.slot))
         room_now, in_memory = await node.in_thread(room_of, node.depot.root), node.depot.in_memory
@@ -162,7 +164,7 @@ async def preflight(node: Node, message: pb.PreflightOrder, room_of: Callable[[P
     guard.check_step("freeze", head, seen)
     row = node.row(head.worker)
     lost = gpus.gone(node.notices.values(), row.slot)
-    needs, found, size = await node.in_thread(_look, node.runtime, row, lost)
+    needs, found, size, uses = await node.in_thread(_look, node.runtime, row, lost)
     found = [*await _unproven(node), *found]
     await _remark(node, row)
     return pb.PreflightReply(
@@ -170,6 +172,7 @@ async def preflight(node: Node, message: pb.PreflightOrder, room_of: Callable[[P
         facts=gpus.facts_for(node.facts, needs),
         bytes=size or 0,
         worker=worker_message(node.doubted(row)),
+        uses=uses_message(uses) if uses is not None else None,
     )
 
 
@@ -185,11 +188,25 @@ def unconnected(spec: WorkerSpec | None, bridge: str, node: str) -> list[Problem
     return [Problem(code="SH676", what=what, remedy=remedy, subject=node)]
 
 
-def _look(runtime: Runtime, row: WorkerRow, lost: Problem | None) -> tuple[Mapping[str, str], Sequence[Problem], int | None]:
-    """What it needs where it goes, what speaks against a dump, and its bytes of memory. `lost` speaks against one if it has GPUs."""
+async def _lacking(node: Node, uses: Uses) -> Sequence[Problem]:
+    """What a look at it finds. One that fails (a file system that doesn't answer, say) is no reason to refuse: the restore looks again."""
+    try:
+        return await node.in_thread(node.runtime.lacking, uses, node.settings.node)
+    except OSError as error:
+        node.log.error("what a worker uses can't be looked for here", error=str(error))
+        return ()
+
+
+def _look(runtime: Runtime, row: WorkerRow, lost: Problem | None) -> tuple[Mapping[str, str], Sequence[Problem], int | None, Uses | None]:
+    """What it needs where it goes, what speaks against a dump, its bytes of memory, and what it uses here. `lost` speaks against a dump if
+    it has GPUs.
+    """
     needs = runtime.needs(row.process, row.spec)
     found = [lost] if lost is not None and needs else runtime.check(row.process, row.spec)
-    return needs, found, runtime.memory(row.process)
+    uses = None
+    with contextlib.suppress(OSError):  # it is just ending, which shows elsewhere
+        uses = runtime.uses(row.process, row.spec)
+    return needs, found, runtime.memory(row.process), uses
 
 
 async def _remark(node: Node, row: WorkerRow) -> None:

@@ -78,6 +78,8 @@ class MemoryAgent:
         self.steps: dict[tuple[str, str], str] = {}
         self.replies: dict[tuple[str, str], object] = {}
         self.prepared: set[str] = set()
+        self.addresses = {"10.0.0.7"}
+        """Its own, which its worker uses."""
         self.epoch = 0
         self.away_until = 0.0
         self.late: list[tuple[str, pb.Order, Callable[[], object]]] = []
@@ -242,13 +244,15 @@ class MemoryAgent:
         size: int,
         timeout: float,
         spec: pb.WorkerSpec | None = None,
+        uses: pb.Uses | None = None,
     ) -> pb.PreflightReply:
         def effect() -> pb.PreflightReply:
             self._need(destination or self.copy is not None, "it doesn't live here")
             if destination:
-                return pb.PreflightReply(image_address=f"{self.node}:1")
+                lacks = [pb.Refusal(code="SH768", what="it lacks them")] if uses and set(uses.addresses) - self.addresses else []
+                return pb.PreflightReply(image_address=f"{self.node}:1", refusals=lacks)
             assert self.copy is not None
-            return pb.PreflightReply(bytes=7, worker=self.row(self.copy.state))
+            return pb.PreflightReply(bytes=7, worker=self.row(self.copy.state), uses=pb.Uses(addresses=sorted(self.addresses)))
 
         return await self._order("preflight", order, effect)  # type: ignore[return-value]
 

@@ -108,6 +108,17 @@ def settled(world: World, kind: OperationKind) -> Status:
     return status
 
 
+@pytest.mark.parametrize("lane", LANES)
+async def test_what_the_destination_lacks_is_said_before_anything_is_touched(tmp_path: Path, lane: str) -> None:
+    world = fresh(tmp_path, OperationKind.MOVE, "lacking")
+    world.agents["b"].addresses = set()  # type: ignore[index]
+    await carry_out(world, OperationKind.MOVE, lane=lane)
+    outcome = world.store.get(OperationId("move-0")).outcome  # type: ignore[union-attr]
+    assert outcome is not None
+    assert (outcome.status, outcome.code) == (Status.ROLLED_BACK, "SH768")
+    assert {step for _node, step in world.orders} == {"preflight", "abort"}, "to end what there isn't harms nobody"
+
+
 @pytest.mark.parametrize("kind", [OperationKind.MOVE, OperationKind.PARK])
 @pytest.mark.parametrize(
     ("ahead", "told"), [(12.5, {"sent": 3, "copy": 12.5, "copied": 4}), (0.0, {"sent": 7, "copy": None, "copied": None})]

@@ -40,7 +40,7 @@ from shunter_agent.runtime.cuda.node import CudaNode
 from shunter_agent.runtime.namespaces import network_of
 from shunter_agent.runtime.network import Uplink
 from shunter_agent.runtime.pods import Container, Pods, inner_pids, pids_in
-from shunter_agent.runtime.port import Found, Frozen, Held, Network, Process, WorkerSpec
+from shunter_agent.runtime.port import Found, Frozen, Held, Network, Process, Uses, WorkerSpec
 
 CARRY: Final = 1 << 30
 """Bytes of files that go along with a worker, if nothing else is set."""
@@ -160,6 +160,10 @@ class ContainerRuntime(CriuRuntime):
             *checks.check(process, spec.pod.uid, carry=self._carry, keep_streams=self._keep_streams),
             *self._cuda.check(process, spec),
         )
+
+    def uses(self, process: Process, spec: WorkerSpec) -> Uses | None:
+        """See `port.Runtime`. Its files are its container's, its connections are those of its pod's address."""
+        return super().uses(process, spec) if spec.pod is None else None
 
     # -- at the source
 

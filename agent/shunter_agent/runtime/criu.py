@@ -15,14 +15,14 @@ from typing import Final
 
 from shunter.model.errors import Problem, Rejected, Retry, Unknown
 
-from shunter_agent.runtime import canary, connections, filling, holds, hostfacts, leftbehind, live, locktables, preflight, swrk
+from shunter_agent.runtime import canary, connections, filling, holds, hostfacts, leftbehind, live, locktables, preflight, swrk, uses
 from shunter_agent.runtime import criu_rpc_pb2 as rpc
 from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.cuda.held import CudaFrozen, Taken
 from shunter_agent.runtime.cuda.node import CudaNode
 from shunter_agent.runtime.namespaces import become_subreaper
 from shunter_agent.runtime.network import NoNetwork, Uplink, WorkerNetwork
-from shunter_agent.runtime.port import Dump, Frozen, Gpus, Held, Network, Process, WorkerSpec
+from shunter_agent.runtime.port import Dump, Frozen, Gpus, Held, Network, Process, Uses, WorkerSpec
 
 OLDEST: Final = (4, 2)
 """Older releases can't dump sockets on kernels from 6.16 on, though their own check says that all is well."""
@@ -159,6 +159,14 @@ class CriuRuntime:
     def check(self, process: Process, spec: WorkerSpec) -> tuple[Problem, ...]:
         """See `port.Runtime`. Codes SH710, SH720 to SH734, and of GPUs SH743 to SH748."""
         return (*preflight.check(process, ghost_limit=GHOST_LIMIT), *self._cuda.check(process, spec))
+
+    def uses(self, process: Process, spec: WorkerSpec) -> Uses | None:
+        """See `port.Runtime`. Raises OSError."""
+        return uses.of_tree(process, own_network=bool(spec.mac))
+
+    def lacking(self, needed: Uses, node: str) -> Sequence[Problem]:
+        """See `port.Runtime`. Raises OSError."""
+        return uses.lacking(needed, node)
 
     def freeze(self, process: Process, spec: WorkerSpec, network: Network, folder: Path, on_frozen: Callable[[float], None]) -> Frozen:
         """See `port.Runtime`. Raises Rejected SH701, SH710, of GPUs SH740, SH743, SH748; Retry SH703; Unknown SH712 when CRIU hangs and

@@ -48,6 +48,25 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Taints of nodes that it doesn't mind. None: nobody said."""
 
 
+class FileUse(msgspec.Struct, frozen=True, kw_only=True):
+    """A file, folder or pipe that a worker uses by its path. `bytes` is None where its size doesn't last; `build` is the id of what it runs
+    of it, empty where there is none.
+    """
+
+    path: str
+    bytes: int | None = None
+    build: str = ""
+
+
+class Uses(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker uses of the node that it is on, and has to find where it is restored: `files` by their paths, `addresses` of its
+    connections with others. What it takes along isn't in it.
+    """
+
+    files: tuple[FileUse, ...] = ()
+    addresses: tuple[str, ...] = ()
+
+
 class Process(msgspec.Struct, frozen=True, kw_only=True):
     """The root of a worker's process tree as this node sees it. `started` is field 22 of /proc/PID/stat, so that a reused pid isn't
     taken for it.
@@ -243,6 +262,14 @@ class Runtime(Protocol):
 
     def check(self, process: Process, spec: WorkerSpec) -> tuple[Problem, ...]:
         """What would make a dump of this worker fail, in words, without touching it. Empty: nothing is known against it."""
+        ...
+
+    def uses(self, process: Process, spec: WorkerSpec) -> Uses | None:
+        """What it uses of this node. None: nothing that its restore needs. Raises OSError when it is gone."""
+        ...
+
+    def lacking(self, needed: Uses, node: str) -> Sequence[Problem]:
+        """What of it this node, of that name, lacks: SH767, SH768. Raises OSError."""
         ...
 
     def freeze(self, process: Process, spec: WorkerSpec, network: Network, folder: Path, on_frozen: Callable[[float], None]) -> Frozen:

@@ -29,6 +29,7 @@ _DEVICES_FINE: Final = re.compile(r"/dev/(null|zero|full|random|urandom|tty|ptmx
 
 _RDMA: Final = "/dev/infiniband"
 _SOCKET: Final = re.compile(r"socket:\[(\d+)\]")
+_FLAGS: Final = re.compile(r"^flags:\s*([0-7]+)", re.MULTILINE)
 _MNT_ID: Final = re.compile(r"^mnt_id:\s*(\d+)", re.MULTILINE)
 
 
@@ -45,6 +46,8 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
     links: int = 1
     protocol: str = ""
     mount: int | None = None
+    writes: bool = False
+    """It may be written to through this descriptor."""
 
     @property
     def where(self) -> str:
@@ -134,7 +137,8 @@ def _file(pid: int, fd: int) -> File:
     target = os.readlink(path)
     about = os.stat(path)
     protocol = os.getxattr(path, "system.sockprotoname").rstrip(b"\0").decode() if modes.S_ISSOCK(about.st_mode) else ""
-    mount = _MNT_ID.search(Path(f"/proc/{pid}/fdinfo/{fd}").read_text())
+    info = Path(f"/proc/{pid}/fdinfo/{fd}").read_text()
+    mount, flags = _MNT_ID.search(info), _FLAGS.search(info)
     return File(
         pid=pid,
         fd=fd,
@@ -144,6 +148,7 @@ def _file(pid: int, fd: int) -> File:
         links=about.st_nlink,
         protocol=protocol,
         mount=int(mount[1]) if mount else None,
+        writes=flags is not None and int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY,
     )
 
 

@@ -27,7 +27,7 @@ from shunter.model.errors import Problem, Rejected, Unknown
 from shunter_agent.runtime import hostfacts
 from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.network import NoNetwork
-from shunter_agent.runtime.port import Dump, Gpus, Live, Network, Process, WorkerSpec
+from shunter_agent.runtime.port import Dump, Gpus, Live, Network, Process, Uses, WorkerSpec
 from shunter_agent.runtime.shelf import Shelf, Standing
 
 NOTE: Final = "pretend.json"
@@ -194,6 +194,13 @@ class PretendRuntime:
     def needs(self, process: Process, spec: WorkerSpec) -> dict[str, str]:
         """See `port.Runtime`: nothing."""
         return {}
+
+    def uses(self, process: Process, spec: WorkerSpec) -> None:
+        """See `port.Runtime`: it stays where it is."""
+
+    def lacking(self, needed: Uses, node: str) -> Sequence[Problem]:
+        """See `port.Runtime`: nothing."""
+        return ()
 
     def network(self, spec: WorkerSpec, process: Process | None = None) -> Network:
         """One that does nothing."""

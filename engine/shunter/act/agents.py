@@ -177,9 +177,10 @@ class AgentClient:
         size: int,
         timeout: float,
         spec: pb.WorkerSpec | None = None,
+        uses: pb.Uses | None = None,
     ) -> pb.PreflightReply:
         """See `Agent`."""
-        message = pb.PreflightOrder(order=order, destination=destination, slot=slot or "", facts=facts, bytes=size, spec=spec)
+        message = pb.PreflightOrder(order=order, destination=destination, slot=slot or "", facts=facts, bytes=size, spec=spec, uses=uses)
         return await self._ask("Preflight", self._stub.Preflight, message, timeout, pb.PreflightReply)
 
     async def prepare(self, order: pb.Order, slot: SlotId, spec: pb.WorkerSpec, timeout: float, pod: Pod | None = None) -> pb.Done:

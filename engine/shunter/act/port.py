@@ -66,8 +66,9 @@ class Agent(Protocol):
         size: int,
         timeout: float,
         spec: pb.WorkerSpec | None = None,
+        uses: pb.Uses | None = None,
     ) -> pb.PreflightReply:
-        """Check without touching anything; `slot`, `facts`, `size` (bytes) and `spec` matter at a destination only."""
+        """Check without touching anything; `slot`, `facts`, `size` (bytes), `spec` and `uses` matter at a destination only."""
         ...
 
     async def prepare(self, order: pb.Order, slot: SlotId, spec: pb.WorkerSpec, timeout: float, pod: Pod | None = None) -> pb.Done:

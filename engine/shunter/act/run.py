@@ -359,12 +359,19 @@ class Run:
         return wait
 
     async def preflight(
-        self, slot: SlotId, *, destination: bool, facts: Mapping[str, str], size: int, spec: pb.WorkerSpec | None = None
+        self,
+        slot: SlotId,
+        *,
+        destination: bool,
+        facts: Mapping[str, str],
+        size: int,
+        spec: pb.WorkerSpec | None = None,
+        uses: pb.Uses | None = None,
     ) -> pb.PreflightReply:
         """Raises Rejected with the first refusal, the others named behind it."""
         there, timeout = self.at(slot), self.times.quick
         reply = await self.ask(
-            there.preflight(self.order, destination=destination, slot=slot, facts=facts, size=size, timeout=timeout, spec=spec)
+            there.preflight(self.order, destination=destination, slot=slot, facts=facts, size=size, timeout=timeout, spec=spec, uses=uses)
         )
         if reply.refusals:
             first = reply.refusals[0]

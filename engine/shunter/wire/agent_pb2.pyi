@@ -29,7 +29,7 @@ class StepOrder(_message.Message):
     def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ...) -> None: ...
 
 class PreflightOrder(_message.Message):
-    __slots__ = ("order", "destination", "slot", "facts", "bytes", "spec")
+    __slots__ = ("order", "destination", "slot", "facts", "bytes", "spec", "uses")
     class FactsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -43,16 +43,18 @@ class PreflightOrder(_message.Message):
     FACTS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
+    USES_FIELD_NUMBER: _ClassVar[int]
     order: Order
     destination: bool
     slot: str
     facts: _containers.ScalarMap[str, str]
     bytes: int
     spec: WorkerSpec
-    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., destination: _Optional[bool] = ..., slot: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ..., bytes: _Optional[int] = ..., spec: _Optional[_Union[WorkerSpec, _Mapping]] = ...) -> None: ...
+    uses: Uses
+    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., destination: _Optional[bool] = ..., slot: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ..., bytes: _Optional[int] = ..., spec: _Optional[_Union[WorkerSpec, _Mapping]] = ..., uses: _Optional[_Union[Uses, _Mapping]] = ...) -> None: ...
 
 class PreflightReply(_message.Message):
-    __slots__ = ("refusals", "facts", "bytes", "worker", "image_address")
+    __slots__ = ("refusals", "facts", "bytes", "worker", "image_address", "uses")
     class FactsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -65,12 +67,32 @@ class PreflightReply(_message.Message):
     BYTES_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     IMAGE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    USES_FIELD_NUMBER: _ClassVar[int]
     refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
     facts: _containers.ScalarMap[str, str]
     bytes: int
     worker: WorkerReport
     image_address: str
-    def __init__(self, refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., facts: _Optional[_Mapping[str, str]] = ..., bytes: _Optional[int] = ..., worker: _Optional[_Union[WorkerReport, _Mapping]] = ..., image_address: _Optional[str] = ...) -> None: ...
+    uses: Uses
+    def __init__(self, refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., facts: _Optional[_Mapping[str, str]] = ..., bytes: _Optional[int] = ..., worker: _Optional[_Union[WorkerReport, _Mapping]] = ..., image_address: _Optional[str] = ..., uses: _Optional[_Union[Uses, _Mapping]] = ...) -> None: ...
+
+class Uses(_message.Message):
+    __slots__ = ("files", "addresses")
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    files: _containers.RepeatedCompositeFieldContainer[FileUse]
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, files: _Optional[_Iterable[_Union[FileUse, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class FileUse(_message.Message):
+    __slots__ = ("path", "bytes", "build")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    BUILD_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    bytes: int
+    build: str
+    def __init__(self, path: _Optional[str] = ..., bytes: _Optional[int] = ..., build: _Optional[str] = ...) -> None: ...
 
 class PrepareOrder(_message.Message):
     __slots__ = ("order", "slot", "spec", "pod_uid", "pod_namespace", "pod_name", "pod_container")

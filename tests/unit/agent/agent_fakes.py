@@ -22,7 +22,7 @@ from shunter_agent.orders.destination import Destination
 from shunter_agent.orders.holds import Holds
 from shunter_agent.orders.source import Source
 from shunter_agent.orders.transfers import Transfers
-from shunter_agent.runtime.port import Dump, Gpus, Process, WorkerSpec
+from shunter_agent.runtime.port import Dump, Gpus, Process, Uses, WorkerSpec
 from shunter_agent.settings import Settings, SlotSettings, TlsSettings
 
 SPEC = WorkerSpec(
@@ -136,6 +136,8 @@ class FakeRuntime:
         self.settled: list[tuple[Collection[int] | None, float]] = []
         """What was asked to be settled: what stays stopped, and for how long it was tried before."""
         self.never_ran: set[Process] = set()
+        self.used: Uses | None = None
+        self.lacks: list[Problem] = []
         self.has_gpus, self.needed, self.gpu_facts = Gpus(), dict[str, str](), dict[str, str]()
 
     def facts(self) -> dict[str, str]:
@@ -157,6 +159,13 @@ class FakeRuntime:
         self.alive.add(PROCESS)
         self.running.add(PROCESS)
         return PROCESS
+
+    def uses(self, process: Process, spec: WorkerSpec) -> Uses | None:
+        return self.used
+
+    def lacking(self, needed: Uses, node: str) -> list[Problem]:
+        self.faults.point("lacking")
+        return self.lacks if needed == self.used else []
 
     def check(self, process: Process, spec: WorkerSpec) -> tuple[Problem, ...]:
         self.faults.point("check")

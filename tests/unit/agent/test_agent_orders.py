@@ -1,6 +1,7 @@
 """Each order, going well and failing at each call that it makes, on a fake runtime."""
 
 import asyncio
+import errno
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ from shunter.wire import agent_pb2 as pb
 from shunter_agent import inventory
 from shunter_agent.preflight import Room, preflight
 from shunter_agent.refusals import Undone
+from shunter_agent.runtime.port import FileUse, Uses
 
 
 @pytest.fixture
@@ -435,6 +437,26 @@ class TestPreflight:
         assert [refusal.code for refusal in reply.refusals] == ["SH655"]
         assert "6.8" in reply.refusals[0].what
         assert "6.1" in reply.refusals[0].what
+
+    async def test_what_a_worker_uses_goes_from_its_node_to_the_one_that_is_to_have_it(self, bench: Bench, tmp_path: Path) -> None:
+        bench.runtime.used = Uses(files=(FileUse(path="/model", bytes=0, build="ab"), FileUse(path="/log")), addresses=("10.0.0.7",))
+        (tmp_path / "there").mkdir()
+        there = Bench(tmp_path / "there", worker=False)
+        told = await preflight(bench.node, pb.PreflightOrder(order=bench.order()))
+        order = pb.PreflightOrder(order=there.order(), destination=True, slot="n/0", uses=told.uses)
+        there.runtime.used, there.runtime.lacks = bench.runtime.used, [problem("SH767")]
+        assert [refusal.code for refusal in (await preflight(there.node, order)).refusals] == ["SH767"]
+        there.runtime.lacks = []
+        assert (await preflight(there.node, order)).refusals == []
+        order.ClearField("uses")
+        there.runtime.used, there.runtime.lacks = None, [problem("SH767")]
+        assert (await preflight(there.node, order)).refusals == [], "an older agent's worker, or one that brings all of it along"
+
+    async def test_a_look_that_fails_is_no_reason_to_refuse(self, empty: Bench) -> None:
+        empty.runtime.faults.at["lacking"] = OSError(errno.EIO, "the disk")
+        order = pb.PreflightOrder(order=empty.order(), destination=True, slot="n/0", uses=pb.Uses(addresses=["10.0.0.7"]))
+        assert (await preflight(empty.node, order)).refusals == []
+        assert "the disk" in empty.said()
 
     async def test_a_fact_that_the_node_lacks(self, empty: Bench) -> None:
         assert await self.ask(empty, driver="570") == ["SH655"]
