@@ -9,6 +9,8 @@ from pathlib import Path
 from shunter.model.errors import Problem, ShunterError
 
 from shunter_agent.drivers import make_runtime
+from shunter_agent.images.room import is_in_memory
+from shunter_agent.images.sharing import can_share
 from shunter_agent.notices.trial import trial
 from shunter_agent.settings import Settings
 from shunter_agent.tls import TlsFiles, client_context, server_context
@@ -20,6 +22,21 @@ def problems(settings: Settings) -> tuple[Problem, ...]:
     """
     found = [*_files(settings), *_tools(settings)]
     return tuple(found) or (*_canary(settings), *trial(settings))
+
+
+def remarks(settings: Settings) -> tuple[Problem, ...]:
+    """What costs more here than it has to, and keeps the node from nothing. Ask once there are no problems. Raises OSError."""
+    if settings.images.keys or can_share(settings.state):
+        return ()
+    where = "memory" if is_in_memory(settings.state) else "the images' file system"
+    return (
+        Problem(
+            code="SH829",
+            what=f"{where} can't let files share blocks: each image takes its full size, whatever it has in common with others",
+            remedy="Put `state` on XFS (mkfs.xfs makes it so by itself) or btrfs, or keep fewer images",
+            subject=str(settings.state),
+        ),
+    )
 
 
 def _files(settings: Settings) -> Iterator[Problem]:

@@ -28,9 +28,9 @@ def run_agent(config: Config) -> None:
 @app.command()
 def check(config: Config) -> None:
     """Check this node: settings, tools, permissions, whether checkpoint and restore really work on its kernel, and whether its sources of
-    notices answer and are understood.
+    notices answer and are understood. What only costs more than it has to is said, too, and is no failure.
     """
-    from shunter_agent.check import problems
+    from shunter_agent.check import problems, remarks
     from shunter_agent.settings import load
 
     settings = load(config)
@@ -39,6 +39,8 @@ def check(config: Config) -> None:
         typer.echo(str(problem), err=True)
     if found:
         raise typer.Exit(1)
+    for remark in remarks(settings):
+        typer.echo(str(remark), err=True)
     typer.echo(f"{settings.node}: all is well; workers can be checkpointed and restored here ({settings.runtime})")
 
 

@@ -10,6 +10,9 @@ How secret: with `keys`, what is kept in the folder `root` is sealed (see `seali
 can't wait for it: an image is made and received in plain bytes in the folder `work`, which had better be a tmpfs, and is sealed when it is
 brought to the disk; the plain bytes are gone then. For a restore they are put there again, until `close`.
 
+How large: chunks that images here have in common lie on the disk once where its file system can (see `sharing`), and `sync` sees to that.
+What is sealed shares nothing: each image has a key of its own.
+
 How trustworthy: with a `signer`, images that are made here are signed; with `trust`, only signed ones are received and restored. Before a
 restore all bytes are compared with the manifest, unless this agent has seen that they are right and nobody has touched the files since.
 """
@@ -20,6 +23,7 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -48,6 +52,7 @@ from shunter_agent.images.manifest import MANIFEST, ImageFile, ImageInfo, ImageM
 from shunter_agent.images.pagemap import NotAPagemap, Pagemap, parse
 from shunter_agent.images.room import Room, available_memory, is_in_memory
 from shunter_agent.images.sealing import Keys, SealedImage, is_sealed, seal, sealed_by_another, shred
+from shunter_agent.images.sharing import can_share, share_chunks
 from shunter_agent.images.signing import Signer, Trust, covers
 
 
@@ -80,6 +85,8 @@ class ImageStore:
         self._sealed: dict[str, tuple[Seen, SealedImage]] = {}
         self._right: dict[str, frozenset[Seen]] = {}
         """Images whose bytes were found to be those of their manifests, and what their files looked like then."""
+        self._alone: set[str] = set()
+        """Images whose files were written here, and don't share yet what others have of them."""
         for folder in {root, self.work}:
             own(folder)
             sweep(folder)
@@ -123,6 +130,7 @@ class ImageStore:
             manifest = msgspec.structs.replace(manifest, signature=signature)
         else:
             manifest = self.sign(manifest)
+        self._alone.add(info.id)
         self._publish(folder, manifest, fsync)
         return manifest
 
@@ -196,13 +204,14 @@ class ImageStore:
                     raise Rejected(damaged(image, "its parts don't make what its manifest says"))
             if right:
                 self._right[image] = looks(folder)
+            self._alone.add(image)
             self.index.add(manifest)
             if not folder.exists():
                 self.index.remove(image)
 
     def sync(self, image: str, between: Callable[[], None] = nothing) -> None:
-        """Bring a whole image to the disk: joined if it was spread, sealed if there are keys. `between` is called between parts of that,
-        and may hold it up. Raises as `join` does."""
+        """Bring a whole image to the disk: joined if it was spread, sealed if there are keys, and without those to share there what others
+        have of it. `between` is called between parts of that, and may hold it up. Raises as `join` does."""
         try:
             self.join(image, between)
             folder = self._plain(image)
@@ -214,6 +223,20 @@ class ImageStore:
         except OSError:
             self._right.pop(image, None)  # what the disk didn't take may be forgotten: it is read again before a restore
             raise
+        if self._keys is None:
+            self._share(image, between)
+
+    def _share(self, image: str, between: Callable[[], None]) -> None:
+        if image in self._alone and self._shares:
+            share_chunks(self.folder(image), self.get(image), self.index.find, self.plain_path, between)
+        self._alone.discard(image)
+
+    @cached_property
+    def _shares(self) -> bool:
+        try:
+            return can_share(self.root)
+        except OSError:  # nothing can be written there, which shows elsewhere
+            return False
 
     def _seal(self, image: str, folder: Path, keys: Keys, between: Callable[[], None]) -> None:
         with self._at_rest(image):
@@ -319,6 +342,7 @@ class ImageStore:
         sealed = self._delete(self.root / image)
         for known in (self._manifests, self._sealed, self._right):
             known.pop(image, None)
+        self._alone.discard(image)
         with self._lock:
             self._resting.pop(image, None)
         return plain or sealed

@@ -479,6 +479,7 @@ class Source:
             raise
         finally:
             node.busy_images.pop(image, None)
+        node.sync_later(image)  # on the disk already, where it may yet share what it has in common with others
         dump = frozen.dump
         reply = pb.FreezeReply(image=image_message(kept), frozen_at=dump.frozen_at, thawed_at=thawed_at, dump_s=dump.dump_s)
         return Outcome(reply, detail=f"image {image}")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from agent_fakes import Bench, FakeClock
+from shunter.wire import agent_pb2 as pb
 from shunter_agent import inventory
 from shunter_agent import node as nodes
 
@@ -155,3 +156,10 @@ async def test_who_stands_still_meanwhile_does_not_wait_for_a_busy_disk(bench: B
         case _:
             await bench.node.finish_background()
     await done(bench)
+
+
+async def test_a_checkpoint_is_looked_after_once_more_when_nobody_waits_for_it(bench: Bench) -> None:
+    """It is on the disk when the order is answered; what it has in common with others is shared after that."""
+    await bench.source.checkpoint(pb.CheckpointOrder(order=bench.order(), image="c"))
+    assert bench.faults.done["sync"] == 0
+    assert await synced(bench) == 1
