@@ -10,7 +10,7 @@ from shunter_agent.depot import ImageFacts
 from shunter_agent.guard import Asked
 from shunter_agent.journal import WorkerRow
 from shunter_agent.notices.port import Notice
-from shunter_agent.runtime.port import FileUse, Uses, WorkerSpec
+from shunter_agent.runtime.port import FileUse, Privileges, Uses, WorkerSpec
 
 
 def asked(order: pb.Order) -> Asked:
@@ -92,6 +92,11 @@ def to_uses(message: pb.Uses) -> Uses:
     return Uses(files=files, addresses=tuple(message.addresses))
 
 
+def privileges_message(known: Privileges | None) -> pb.Privileges | None:
+    """As they travel; None: not known."""
+    return None if known is None else pb.Privileges(capabilities=known.capabilities, no_new_privs=known.no_new_privs)
+
+
 def image_message(image: ImageFacts) -> pb.ImageInfo:
     """An image as it is reported."""
     return pb.ImageInfo(
@@ -104,6 +109,7 @@ def image_message(image: ImageFacts) -> pb.ImageInfo:
         facts=image.facts,
         runtime=image.runtime,
         doubt=image.doubt,
+        privileges=privileges_message(image.privileges),
     )
 
 

@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from shunter_agent.runtime.port import Live, WorkerSpec
+from shunter_agent.runtime.port import Live, Privileges, WorkerSpec
 
 ARCHIVE: Final = "archive"
 """In place of another agent's address: where images are kept away from the nodes."""
@@ -25,6 +25,8 @@ class ImageFacts(msgspec.Struct, frozen=True, kw_only=True):
     runtime: str = ""
     doubt: str = ""
     """Why what is in it isn't to be trusted; empty: nothing is known against it."""
+    privileges: Privileges | None = None
+    """Those that its worker had (see `port.Runtime.privileges`). None: not known."""
 
 
 class Archived(msgspec.Struct, frozen=True, kw_only=True):

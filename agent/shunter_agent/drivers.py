@@ -11,6 +11,7 @@ from shunter_agent.runtime.port import Runtime
 from shunter_agent.settings import Settings
 
 if TYPE_CHECKING:
+    from shunter_agent.runtime.cuda.node import CudaNode
     from shunter_agent.runtime.network import Uplink
 
 
@@ -29,7 +30,13 @@ def make_runtime(settings: Settings, tell: Callable[[Problem], None] = lambda _p
     uplink = Uplink(bridge=settings.bridge, prefix=settings.prefix)
     if settings.containers is not None:
         return _of_containers(settings, uplink, tell)
-    return CriuRuntime(settings.criu, uplink, tell=tell)
+    return CriuRuntime(settings.criu, uplink, cuda=_cuda(settings), tell=tell)
+
+
+def _cuda(settings: Settings) -> "CudaNode":
+    from shunter_agent.runtime.cuda.node import CudaNode
+
+    return CudaNode(preloads=settings.preloads)
 
 
 def _of_containers(settings: Settings, uplink: "Uplink", tell: Callable[[Problem], None]) -> Runtime:
@@ -46,6 +53,7 @@ def _of_containers(settings: Settings, uplink: "Uplink", tell: Callable[[Problem
         carry=chosen.carry,
         keep_streams=chosen.streams == "refuse",
         namespaces=chosen.namespaces,
+        cuda=_cuda(settings),
         tell=tell,
         ports=Ports(serving=chosen.port, control=chosen.control, node=settings.listen.rpartition(":")[0]),
     )

@@ -15,7 +15,7 @@ from shunter_agent.images.room import KEEP
 from shunter_agent.journal import WorkerRow
 from shunter_agent.node import Node
 from shunter_agent.notices.doubts import of_image
-from shunter_agent.preflight import Room, room
+from shunter_agent.preflight import Room, room_of
 from shunter_agent.sizes import Sizes
 
 
@@ -83,7 +83,7 @@ def _judged(image: ImageFacts, node: Node, workers: Sequence[WorkerRow]) -> Imag
 
 
 def _room(node: Node) -> tuple[Room, bool]:
-    return room(node.depot.root), node.depot.in_memory
+    return room_of(node), node.depot.in_memory
 
 
 def _slots(node: Node, looked: GpuMemory) -> list[pb.SlotReport]:

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 from shunter.model.errors import Problem
+from shunter.model.pod import Pod
 from shunter.model.room import DISK_MARGIN, MEMORY_MARGIN
 from shunter.model.snapshot import Taint
 from shunter.model.units import Bytes
@@ -15,13 +16,14 @@ from shunter.wire import agent_pb2 as pb
 from shunter.wire import convert as wire
 
 from shunter_agent import capacity, gpus, guard
-from shunter_agent.convert import asked, to_uses, uses_message, worker_message
+from shunter_agent.convert import asked, privileges_message, to_uses, uses_message, worker_message
 from shunter_agent.convert import spec as to_spec
 from shunter_agent.guard import Asked, in_other_operation
 from shunter_agent.journal import WorkerRow
 from shunter_agent.node import Node
+from shunter_agent.runtime import hostmemory, privileges
 from shunter_agent.runtime.network import exists
-from shunter_agent.runtime.port import Housing, Runtime, Uses, WorkerSpec
+from shunter_agent.runtime.port import Housing, MemoryLimit, Privileges, Runtime, Uses, WorkerSpec
 
 FACTS: Final = {
     "runtime": "checkpoint runtime",
@@ -39,30 +41,29 @@ FACTS: Final = {
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
-    """Free bytes for images on the disk, and for workers in memory; None when it can't be told."""
+    """Free bytes for images on the disk, and for workers in memory; None when it can't be told. `limit`: the file of the limit that leaves
+    no more memory; empty: the node has no more."""
 
     disk: int | None
     memory: int | None
+    limit: str = ""
 
 
-def room(images: Path) -> Room:
-    """The room of this node now."""
+def room(images: Path, *, beside: bool = True) -> Room:
+    """The room of this node now. `beside`: workers live in this agent's own cgroups, as those do that it starts or restores, but for those
+    in pods."""
     try:
         stat = os.statvfs(images)
         disk: int | None = stat.f_bavail * stat.f_frsize
     except OSError:
         disk = None
-    return Room(disk=disk, memory=_available())
+    memory, limit = hostmemory.least(hostmemory.available(), hostmemory.limits_of("self") if beside else ())
+    return Room(disk=disk, memory=memory, limit=limit)
 
 
-def _available() -> int | None:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        return None
-    return None
+def room_of(node: Node) -> Room:
+    """`room`, of the node that this agent is for. Blocks."""
+    return room(node.depot.root, beside=not isinstance(node.runtime, Housing))
 
 
 def compare(needed: Mapping[str, str], here: Mapping[str, str], node: str) -> list[Problem]:
@@ -88,10 +89,24 @@ def enough(size: int, free: Room, node: str, *, in_memory: bool = False, promise
     needed = size * 2 if in_memory else size
     if free.memory is not None and free.memory - promised * MEMORY_MARGIN < needed * MEMORY_MARGIN:
         whose = "the worker and its image, which is encrypted later, need" if in_memory else "the worker needs"
-        what = f"{whose} about {Bytes(needed)} of memory and a margin of 10 %, available are {Bytes(free.memory)}"
+        what = f"{whose} about {Bytes(needed)} of memory and a margin of 10 %, {_available(free.memory, free.limit)}"
         what += f", of which workers on their way here need {Bytes(promised)}" if promised else ""
-        found.append(Problem(code="SH657", what=what, remedy="Choose another node", subject=node))
+        remedy = "Raise that limit, or choose another node" if free.limit else "Choose another node"
+        found.append(Problem(code="SH657", what=what, remedy=remedy, subject=node))
     return found
+
+
+def too_narrow(size: int, limits: Sequence[MemoryLimit], pod: Pod) -> Problem | None:
+    """SH657 when a limit of a pod's memory doesn't leave what a worker of `size` bytes needs that is to live in it."""
+    left, path = hostmemory.least(None, limits)
+    if left is None or left >= size * MEMORY_MARGIN:
+        return None
+    what = f"the worker needs about {Bytes(size)} of memory and a margin of 10 %, {_available(left, path)}"
+    return Problem(code="SH657", what=what, remedy="Raise the memory limit of the pod's container or of what is above it", subject=str(pod))
+
+
+def _available(free: int, limit: str) -> str:
+    return f"{limit} leaves {Bytes(free)}" if limit else f"available are {Bytes(free)}"
 
 
 def intolerable(spec: WorkerSpec | None, taints: Sequence[Taint], node: str) -> list[Problem]:
@@ -132,7 +147,7 @@ def slot_problems(node: Node, head: Asked, slot: str) -> list[Problem]:
     return found
 
 
-async def preflight(node: Node, message: pb.PreflightOrder, room_of: Callable[[Path], Room] = room) -> pb.PreflightReply:
+async def preflight(node: Node, message: pb.PreflightOrder, look: Callable[[Node], Room] = room_of) -> pb.PreflightReply:
     """Check one side. Changes nothing but the highest epoch seen, and isn't journaled: it is answered anew each time.
 
     Raises Rejected SH601 to SH604, Retry SH605.
@@ -152,19 +167,21 @@ async def preflight(node: Node, message: pb.PreflightOrder, room_of: Callable[[P
         problems += unconnected(spec, node.settings.bridge if node.settings.runtime == "criu" else "", node.settings.node)
         if message.HasField("uses"):
             problems += await _lacking(node, to_uses(message.uses))
+        problems += await node.in_thread(_not_allowed, message, node.settings.node)
         problems += intolerable(spec, capacity.taints_of(node), node.settings.node)
         problems += gpus.unlinked(spec.linked if spec else None, message.slot, node.domains(message.slot))
-        room_now, in_memory = await node.in_thread(room_of, node.depot.root), node.depot.in_memory
+        room_now, in_memory = await node.in_thread(look, node), node.depot.in_memory
         kept = node.promises.others(head.operation)
         problems += enough(message.bytes, room_now, node.settings.node, in_memory=in_memory, promised=kept)
         if not problems:
-            node.promises.keep(head.operation, message.bytes * 2 if in_memory else message.bytes)
+            node.promises.keep(head.operation, message.bytes, beside=message.bytes if in_memory else 0)
         refusals = [wire.refusal(problem) for problem in problems]
         return pb.PreflightReply(refusals=refusals, facts=node.facts, image_address=node.settings.image_listen)
     guard.check_step("freeze", head, seen)
     row = node.row(head.worker)
     lost = gpus.gone(node.notices.values(), row.slot)
-    needs, found, size, uses = await node.in_thread(_look, node.runtime, row, lost)
+    looked = await node.in_thread(_look, node.runtime, row, lost)
+    needs, found, size = looked.needs, looked.problems, looked.size
     found = [*await _unproven(node), *found]
     await _remark(node, row)
     return pb.PreflightReply(
@@ -172,8 +189,17 @@ async def preflight(node: Node, message: pb.PreflightOrder, room_of: Callable[[P
         facts=gpus.facts_for(node.facts, needs),
         bytes=size or 0,
         worker=worker_message(node.doubted(row)),
-        uses=uses_message(uses) if uses is not None else None,
+        uses=uses_message(looked.uses) if looked.uses is not None else None,
+        privileges=privileges_message(looked.privileges),
     )
+
+
+def _not_allowed(message: pb.PreflightOrder, node: str) -> Sequence[Problem]:
+    here = privileges.own() if message.HasField("privileges") else None
+    if here is None:
+        return ()
+    needed = Privileges(capabilities=message.privileges.capabilities, no_new_privs=message.privileges.no_new_privs)
+    return privileges.beyond(needed, here, node)
 
 
 async def _unproven(node: Node) -> Sequence[Problem]:
@@ -197,16 +223,31 @@ async def _lacking(node: Node, uses: Uses) -> Sequence[Problem]:
         return ()
 
 
-def _look(runtime: Runtime, row: WorkerRow, lost: Problem | None) -> tuple[Mapping[str, str], Sequence[Problem], int | None, Uses | None]:
-    """What it needs where it goes, what speaks against a dump, its bytes of memory, and what it uses here. `lost` speaks against a dump if
-    it has GPUs.
-    """
+class _Looked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker needs where it goes, what speaks against a dump, its bytes of memory (None: it can't be told), what it uses of its node
+    and what it is allowed (None: it takes all along, or it can't be told)."""
+
+    needs: Mapping[str, str]
+    problems: Sequence[Problem]
+    size: int | None
+    uses: Uses | None
+    privileges: Privileges | None
+
+
+def _look(runtime: Runtime, row: WorkerRow, lost: Problem | None) -> _Looked:
+    """`lost` speaks against a dump if it has GPUs."""
     needs = runtime.needs(row.process, row.spec)
     found = [lost] if lost is not None and needs else runtime.check(row.process, row.spec)
     uses = None
     with contextlib.suppress(OSError):  # it is just ending, which shows elsewhere
         uses = runtime.uses(row.process, row.spec)
-    return needs, found, runtime.memory(row.process), uses
+    return _Looked(
+        needs=needs,
+        problems=found,
+        size=runtime.memory(row.process),
+        uses=uses,
+        privileges=runtime.privileges(row.process),
+    )
 
 
 async def _remark(node: Node, row: WorkerRow) -> None:

@@ -12,7 +12,8 @@ UNPREPARED_S: Final = 30.0
 
 
 class _Promised(msgspec.Struct, frozen=True, kw_only=True):
-    bytes: int
+    worker: int
+    beside: int
     at: float
 
 
@@ -24,14 +25,19 @@ class Promises:
         self._journal, self._elapsed = journal, elapsed
         self._kept: dict[str, _Promised] = {}
 
-    def keep(self, operation: str, size: int) -> None:
-        """From now on `size` bytes are for its worker, until that is restored, or won't come."""
+    def keep(self, operation: str, worker: int, *, beside: int = 0) -> None:
+        """From now on so many bytes are for its worker, and for what lies in memory `beside` it, until that is restored, or won't come."""
         self._kept = {name: kept for name, kept in self._kept.items() if self._stands(name, kept)}
-        self._kept[operation] = _Promised(bytes=size, at=self._elapsed())
+        self._kept[operation] = _Promised(worker=worker, beside=beside, at=self._elapsed())
 
     def others(self, operation: str) -> int:
         """Bytes that all but this operation's worker will take and haven't taken yet. One that is being restored counts as a whole."""
-        return sum(kept.bytes for name, kept in self._kept.items() if name != operation and self._stands(name, kept))
+        return sum(kept.worker + kept.beside for name, kept in self._kept.items() if name != operation and self._stands(name, kept))
+
+    def of(self, operation: str) -> int:
+        """Bytes that its worker itself will take; 0: nobody asked for it here."""
+        kept = self._kept.get(operation)
+        return kept.worker if kept is not None else 0
 
     def _stands(self, operation: str, kept: _Promised) -> bool:
         reservation = self._journal.reservation(operation)

@@ -308,6 +308,9 @@ class Settings(_Section, frozen=True, kw_only=True):
     """How long a reserved slot waits for its worker before it is freed."""
     probe: float = 5.0
     """How long a resumed worker may take to be healthy."""
+    preloads: tuple[str, ...] = ()
+    """Libraries that a worker with GPUs may have been started with by LD_PRELOAD and still be moved, besides allocators: by the name of
+    their file, up to `.so`."""
     gpu_gone: float = 60.0
     """How long a worker on a GPU that is gone may take to end by itself. One that hangs for longer is ended, so that its image can be
     restored elsewhere."""

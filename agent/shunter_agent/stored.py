@@ -328,6 +328,7 @@ def _info(image: ImageFacts) -> ImageInfo:
         pause_s=image.pause_s or None,
         facts=image.facts,
         doubt=image.doubt,
+        privileges=image.privileges,
     )
 
 
@@ -343,6 +344,7 @@ def facts_of(manifest: ImageManifest) -> ImageFacts:
         facts=manifest.facts,
         runtime=manifest.runtime,
         doubt=manifest.doubt,
+        privileges=manifest.privileges,
     )
 
 

@@ -245,6 +245,7 @@ class MemoryAgent:
         timeout: float,
         spec: pb.WorkerSpec | None = None,
         uses: pb.Uses | None = None,
+        privileges: pb.Privileges | None = None,
     ) -> pb.PreflightReply:
         def effect() -> pb.PreflightReply:
             self._need(destination or self.copy is not None, "it doesn't live here")

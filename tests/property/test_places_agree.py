@@ -55,7 +55,7 @@ async def test_a_place_is_chosen_where_its_agent_takes_the_worker_and_nowhere_el
     for seed in range(200):
         dice = Random(seed)
         free = a_node(dice, bench)
-        monkeypatch.setattr(inventory, "room", lambda _root, free=free: free)
+        monkeypatch.setattr(inventory, "room_of", lambda _node, free=free: free)
         bench.node.promises = type(bench.node.promises)(bench.journal, bench.clock)
         size, on_one = dice.choice([5, 25, 100]) * GB, dice.choice([0, 40, 150]) * GB
         said = dice.choice([(), tuple(dice.sample(TOLERATIONS, dice.choice([1, 2])))])

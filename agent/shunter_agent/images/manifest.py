@@ -9,7 +9,7 @@ from blake3 import blake3
 from shunter.model.errors import Problem, Rejected
 
 from shunter_agent.images.cutting import CHUNK
-from shunter_agent.runtime.port import WorkerSpec
+from shunter_agent.runtime.port import Privileges, WorkerSpec
 
 MANIFEST: Final = "manifest.json"
 HEAD: Final = "sealed.json"
@@ -66,6 +66,8 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, str] = {}
     doubt: str = ""
     """Why what is in it isn't to be trusted; empty: nothing was known against it."""
+    privileges: Privileges | None = None
+    """Those that its worker had. None: not known, as of an image of a release that didn't ask."""
 
 
 class Signature(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +98,7 @@ class ImageManifest(msgspec.Struct, frozen=True, kw_only=True):
     pause_s: float | None = None
     facts: dict[str, str] = {}
     doubt: str = ""
+    privileges: Privileges | None = None
     signature: Signature | None = None
 
     @property
@@ -115,6 +118,7 @@ def manifest_of(info: ImageInfo, files: tuple[ImageFile, ...]) -> ImageManifest:
         pause_s=info.pause_s,
         facts=info.facts,
         doubt=info.doubt,
+        privileges=info.privileges,
         bytes=sum(file.size for file in files),
         files=tuple(sorted(files, key=lambda file: file.name)),
     )

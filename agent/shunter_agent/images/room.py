@@ -10,6 +10,8 @@ from typing import Final, Protocol
 from shunter.model.errors import Problem, Retry
 from shunter.model.units import Bytes
 
+from shunter_agent.runtime import hostmemory
+
 STEP: Final = 64 << 20
 """Bytes by which an image that grows beyond what it announced, or that announced nothing, asks for more."""
 KEEP: Final = 256 << 20
@@ -29,10 +31,7 @@ def is_in_memory(folder: Path) -> bool:
 
 def available_memory() -> int:
     """Bytes that the kernel could give without swapping; 0 when it doesn't say."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    return hostmemory.available() or 0
 
 
 class _Promise(Protocol):

@@ -18,6 +18,7 @@ from shunter_agent.guard import Asked, in_other_operation
 from shunter_agent.journal import Reservation, WorkerRow
 from shunter_agent.node import HeldCopy
 from shunter_agent.orders.carry import Orders, Outcome
+from shunter_agent.preflight import too_narrow
 from shunter_agent.refusals import rejected, retry, undone
 from shunter_agent.runtime.port import Housing, Network, Process, WorkerSpec
 
@@ -85,6 +86,10 @@ class Destination:
             )
             raise rejected("SH680", what, remedy, spec.worker)
         housed = await self._node.in_thread(runtime.housed, spec, pod)
+        size = self._node.promises.of(message.order.operation)
+        narrow = too_narrow(size, await self._node.in_thread(runtime.memory_limits, pod), pod) if size else None
+        if narrow is not None:
+            raise Rejected(narrow)
         return housed if housed.gpus else msgspec.structs.replace(housed, gpus=spec.gpus)
 
     def _check_slot(self, head: Asked, slot: str, spec: WorkerSpec) -> None:

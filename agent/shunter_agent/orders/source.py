@@ -217,6 +217,7 @@ class Source:
             pause_s=pause_s,
             facts=facts_for(self._node.facts, frozen.dump.needs),
             runtime=self._node.runtime.name,
+            privileges=frozen.dump.privileges,
             doubt=of_image(self._node.doubted(row), frozen_at),
         )
 

@@ -26,7 +26,7 @@ from shunter.model.pod import CONTAINER, OPERATION, Pod, engine_of, resident
 
 from shunter_agent.runtime import containers_check as checks
 from shunter_agent.runtime import containers_files as files
-from shunter_agent.runtime import containers_gpus, preflight, swrk
+from shunter_agent.runtime import containers_gpus, hostmemory, preflight, swrk
 from shunter_agent.runtime import containers_links as links
 from shunter_agent.runtime import containers_volumes as volumes
 from shunter_agent.runtime import criu_rpc_pb2 as rpc
@@ -40,7 +40,7 @@ from shunter_agent.runtime.cuda.node import CudaNode
 from shunter_agent.runtime.namespaces import network_of
 from shunter_agent.runtime.network import Uplink
 from shunter_agent.runtime.pods import Container, Pods, inner_pids, pids_in
-from shunter_agent.runtime.port import Found, Frozen, Held, Network, Process, Uses, WorkerSpec
+from shunter_agent.runtime.port import Found, Frozen, Held, MemoryLimit, Network, Process, Uses, WorkerSpec
 
 CARRY: Final = 1 << 30
 """Bytes of files that go along with a worker, if nothing else is set."""
@@ -121,6 +121,10 @@ class ContainerRuntime(CriuRuntime):
         sandbox = next((one.id for one in self.pods.runtime.sandboxes() if one.pod.uid == pod.uid), "")
         return self._at(spec, home, sandbox)
 
+    def memory_limits(self, pod: Pod) -> Sequence[MemoryLimit]:
+        """See `port.Housing`."""
+        return hostmemory.limits_at(self.pods.find(pod).cgroup)
+
     def _at(self, spec: WorkerSpec, home: Container, sandbox: str) -> WorkerSpec:
         assert self.pods.runtime is not None
         host = (self.pods.runtime.address(sandbox) if sandbox else "") or self._ports.node
@@ -158,12 +162,17 @@ class ContainerRuntime(CriuRuntime):
         return (
             *preflight.check(process, ghost_limit=GHOST_LIMIT, contained=True),
             *checks.check(process, spec.pod.uid, carry=self._carry, keep_streams=self._keep_streams),
-            *self._cuda.check(process, spec),
+            *self._cuda.check(process, spec, self._limits(spec.pod)),
         )
 
     def uses(self, process: Process, spec: WorkerSpec) -> Uses | None:
         """See `port.Runtime`. Its files are its container's, its connections are those of its pod's address."""
         return super().uses(process, spec) if spec.pod is None else None
+
+    def _limits(self, pod: Pod) -> Sequence[MemoryLimit] | None:
+        with contextlib.suppress(Rejected, Retry):  # its processes may tell as well
+            return self.memory_limits(pod)
+        return None
 
     # -- at the source
 

@@ -15,14 +15,27 @@ from typing import Final
 
 from shunter.model.errors import Problem, Rejected, Retry, Unknown
 
-from shunter_agent.runtime import canary, connections, filling, holds, hostfacts, leftbehind, live, locktables, preflight, swrk, uses
+from shunter_agent.runtime import (
+    canary,
+    connections,
+    filling,
+    holds,
+    hostfacts,
+    leftbehind,
+    live,
+    locktables,
+    preflight,
+    privileges,
+    swrk,
+    uses,
+)
 from shunter_agent.runtime import criu_rpc_pb2 as rpc
 from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.cuda.held import CudaFrozen, Taken
 from shunter_agent.runtime.cuda.node import CudaNode
 from shunter_agent.runtime.namespaces import become_subreaper
 from shunter_agent.runtime.network import NoNetwork, Uplink, WorkerNetwork
-from shunter_agent.runtime.port import Dump, Frozen, Gpus, Held, Network, Process, Uses, WorkerSpec
+from shunter_agent.runtime.port import Dump, Frozen, Gpus, Held, Network, Privileges, Process, Uses, WorkerSpec
 
 OLDEST: Final = (4, 2)
 """Older releases can't dump sockets on kernels from 6.16 on, though their own check says that all is well."""
@@ -95,6 +108,10 @@ class CriuRuntime:
         """See `port.Runtime`."""
         return self._cuda.needs(process, spec)
 
+    def privileges(self, process: Process) -> Privileges | None:
+        """See `port.Runtime`."""
+        return privileges.of_tree(processes.tree(process.pid))
+
     def canary(self, folder: Path) -> tuple[Problem, ...]:
         """Dump and restore a tiny process with a connected socket, with its image in `folder` (made, and removed after): about 0.3 s.
 
@@ -157,7 +174,7 @@ class CriuRuntime:
         return processes.start(spec.command, spec.env, network.netns)
 
     def check(self, process: Process, spec: WorkerSpec) -> tuple[Problem, ...]:
-        """See `port.Runtime`. Codes SH710, SH720 to SH734, and of GPUs SH743 to SH748."""
+        """See `port.Runtime`. Codes SH710, SH720 to SH735, SH762, and of GPUs SH743 to SH748, SH763."""
         return (*preflight.check(process, ghost_limit=GHOST_LIMIT), *self._cuda.check(process, spec))
 
     def uses(self, process: Process, spec: WorkerSpec) -> Uses | None:
@@ -183,7 +200,7 @@ class CriuRuntime:
             self._give_back(taken, process, error)
             raise
         stood_s = max(0.0, inner.dump.frozen_at - taken.frozen_at)
-        dump = Dump(frozen_at=taken.frozen_at, dump_s=inner.dump.dump_s + stood_s, needs=needs)
+        dump = Dump(frozen_at=taken.frozen_at, dump_s=inner.dump.dump_s + stood_s, needs=needs, privileges=inner.dump.privileges)
         return CudaFrozen(inner, taken, process, dump)
 
     def _give_back(self, taken: Taken, process: Process, error: BaseException) -> None:
@@ -204,7 +221,7 @@ class CriuRuntime:
                 on_frozen(frozen_at)  # the first thing that CRIU says once all tasks stand still
             return None if notify.script == "post-dump" else True
 
-        stopped = processes.stopped(process)
+        allowed, stopped = self.privileges(process), processes.stopped(process)
         way = self._way_out(process, network, folder)
         options = {"pid": process.pid, "ghost_limit": GHOST_LIMIT, "timeout": FREEZE_LIMIT_S, **way.options}
         session = swrk.Session(self._criu, way.place, swrk.patience_s(processes.memory(process) or 0), way.descriptors)
@@ -220,7 +237,7 @@ class CriuRuntime:
                     locktables.leave_out(folder)
             except OSError as error:
                 raise Rejected(holds.refused(process, folder, str(error))) from error
-        dump = Dump(frozen_at=frozen_at, dump_s=time.monotonic() - began)
+        dump = Dump(frozen_at=frozen_at, dump_s=time.monotonic() - began, privileges=allowed)
         return holds.CriuFrozen(session, process, network, folder, dump, stopped)
 
     def _way_out(self, process: Process, network: Network, folder: Path) -> Way:

@@ -105,6 +105,21 @@ class Gpus(msgspec.Struct, frozen=True, kw_only=True):
     lost: tuple[str, ...] = ()
 
 
+class MemoryLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit that a cgroup sets, by the `path` of its file: the `most` bytes of memory in it, and how many are `left`."""
+
+    path: str
+    most: int
+    left: int
+
+
+class Privileges(msgspec.Struct, frozen=True, kw_only=True):
+    """What processes are allowed: `capabilities` as bits by their number (capabilities(7)), and whether they are kept from gaining more."""
+
+    capabilities: int
+    no_new_privs: bool = False
+
+
 class Dump(msgspec.Struct, frozen=True, kw_only=True):
     """What a dump measured: wall clock of the freeze (seconds since the epoch), seconds of the dump itself."""
 
@@ -112,6 +127,8 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
     dump_s: float
     needs: dict[str, str] = {}
     """See `Runtime.needs`."""
+    privileges: Privileges | None = None
+    """See `Runtime.privileges`."""
 
 
 class Live(Protocol):
@@ -232,6 +249,10 @@ class Housing(Protocol):
         """The worker as it will be in this pod of this node: with the pod's address and GPUs. Raises Rejected SH750, SH751; Retry SH760."""
         ...
 
+    def memory_limits(self, pod: Pod) -> Sequence[MemoryLimit]:
+        """Those that hold for who lives in this pod of this node, its container's own first. Raises as `housed`."""
+        ...
+
 
 class Runtime(Protocol):
     """A way to start, freeze, dump and restore workers."""
@@ -249,6 +270,10 @@ class Runtime(Protocol):
 
     def needs(self, process: Process, spec: WorkerSpec) -> dict[str, str]:
         """What a node must have for this worker besides `facts`: of its GPUs (see `GPU_FACTS`). Empty for a worker without."""
+        ...
+
+    def privileges(self, process: Process) -> Privileges | None:
+        """What its tree has or may gain, and a restore has to give back. None: it can't be told, or nothing is given back here."""
         ...
 
     def network(self, spec: WorkerSpec, process: Process | None = None) -> Network:

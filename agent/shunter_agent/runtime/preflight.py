@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 from shunter.model.errors import Problem
 
+from shunter_agent.runtime import breakpoints
 from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.cuda.seen import DEVICES as GPU
 from shunter_agent.runtime.namespaces import network_of
@@ -84,6 +85,7 @@ def check(process: Process, *, ghost_limit: int, contained: bool = False) -> tup
     for pid in pids:
         found.extend(_of_mounts(pid, opened))
         found.extend(_of_maps(pid))
+    found.extend(breakpoints.check(pids))
     found.extend(_of_unix_peers(process.pid, opened))
     return tuple(found)
 

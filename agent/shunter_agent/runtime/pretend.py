@@ -202,6 +202,10 @@ class PretendRuntime:
         """See `port.Runtime`: nothing."""
         return ()
 
+    def privileges(self, process: Process) -> None:
+        """See `port.Runtime`: what it makes is started anew, by its agent."""
+        return
+
     def network(self, spec: WorkerSpec, process: Process | None = None) -> Network:
         """One that does nothing."""
         return NoNetwork()

@@ -178,9 +178,19 @@ class AgentClient:
         timeout: float,
         spec: pb.WorkerSpec | None = None,
         uses: pb.Uses | None = None,
+        privileges: pb.Privileges | None = None,
     ) -> pb.PreflightReply:
         """See `Agent`."""
-        message = pb.PreflightOrder(order=order, destination=destination, slot=slot or "", facts=facts, bytes=size, spec=spec, uses=uses)
+        message = pb.PreflightOrder(
+            order=order,
+            destination=destination,
+            slot=slot or "",
+            facts=facts,
+            bytes=size,
+            spec=spec,
+            uses=uses,
+            privileges=privileges,
+        )
         return await self._ask("Preflight", self._stub.Preflight, message, timeout, pb.PreflightReply)
 
     async def prepare(self, order: pb.Order, slot: SlotId, spec: pb.WorkerSpec, timeout: float, pod: Pod | None = None) -> pb.Done:

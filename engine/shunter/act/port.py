@@ -67,8 +67,9 @@ class Agent(Protocol):
         timeout: float,
         spec: pb.WorkerSpec | None = None,
         uses: pb.Uses | None = None,
+        privileges: pb.Privileges | None = None,
     ) -> pb.PreflightReply:
-        """Check without touching anything; `slot`, `facts`, `size` (bytes), `spec` and `uses` matter at a destination only."""
+        """Check without touching anything; `slot`, `facts`, `size` (bytes), `spec`, `uses` and `privileges` matter at a destination."""
         ...
 
     async def prepare(self, order: pb.Order, slot: SlotId, spec: pb.WorkerSpec, timeout: float, pod: Pod | None = None) -> pb.Done:

@@ -18,7 +18,8 @@ async def _prepare(run: Run) -> None:
     await nowhere_alive(run)
     found = await find(run, node)
     info, spec = found.info, found.spec
-    await run.preflight(slot, destination=True, facts=dict(info.facts), size=info.bytes, spec=spec)
+    needed = info.privileges if info.HasField("privileges") else None
+    await run.preflight(slot, destination=True, facts=dict(info.facts), size=info.bytes, spec=spec, privileges=needed)
     await may_change(run, None)
     run.may_go_on()
     if found.holder not in (node, None):

@@ -367,11 +367,22 @@ class Run:
         size: int,
         spec: pb.WorkerSpec | None = None,
         uses: pb.Uses | None = None,
+        privileges: pb.Privileges | None = None,
     ) -> pb.PreflightReply:
         """Raises Rejected with the first refusal, the others named behind it."""
         there, timeout = self.at(slot), self.times.quick
         reply = await self.ask(
-            there.preflight(self.order, destination=destination, slot=slot, facts=facts, size=size, timeout=timeout, spec=spec, uses=uses)
+            there.preflight(
+                self.order,
+                destination=destination,
+                slot=slot,
+                facts=facts,
+                size=size,
+                timeout=timeout,
+                spec=spec,
+                uses=uses,
+                privileges=privileges,
+            )
         )
         if reply.refusals:
             first = reply.refusals[0]

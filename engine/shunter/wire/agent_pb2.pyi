@@ -29,7 +29,7 @@ class StepOrder(_message.Message):
     def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ...) -> None: ...
 
 class PreflightOrder(_message.Message):
-    __slots__ = ("order", "destination", "slot", "facts", "bytes", "spec", "uses")
+    __slots__ = ("order", "destination", "slot", "facts", "bytes", "spec", "privileges", "uses")
     class FactsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,7 @@ class PreflightOrder(_message.Message):
     FACTS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
+    PRIVILEGES_FIELD_NUMBER: _ClassVar[int]
     USES_FIELD_NUMBER: _ClassVar[int]
     order: Order
     destination: bool
@@ -50,11 +51,12 @@ class PreflightOrder(_message.Message):
     facts: _containers.ScalarMap[str, str]
     bytes: int
     spec: WorkerSpec
+    privileges: Privileges
     uses: Uses
-    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., destination: _Optional[bool] = ..., slot: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ..., bytes: _Optional[int] = ..., spec: _Optional[_Union[WorkerSpec, _Mapping]] = ..., uses: _Optional[_Union[Uses, _Mapping]] = ...) -> None: ...
+    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., destination: _Optional[bool] = ..., slot: _Optional[str] = ..., facts: _Optional[_Mapping[str, str]] = ..., bytes: _Optional[int] = ..., spec: _Optional[_Union[WorkerSpec, _Mapping]] = ..., privileges: _Optional[_Union[Privileges, _Mapping]] = ..., uses: _Optional[_Union[Uses, _Mapping]] = ...) -> None: ...
 
 class PreflightReply(_message.Message):
-    __slots__ = ("refusals", "facts", "bytes", "worker", "image_address", "uses")
+    __slots__ = ("refusals", "facts", "bytes", "worker", "image_address", "privileges", "uses")
     class FactsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -67,14 +69,24 @@ class PreflightReply(_message.Message):
     BYTES_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     IMAGE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PRIVILEGES_FIELD_NUMBER: _ClassVar[int]
     USES_FIELD_NUMBER: _ClassVar[int]
     refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
     facts: _containers.ScalarMap[str, str]
     bytes: int
     worker: WorkerReport
     image_address: str
+    privileges: Privileges
     uses: Uses
-    def __init__(self, refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., facts: _Optional[_Mapping[str, str]] = ..., bytes: _Optional[int] = ..., worker: _Optional[_Union[WorkerReport, _Mapping]] = ..., image_address: _Optional[str] = ..., uses: _Optional[_Union[Uses, _Mapping]] = ...) -> None: ...
+    def __init__(self, refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., facts: _Optional[_Mapping[str, str]] = ..., bytes: _Optional[int] = ..., worker: _Optional[_Union[WorkerReport, _Mapping]] = ..., image_address: _Optional[str] = ..., privileges: _Optional[_Union[Privileges, _Mapping]] = ..., uses: _Optional[_Union[Uses, _Mapping]] = ...) -> None: ...
+
+class Privileges(_message.Message):
+    __slots__ = ("capabilities", "no_new_privs")
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    NO_NEW_PRIVS_FIELD_NUMBER: _ClassVar[int]
+    capabilities: int
+    no_new_privs: bool
+    def __init__(self, capabilities: _Optional[int] = ..., no_new_privs: _Optional[bool] = ...) -> None: ...
 
 class Uses(_message.Message):
     __slots__ = ("files", "addresses")
@@ -481,7 +493,7 @@ class WorkerReport(_message.Message):
     def __init__(self, spec: _Optional[_Union[WorkerSpec, _Mapping]] = ..., state: _Optional[str] = ..., slot: _Optional[str] = ..., incarnation: _Optional[int] = ..., memory: _Optional[int] = ..., operation: _Optional[str] = ..., pod_uid: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod_name: _Optional[str] = ..., pod_container: _Optional[str] = ..., gpu_memory: _Optional[int] = ..., doubt: _Optional[str] = ...) -> None: ...
 
 class ImageInfo(_message.Message):
-    __slots__ = ("id", "spec", "incarnation", "taken_at", "bytes", "pause_s", "facts", "runtime", "doubt")
+    __slots__ = ("id", "spec", "incarnation", "taken_at", "bytes", "pause_s", "facts", "runtime", "doubt", "privileges")
     class FactsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -498,6 +510,7 @@ class ImageInfo(_message.Message):
     FACTS_FIELD_NUMBER: _ClassVar[int]
     RUNTIME_FIELD_NUMBER: _ClassVar[int]
     DOUBT_FIELD_NUMBER: _ClassVar[int]
+    PRIVILEGES_FIELD_NUMBER: _ClassVar[int]
     id: str
     spec: WorkerSpec
     incarnation: int
@@ -507,7 +520,8 @@ class ImageInfo(_message.Message):
     facts: _containers.ScalarMap[str, str]
     runtime: str
     doubt: str
-    def __init__(self, id: _Optional[str] = ..., spec: _Optional[_Union[WorkerSpec, _Mapping]] = ..., incarnation: _Optional[int] = ..., taken_at: _Optional[float] = ..., bytes: _Optional[int] = ..., pause_s: _Optional[float] = ..., facts: _Optional[_Mapping[str, str]] = ..., runtime: _Optional[str] = ..., doubt: _Optional[str] = ...) -> None: ...
+    privileges: Privileges
+    def __init__(self, id: _Optional[str] = ..., spec: _Optional[_Union[WorkerSpec, _Mapping]] = ..., incarnation: _Optional[int] = ..., taken_at: _Optional[float] = ..., bytes: _Optional[int] = ..., pause_s: _Optional[float] = ..., facts: _Optional[_Mapping[str, str]] = ..., runtime: _Optional[str] = ..., doubt: _Optional[str] = ..., privileges: _Optional[_Union[Privileges, _Mapping]] = ...) -> None: ...
 
 class NoticeReport(_message.Message):
     __slots__ = ("id", "kind", "seen_at", "deadline", "source", "detail", "slot", "not_dumpable")

@@ -22,7 +22,7 @@ from shunter_agent.orders.destination import Destination
 from shunter_agent.orders.holds import Holds
 from shunter_agent.orders.source import Source
 from shunter_agent.orders.transfers import Transfers
-from shunter_agent.runtime.port import Dump, Gpus, Process, Uses, WorkerSpec
+from shunter_agent.runtime.port import Dump, Gpus, Privileges, Process, Uses, WorkerSpec
 from shunter_agent.settings import Settings, SlotSettings, TlsSettings
 
 SPEC = WorkerSpec(
@@ -91,7 +91,7 @@ class FakeNetwork:
 class FakeFrozen:
     def __init__(self, runtime: "FakeRuntime", process: Process, at: float) -> None:
         self.runtime, self.process, self.standing = runtime, process, True
-        self.dump = Dump(frozen_at=at, dump_s=0.5, needs=runtime.needed)
+        self.dump = Dump(frozen_at=at, dump_s=0.5, needs=runtime.needed, privileges=runtime.allowed)
 
     def thaw(self) -> None:
         self.runtime.faults.point("thaw")
@@ -135,6 +135,7 @@ class FakeRuntime:
         self.lives: Sequence[FakeLive] = ()
         self.settled: list[tuple[Collection[int] | None, float]] = []
         """What was asked to be settled: what stays stopped, and for how long it was tried before."""
+        self.allowed: Privileges | None = None
         self.never_ran: set[Process] = set()
         self.used: Uses | None = None
         self.lacks: list[Problem] = []
@@ -148,6 +149,9 @@ class FakeRuntime:
 
     def needs(self, process: Process, spec: WorkerSpec) -> dict[str, str]:
         return self.needed
+
+    def privileges(self, process: Process) -> Privileges | None:
+        return self.allowed
 
     def network(self, spec: WorkerSpec, process: Process | None = None) -> FakeNetwork:
         self.faults.point("network")

@@ -147,7 +147,7 @@ class TestRoom:
     async def test_a_full_disk_is_not_one_of_which_nothing_is_known(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         made = bench(tmp_path)
         for free, known in ((KEEP // 2, 1), (0, 1), (None, None)):
-            monkeypatch.setattr(inventory, "room", lambda _root, free=free: Room(disk=free, memory=None))
+            monkeypatch.setattr(inventory, "room_of", lambda _node, free=free: Room(disk=free, memory=None))
             assert wire.node(await inventory.report(made.node)).disk == known
 
 

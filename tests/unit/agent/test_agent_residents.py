@@ -10,10 +10,10 @@ from shunter.model.errors import Rejected, Retry
 from shunter.model.pod import Pod
 from shunter.wire import agent_pb2 as pb
 from shunter_agent.inventory import report
-from shunter_agent.preflight import preflight
+from shunter_agent.preflight import Room, preflight
 from shunter_agent.recovery import recover
 from shunter_agent.residents import Residents
-from shunter_agent.runtime.port import Found, Gpu, Housing, Process, WorkerSpec
+from shunter_agent.runtime.port import Found, Gpu, Housing, MemoryLimit, Process, WorkerSpec
 
 HOME = Pod(namespace="serving", name="decode-0", uid="u-1", container="main")
 NEW = Pod(namespace="serving", name="decode-0-new", uid="u-2", container="main")
@@ -26,6 +26,7 @@ class Houses:
     def __init__(self) -> None:
         self.there: list[Found] = [Found(spec=LIVES, process=PROCESS)]
         self.fails: Exception | None = None
+        self.limits: list[MemoryLimit] = []
 
     def residents(self, but: Collection[str] = ()) -> Sequence[Found]:
         if self.fails is not None:
@@ -35,6 +36,9 @@ class Houses:
 
     def remarks(self, process: Process, spec: WorkerSpec) -> Sequence[str]:
         return ("2 connections would be reset",)
+
+    def memory_limits(self, pod: Pod) -> Sequence[MemoryLimit]:
+        return self.limits
 
     def housed(self, spec: WorkerSpec, pod: Pod) -> WorkerSpec:
         return msgspec.structs.replace(spec, pod=pod, mac="", address="10.88.0.3:9000", gpus=("0000:01:00",))
@@ -178,7 +182,7 @@ def prepare(pod: Pod | None) -> pb.PrepareOrder:
 
 async def test_a_worker_is_prepared_for_as_it_will_be_in_its_pod(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     houses = Houses()
-    for name in ("housed", "residents", "remarks"):
+    for name in ("housed", "residents", "remarks", "memory_limits"):
         monkeypatch.setattr(bench.runtime, name, getattr(houses, name), raising=False)
     assert isinstance(bench.runtime, Housing)
     await bench.destination.prepare(prepare(NEW))
@@ -192,6 +196,26 @@ async def test_a_worker_is_prepared_for_as_it_will_be_in_its_pod(bench: Bench, m
         assert refused.value.problem.code == "SH606"
 
 
+async def test_a_pod_whose_limit_leaves_too_little_memory_is_not_prepared(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its limit is known once there is the pod. The worker is untouched then."""
+    houses = Houses()
+    for name in ("housed", "residents", "remarks", "memory_limits"):
+        monkeypatch.setattr(bench.runtime, name, getattr(houses, name), raising=False)
+    order = pb.PreflightOrder(order=bench.order(), destination=True, slot="n/0", bytes=10**9)
+    assert not (await preflight(bench.node, order, lambda _node: Room(disk=None, memory=None))).refusals
+    houses.limits = [MemoryLimit(path="/cg/pod/memory.max", most=2 * 10**9, left=1099 * 10**6)]
+    with pytest.raises(Rejected) as refused:
+        await bench.destination.prepare(prepare(NEW))
+    assert (refused.value.problem.code, refused.value.problem.what) == (
+        "SH657",
+        "the worker needs about 1GB of memory and a margin of 10 %, /cg/pod/memory.max leaves 1.1GB",
+    )
+    assert not bench.journal.reservations()
+    assert bench.runtime.networks == {}
+    houses.limits = [MemoryLimit(path="/cg/pod/memory.max", most=2 * 10**9, left=11 * 10**8)]
+    await bench.destination.prepare(prepare(NEW))
+
+
 async def test_an_agent_without_containers_takes_no_worker_for_a_pod(bench: Bench) -> None:
     with pytest.raises(Rejected) as refused:
         await bench.destination.prepare(prepare(NEW))
@@ -201,7 +225,7 @@ async def test_an_agent_without_containers_takes_no_worker_for_a_pod(bench: Benc
 
 async def test_what_a_move_costs_is_said_before_it_begins(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     houses = Houses()
-    for name in ("housed", "residents", "remarks"):
+    for name in ("housed", "residents", "remarks", "memory_limits"):
         monkeypatch.setattr(bench.runtime, name, getattr(houses, name), raising=False)
     await residents(bench, houses).look()
     reply = await preflight(bench.node, pb.PreflightOrder(order=bench.order()))

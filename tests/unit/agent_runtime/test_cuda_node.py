@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from shunter.model.errors import Rejected
-from shunter_agent.runtime import process
+from shunter_agent.runtime import hostmemory, process
 from shunter_agent.runtime.cuda import exclusions, image, looking, seen
 from shunter_agent.runtime.cuda.exclusions import Seen
 from shunter_agent.runtime.cuda.node import CudaNode
 from shunter_agent.runtime.cuda.session import Died, Failed
-from shunter_agent.runtime.port import Gpu, Process, WorkerSpec
+from shunter_agent.runtime.port import Gpu, MemoryLimit, Process, WorkerSpec
 
 SPEC = WorkerSpec(worker="w", role="decode", graph="g", engine="e", address="10.0.0.1:1")
 ME = Process(pid=2**22 + 5, started=1)
@@ -210,6 +210,33 @@ def test_a_worker_that_has_the_library_loaded_and_no_gpu_moves_on_a_node_whose_d
     assert [problem.code for problem in node.check(me, SPEC)] == ["SH743"]
     with pytest.raises(Rejected, match="SH743"):
         node.take(me, SPEC, Path())
+
+
+@pytest.mark.parametrize(
+    ("available", "left", "said"),
+    [
+        (1000, None, []),
+        (8, 8, []),
+        (7, 1000, ["a dump brings 7 bytes of GPU memory into host memory and a margin of 10 %, available are 7"]),
+        (1000, 7, ["a dump brings 7 bytes of GPU memory into host memory and a margin of 10 %, /cg/w/memory.max leaves 7"]),
+    ],
+)
+def test_gpu_memory_must_fit_on_the_host_and_into_the_workers_own_limit(
+    monkeypatch: pytest.MonkeyPatch, available: int, left: int | None, said: list[str]
+) -> None:
+    """By the cgroups of its processes, or by those that are known of its container."""
+    me = process.note(os.getpid())
+    looked = {**LOOKED, "gpus": [gpu(used={str(me.pid): 6}), gpu(uuid="GPU-b", used={str(me.pid): 1, "8": 2})]}
+    limits = [] if left is None else [MemoryLimit(path="/cg/w/memory.max", most=9999, left=left)]
+    monkeypatch.setattr(seen, "devices", lambda pid: PLAIN if pid == me.pid else frozenset())
+    monkeypatch.setattr(exclusions, "of_driver", lambda *_: ())
+    monkeypatch.setattr(hostmemory, "available", lambda: available)
+    monkeypatch.setattr(hostmemory, "limits_of", lambda pid: limits if pid == me.pid else [])
+    for given in (None, limits):
+        session = FakeSession(looked, {str(me.pid): "RUNNING"})
+        node = CudaNode(there=True, session=session)  # type: ignore[arg-type]
+        found = node.check(me, SPEC, given)
+        assert [(problem.code, problem.what) for problem in found] == [("SH746", what) for what in said]
 
 
 def test_a_library_that_hangs_is_left_alone_for_a_minute() -> None:

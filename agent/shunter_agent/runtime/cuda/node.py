@@ -2,19 +2,22 @@
 
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from shunter.model.errors import Problem, Rejected, Unknown
 
+from shunter_agent.runtime import hostmemory
 from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.cuda import exclusions, image, problems, seen
 from shunter_agent.runtime.cuda.held import CudaHeld, Taken, end_copy
 from shunter_agent.runtime.cuda.looking import Looker, present
+from shunter_agent.runtime.cuda.preloads import asked, stem
+from shunter_agent.runtime.cuda.preloads import of_process as of_preloads
 from shunter_agent.runtime.cuda.session import Died, Failed, Session
-from shunter_agent.runtime.port import Gpu, Gpus, Process, WorkerSpec
+from shunter_agent.runtime.port import Gpu, Gpus, MemoryLimit, Process, WorkerSpec
 
 LOCK_S: Final = 10.0
 """Seconds that all locks of a worker may take: so long its GPU work may need to end, while the worker still serves."""
@@ -31,12 +34,14 @@ class CudaNode:
         session: Callable[[bool], Session] = Session,
         lock_s: float = LOCK_S,
         clock: Callable[[], float] = time.time,
+        preloads: Collection[str] = (),
     ) -> None:
         """`there`: whether to look for GPUs at all (None: by the signs of a driver). `lock_s`: see `LOCK_S`. `clock` gives seconds since
-        the epoch."""
+        the epoch. `preloads`: libraries that processes with GPUs may have preloaded (see `preloads.stem`)."""
         self._there = present() if there is None else there
         self._session, self._lock_s, self._clock = session, lock_s, clock
         self._looker = Looker(session)
+        self._preloads = frozenset(map(stem, preloads))
 
     def gpus(self) -> Gpus:
         """What there is now. Nothing, without trouble, where there is no driver."""
@@ -84,8 +89,8 @@ class CudaNode:
         driver = exclusions.of_driver(found.driver, os.uname().machine) if found.gpus else ()
         return [*([found.trouble] if found.trouble else []), *driver, *(problems.lost(each) for each in found.lost)]
 
-    def check(self, process: Process, spec: WorkerSpec) -> list[Problem]:
-        """SH743 to SH746 and SH748, for a worker that uses a GPU."""
+    def check(self, process: Process, spec: WorkerSpec, limits: Sequence[MemoryLimit] | None = None) -> list[Problem]:
+        """SH743 to SH746, SH748 and SH763, for a worker that uses a GPU. `limits`: those of its memory; None: by its processes' cgroups."""
         tree = processes.tree(process.pid)
         if not any(seen.devices(pid) for pid in tree) and not self.processes(process):
             return []
@@ -98,21 +103,22 @@ class CudaNode:
         if lost:
             return lost
         against = list(exclusions.of_driver(found.driver, os.uname().machine))
-        return against or self._of_processes(tree, found, spec)
+        return against or self._of_processes(tree, found, spec, limits)
 
-    def _of_processes(self, tree: Sequence[int], found: Gpus, spec: WorkerSpec) -> list[Problem]:
+    def _of_processes(self, tree: Sequence[int], found: Gpus, spec: WorkerSpec, limits: Sequence[MemoryLimit] | None) -> list[Problem]:
         states, failed = self._states(seen.cuda_processes(tree))
         if failed is not None:
             return [failed]
         against = [problems.wrong_state(pid, state) for pid, state in states.items() if state not in ("", "RUNNING")]
         every = [_seen(pid, cuda=bool(states.get(pid))) for pid in tree]
         against += exclusions.of_tree([one for one in every if one.cuda or one.devices], found.driver)
+        for one in every:
+            if one.cuda and one.devices:
+                against += of_preloads(one.pid, asked(one.pid, one.environment), one.maps, self._preloads)
         mig = [gpu for gpu in image.own(found.gpus, spec.gpus) if gpu.mig]
         against += [problems.excluded(f"{gpu.pci} is partitioned (MIG)", "Give it whole GPUs, or drain it", tree[0]) for gpu in mig]
-        needed, free = sum(_on(gpu, tree) for gpu in found.gpus), _available()
-        if free is not None and free < needed * HOST_MARGIN:
-            against.append(problems.no_host_memory(needed, free, tree[0]))
-        return against
+        needed = {pid: size for pid in tree if (size := sum(_on(gpu, [pid]) for gpu in found.gpus))}
+        return [*against, *_no_room(tree[0], needed, {pid: hostmemory.limits_of(pid) if limits is None else limits for pid in needed})]
 
     def _states(self, pids: Sequence[int]) -> tuple[dict[int, str], Problem | None]:
         """What the driver says of each; empty: no CUDA process."""
@@ -259,6 +265,17 @@ class Restoring:
         self._session.kill()
 
 
+def _no_room(root: int, needed: Mapping[int, int], limits: Mapping[int, Sequence[MemoryLimit]]) -> Iterator[Problem]:
+    """What the driver takes out of GPUs is the process' own memory from then on, and counts in its cgroups."""
+    size, free = sum(needed.values()), hostmemory.available()
+    if free is not None and free < size * HOST_MARGIN:
+        yield problems.no_host_memory(size, free, root)
+    short = hostmemory.shortest(needed, limits, HOST_MARGIN)
+    if short is not None:
+        size, limit = short
+        yield problems.no_host_memory(size, limit.left, root, limit.path)
+
+
 def _uses(pids: Sequence[int]) -> bool:
     return any(seen.devices(pid) for pid in pids)
 
@@ -294,13 +311,3 @@ def _inner(pid: int) -> int:
     except OSError:
         return 0
     return int(text.partition("NSpid:")[2].split("\n", 1)[0].split()[-1])
-
-
-def _available() -> int | None:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        return None
-    return None

@@ -69,10 +69,12 @@ def excluded(what: str, to_do: str, pid: int) -> Problem:
     return Problem(code="SH745", what=what, remedy=to_do, subject=f"pid {pid}")
 
 
-def no_host_memory(needs: int, free: int, pid: int) -> Problem:
-    """SH746."""
-    what = f"a dump brings {needs} bytes of GPU memory into host memory and a margin of 10 %, available are {free}"
-    return Problem(code="SH746", what=what, remedy="Free host memory, or drain the worker", subject=f"pid {pid}")
+def no_host_memory(needs: int, free: int, pid: int, limit: str = "") -> Problem:
+    """SH746. `limit`: the file of the limit that leaves no more than `free` bytes; empty: the node has no more."""
+    has = f"{limit} leaves {free}" if limit else f"available are {free}"
+    what = f"a dump brings {needs} bytes of GPU memory into host memory and a margin of 10 %, {has}"
+    to_do = "Raise the limit of the worker's memory, or drain it" if limit else "Free host memory, or drain the worker"
+    return Problem(code="SH746", what=what, remedy=to_do, subject=f"pid {pid}")
 
 
 def unfit(why: str, subject: str) -> Problem:
