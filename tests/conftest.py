@@ -3,6 +3,8 @@
 import os
 import shutil
 import signal
+from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("lab") and not in_lab:
             item.add_marker(pytest.mark.skip(reason="runs in a lab of its own: scripts/lab (needs root)"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test whose class counts what it has `tried` has that told at the end, also by another process' terminal."""
+    report = yield
+    tried: Counter[str] | None = getattr(getattr(item, "cls", None), "tried", None)
+    if call.when == "call" and tried:
+        report.user_properties.append(("tried", ", ".join(f"{count:,} {what}" for what, count in tried.most_common())))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many points were tried, by tests that try more of them than they have cases."""
+    for report in (one for reports in terminalreporter.stats.values() for one in reports if isinstance(one, pytest.TestReport)):
+        for name, told in report.user_properties:
+            if name == "tried":
+                terminalreporter.write_line(f"{report.nodeid} tried {told}")
 
 
 @pytest.fixture(scope="session")

@@ -288,6 +288,9 @@ def test_a_thawed_worker_has_its_gpu_back_or_is_ended_and_restored_elsewhere_fro
 
 
 AT_SOURCE = [
+    ("thread", "304", r"cuCheckpointProcessGetRestoreThreadId.*\(304\)"),
+    ("thread", "crash", r"died \(signal 11\)"),
+    ("thread", "hang", "was ended: in cuCheckpointProcessGetRestoreThreadId"),
     ("lock", "busy", r"CUDA_ERROR_NOT_READY \(600\)"),
     ("lock", "crash", r"died \(signal 11\)"),
     ("checkpoint", "801", r"CUDA_ERROR_NOT_SUPPORTED \(801\)"),
@@ -319,6 +322,8 @@ def test_a_failure_of_any_call_at_the_source_or_of_criu_leaves_the_worker_runnin
 
 
 AT_DESTINATION = [
+    ("thread", "304", r"cuCheckpointProcessGetRestoreThreadId.*\(304\)"),
+    ("thread", "hang", "was ended: in cuCheckpointProcessGetRestoreThreadId"),
     ("restore", "2", r"CUDA_ERROR_OUT_OF_MEMORY \(2\)"),
     ("restore", "crash", r"died \(signal 11\)"),
     ("restore", "hang", "was ended: in cuCheckpointProcessRestore"),
@@ -491,6 +496,7 @@ def _lost(node: StubNode) -> None:
 
 
 CHECKS: list[tuple[str, Callable[[StubNode], None], str]] = [
+    ("SH743", lambda node: node.fail("version", "999", times=9), r"cuDriverGetVersion.*\(999\)"),
     ("SH743", lambda node: node.write("old", "1"), "has no checkpoints"),
     ("SH743", lambda node: node.write("driver", "550.54.15"), "driver 550.54.15 is older than 570"),
     ("SH743", lambda node: node.write("nvml-fault", "9"), "management library doesn't answer"),

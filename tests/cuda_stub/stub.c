@@ -242,7 +242,8 @@ static void *restore_thread(void *unused)
 static int cuInit(unsigned flags)
 {
 	Gpu gpus[GPUS];
-	int count = gpus_of(node(), gpus);
+	int count = gpus_of(node(), gpus), failed = fault("init", 0, 0);
+	if (failed) return failed;
 	if (flags) return INVALID_VALUE;
 	if (!count) return NO_DEVICE;
 	return OK;
@@ -283,6 +284,8 @@ static int current;
 static int cuDriverGetVersion(int *version)
 {
 	char text[16];
+	int failed = fault("version", 0, 0);
+	if (failed) return failed;
 	*version = read_node(node(), "cuda", text, sizeof text) ? 13000 : atoi(text);
 	return OK;
 }
@@ -401,8 +404,8 @@ static int cuCheckpointProcessGetRestoreThreadId(int pid, int *tid)
 {
 	char path[300], line[256];
 	uint32_t state;
-	int wanted, result = other(pid, &state);
-	if (result) return result;
+	int wanted, result = fault("thread", pid, 0);
+	if (result || (result = other(pid, &state))) return result;
 	if (GET(pid, restore_thread, &wanted)) return OPERATING_SYSTEM;
 	snprintf(path, sizeof path, "/proc/%d/task", pid);
 	DIR *folder = opendir(path);

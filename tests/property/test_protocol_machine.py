@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import tempfile
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from fleet_in_memory import FAULTS, PLAN, Copy, Crash, CrashingStore, World
@@ -34,6 +37,9 @@ LEAVING = (OperationKind.MOVE, OperationKind.PARK, OperationKind.DRAIN)
 
 
 class Protocol(RuleBasedStateMachine):
+    tried: ClassVar[Counter[str]] = Counter()
+    """What all its stories together were made of; told at the end of the test run (see tests/conftest.py)."""
+
     @initialize()
     def begin(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -50,12 +56,21 @@ class Protocol(RuleBasedStateMachine):
         world.store.crash_at = world.store.writes + crash if crash else 0
         world.store.after = after
         planned = world.plan(kind, self.number, "involuntary" if self.number % 2 else "voluntary")
-        with contextlib.suppress(Unresolved, Crash):
+        self.tried["operations"] += 1
+        with contextlib.suppress(Unresolved, Crash), self.counting_deaths():
             self.loop.run_until_complete(Executor(world.parts(), world.epoch()).start(planned, PLAN))
         world.store.crash_at = 0
         record = world.store.get(planned.id)
         if record is not None and record.outcome is not None and kind in LEAVING:
             self.told_the_truth(planned, record.outcome)
+
+    @contextlib.contextmanager
+    def counting_deaths(self) -> Iterator[None]:
+        try:
+            yield
+        except Crash:
+            self.tried["deaths of the engine"] += 1
+            raise
 
     def expect(self, found: list[tuple[str, str]]) -> None:
         """These faults, wherever the orders go."""
@@ -93,7 +108,7 @@ class Protocol(RuleBasedStateMachine):
     def restart_engine(self, found: list[tuple[str, str]], crash: int) -> None:
         self.expect(found)
         self.world.store.crash_at = self.world.store.writes + crash if crash else 0
-        with contextlib.suppress(Crash):
+        with contextlib.suppress(Crash), self.counting_deaths():
             self.loop.run_until_complete(take_over(self.world))
         self.world.store.crash_at = 0
 
@@ -119,6 +134,7 @@ class Protocol(RuleBasedStateMachine):
     @invariant()
     def one_copy(self) -> None:
         if hasattr(self, "world"):
+            self.tried["looks at how many copies there are"] += 1
             self.world.check()
 
     def teardown(self) -> None:
@@ -126,6 +142,8 @@ class Protocol(RuleBasedStateMachine):
             return
         try:
             self.come_to_rest()
+            self.tried["stories"] += 1
+            self.tried["orders"] += len(self.world.orders)
         finally:
             self.world.store.close()
             self.loop.close()
@@ -148,6 +166,7 @@ class Protocol(RuleBasedStateMachine):
 
 
 TestProtocol = Protocol.TestCase
+TestProtocol.tried = Protocol.tried  # type: ignore[attr-defined]
 TestProtocol.settings = settings(max_examples=120, stateful_step_count=12, deadline=None)
 
 
