@@ -56,6 +56,8 @@ PLANS: Final = (
     NodePlan("node-a", 11, (ANY,), (WorkerPlan(WORKER, "decode", 0, 111),)),
     NodePlan("node-b", 12, (ANY,), ()),
 )
+TIMES: Final = {"pause": ("--hold", str(faults.HOLD_S)), "cut-long": faults.LONG}
+"""What an engine's times are for some faults, by how these begin."""
 SETTLED_S: Final = 100.0
 AT_ONCE: Final = 50
 URGENT_S: Final = 900.0
@@ -219,6 +221,8 @@ class Ring:
             "pause-destination": lambda: faults.paused(other),
             "cut": lambda: faults.cut(other),
             "cut-source": lambda: faults.cut(source),
+            "cut-long": lambda: faults.cut(other, faults.LONG_S),
+            "cut-long-source": lambda: faults.cut(source, faults.LONG_S),
             "slow": lambda: faults.slow(other),
             "full": lambda: faults.filled(other),
             "full-source": lambda: faults.filled(source),
@@ -381,7 +385,7 @@ def one(ring: Ring, point: Point) -> Result:
     began = time.monotonic()
     ring.ready(point.kind)
     planned = ring.plan(point.kind)
-    under_way = ring.conduct(planned, point.step, *(("--hold", str(faults.HOLD_S)) if point.fault.startswith("pause") else ()))
+    under_way = ring.conduct(planned, point.step, *TIMES.get(point.fault.partition("-source")[0].partition("-destination")[0], ()))
     before = under_way.until(point.step)
     if before is not None:
         return Result(point, "", "", f"it never came to {point.step}: {before}, {under_way.steps}", time.monotonic() - began)

@@ -1,6 +1,6 @@
 """One operation, carried out by the engine's own code against real agents, that can be stopped at any of its steps.
 
-    conductor.py SETTINGS STOP [--state FOLDER] [--hold SECONDS] < operation.json
+    conductor.py SETTINGS STOP [--state FOLDER] [--hold SECONDS] [--quick SECONDS] [--bulk SECONDS] < operation.json
 
 STOP is a step, or `-`. Prints a JSON object a line: `{"at": step}` for each step once it is durable, and at last `{"ended": status, ...}`.
 At STOP it waits for a line on standard input: whoever started it does something bad to the fleet meanwhile, or kills it. From then on it
@@ -42,8 +42,8 @@ SETTLE_S = 60.0
 class Conductor:
     """See the module."""
 
-    def __init__(self, settings: Settings, stop: str, state: Path | None, hold_s: float) -> None:
-        self.settings, self.stop, self.state, self.hold_s = settings, stop, state or settings.state, hold_s
+    def __init__(self, settings: Settings, stop: str, state: Path | None, times: Times) -> None:
+        self.settings, self.stop, self.state, self.times = settings, stop, state or settings.state, times
         self.fleet = Fleet()
         self.ahead_s = 0.0
         self.give_up: Callable[[], object] = lambda: None
@@ -93,7 +93,7 @@ class Conductor:
                 sleep=asyncio.sleep,
                 progress=self.told,
                 lead=lease,
-                times=Times(hold=self.hold_s, margin=1.0, settle=SETTLE_S, bulk=60.0),
+                times=self.times,
             )
             executor = Executor(parts, lease.epoch)
             try:
@@ -138,10 +138,13 @@ def main() -> int:
     parser.add_argument("stop")
     parser.add_argument("--state", type=Path)
     parser.add_argument("--hold", type=float, default=HOLD_S)
+    parser.add_argument("--quick", type=float, default=Times().quick)
+    parser.add_argument("--bulk", type=float, default=60.0)
     options = parser.parse_args()
     planned = decode(sys.stdin.readline().encode(), PlannedOperation | None)
     try:
-        record = asyncio.run(Conductor(load(options.settings), options.stop, options.state, options.hold).run(planned))
+        times = Times(hold=options.hold, quick=options.quick, bulk=options.bulk, margin=1.0, settle=SETTLE_S)
+        record = asyncio.run(Conductor(load(options.settings), options.stop, options.state, times).run(planned))
     except ShunterError as error:
         print(json.dumps({"unsettled": error.problem.code, "what": error.problem.what}), flush=True)
         return 3

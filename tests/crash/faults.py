@@ -16,6 +16,9 @@ from node import Node
 
 AWAY_S: Final = 1.0
 CUT_S: Final = 2.0
+LONG_S: Final = 9.0
+"""Longer than an order may take by the times of `LONG`: its answer stays out."""
+LONG: Final = ("--quick", "3", "--bulk", "6")
 FULL_S: Final = 4.0
 HOLD_S: Final = 3.0
 """The hold of operations that are tried with an agent that is stopped for longer."""
@@ -95,10 +98,10 @@ def paused(node: Node) -> Mend:
     return again.join
 
 
-def cut(node: Node) -> Mend:
+def cut(node: Node, seconds: float = CUT_S) -> Mend:
     """Nothing reaches it, and nothing leaves it."""
     ip("link", "set", f"up-{node.name}", "down")
-    again = threading.Timer(CUT_S, lambda: ip("link", "set", f"up-{node.name}", "up"))
+    again = threading.Timer(seconds, lambda: ip("link", "set", f"up-{node.name}", "up"))
     again.start()
     return again.join
 

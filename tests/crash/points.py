@@ -43,6 +43,8 @@ FAULTS: Final = {
     "pause-destination": "so does the destination's",
     "cut": "the destination's link is cut for two seconds",
     "cut-source": "so is the source's",
+    "cut-long": "the destination's link is cut for longer than an order may take",
+    "cut-long-source": "so is the source's",
     "slow": "the destination's link is slow",
     "full": "the destination's disk takes nothing for some seconds",
     "full-source": "neither does the source's",
@@ -50,7 +52,7 @@ FAULTS: Final = {
 }
 LATE: Final = ("engine", "two", "give-up", "source", "destination", "source-all", "destination-all", "power")
 """Faults that are also done while an order is carried out: those whose moment matters."""
-AT_SOURCE: Final = ("source", "source-all", "pause-source", "cut-source", "full-source")
+AT_SOURCE: Final = ("source", "source-all", "pause-source", "cut-source", "cut-long-source", "full-source")
 STEPS: Final = {"move": MOVE, "urgent": URGENT, "park": PARK, "restore": RESTORE, "checkpoint": CHECKPOINT, "drain": DRAIN}
 IMAGE_FROM: Final = {"move": "frozen", "urgent": "frozen", "park": "frozen", "restore": "intended", "checkpoint": "dumped"}
 """The first step at which there is an image."""
