@@ -165,7 +165,9 @@ async def renewed(fleet: DynamoFleet, instance: int | None) -> None:
 @pytest.mark.lab
 @pytest.mark.timeout(180)
 async def test_a_freeze_that_outlasts_the_discovery_lease(fleet: DynamoFleet) -> None:
-    """Dynamo forgets the worker meanwhile. Its streams go on all the same, and afterwards it is known again and stays so."""
+    """Dynamo forgets the worker meanwhile. Its streams go on all the same, nobody who comes meanwhile sees an error, and afterwards it is
+    known again and stays so.
+    """
     armed, begun, go = slow_restores(fleet, "node-b")
     fleet.engine_config.write_text(fleet.engine_config.read_text().replace('hold = "20s"', 'hold = "60s"'))
     move = Move(fleet, clients=2, tokens=400)
@@ -180,6 +182,9 @@ async def test_a_freeze_that_outlasts_the_discovery_lease(fleet: DynamoFleet) ->
         )
         with httpx.Client(trust_env=False) as client:
             assert await asyncio.to_thread(DynamoServing(fleet.discovery, client=client).inflight, spec) == 2
+        await asyncio.to_thread(fleet.open_other)
+        ended = asyncio.Event()
+        coming = asyncio.create_task(move.newcomers.run(lambda: not ended.is_set(), 120))
         armed.touch()
         fleet.nodes["node-a"].post_notice("preemption", "90s", "spot-0")
         await until("the restore to begin", begun.exists, 30)
@@ -189,8 +194,13 @@ async def test_a_freeze_that_outlasts_the_discovery_lease(fleet: DynamoFleet) ->
         assert moved["status"] == "succeeded", moved
         assert moved["measured"]["stopped"] > 5
         await until("Dynamo to know the worker again", lambda: fleet.instance() == instance, 15)
-        await streaming
+        ended.set()
+        await asyncio.gather(streaming, coming)
         assert [s.verdict() for s in move.during.streams] == ["", ""], logs(fleet)
+        since, until_ = move.hidden()
+        while_frozen = [s for s, at in zip(move.newcomers.streams, move.newcomers.begun, strict=True) if since <= at <= until_]
+        assert len(while_frozen) >= 5, "nobody came while it stood still"
+        assert [verdict for s in move.newcomers.streams if (verdict := s.verdict())] == [], logs(fleet)
         for _ in range(2):  # it isn't known again by chance: its lease is renewed
             await renewed(fleet, instance)
         after = Clients(fleet.model, 3, 40)
