@@ -107,6 +107,9 @@ def cuda(pid: int = 1, **fields: Any) -> Seen:
         ([cuda(devices=frozenset({"/dev/nvidia-caps-imex-channels/channel0"}))], "580.1", "IMEX"),
         ([cuda(devices=frozenset({"/dev/nvidia-fs0"}))], "580.1", "aren't known to close"),
         ([cuda(files=frozenset({"/tmp/nvidia-mps/control"}))], "580.1", "MPS"),
+        ([cuda(maps=NCCL, gpus=2)], "580.1", "process 1 uses NCCL on 2 GPUs, and was started without NCCL_NVLS_ENABLE=0: the driver hangs"),
+        ([cuda(maps=NCCL, gpus=2, environment={"NCCL_NVLS_ENABLE": "0"})], "580.1", ""),
+        ([cuda(gpus=2)], "580.1", ""),
         ([cuda(1), cuda(2)], "580.1", ""),
         (
             [cuda(1, maps=NCCL), cuda(2, maps=NCCL, environment=QUIET)],
@@ -237,6 +240,20 @@ def test_gpu_memory_must_fit_on_the_host_and_into_the_workers_own_limit(
         node = CudaNode(there=True, session=session)  # type: ignore[arg-type]
         found = node.check(me, SPEC, given)
         assert [(problem.code, problem.what) for problem in found] == [("SH746", what) for what in said]
+
+
+@pytest.mark.parametrize(("on", "refused"), [(1, False), (2, True)])
+def test_how_many_gpus_a_process_is_on_is_asked_of_the_driver(monkeypatch: pytest.MonkeyPatch, on: int, *, refused: bool) -> None:
+    me = process.note(os.getpid())
+    gpus = [gpu(uuid=f"GPU-{n}", used={str(me.pid): 1} if n < on else {"8": 1}) for n in range(3)]
+    monkeypatch.setattr(seen, "devices", lambda pid: PLAIN if pid == me.pid else frozenset())
+    monkeypatch.setattr(seen, "maps", lambda _pid: NCCL)
+    monkeypatch.setattr(seen, "environment", lambda _pid: {})
+    monkeypatch.setattr(exclusions, "of_driver", lambda *_: ())
+    session = FakeSession({**LOOKED, "gpus": gpus}, {str(me.pid): "RUNNING"})
+    found = CudaNode(there=True, session=session).check(me, SPEC)  # type: ignore[arg-type]
+    assert [problem.code for problem in found] == ["SH745"] * refused
+    assert all("uses NCCL on 2 GPUs" in problem.what for problem in found)
 
 
 def test_a_library_that_hangs_is_left_alone_for_a_minute() -> None:

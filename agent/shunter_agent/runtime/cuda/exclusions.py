@@ -19,12 +19,14 @@ MAPS_FROM: Final = (580,)
 IPC_FROM: Final = (610,)
 BAD: Final = {"610.57.04": "its lock can end the process that it is asked to lock"}
 _JOB: Final = "CUDA_CHECKPOINT_JOB_FILE"
-_QUIET_NCCL: Final = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_CUMEM_HOST_ENABLE": "0"}
+_NVLS: Final = "NCCL_NVLS_ENABLE"
+_QUIET_NCCL: Final = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", _NVLS: "0", "NCCL_CUMEM_HOST_ENABLE": "0"}
 _PLAIN: Final = re.compile(r"/dev/nvidia(\d+|ctl|-uvm|-uvm-tools|-modeset)")
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of the tree. `cuda`: the driver knows it as a CUDA process; `devices` are what it has open or maps of /dev/nvidia*."""
+    """One process of the tree. `cuda`: the driver knows it as a CUDA process; `devices` are what it has open or maps of /dev/nvidia*;
+    `gpus`: on how many it has memory."""
 
     pid: int
     cuda: bool
@@ -32,6 +34,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     files: frozenset[str] = frozenset()
     maps: frozenset[str] = frozenset()
     environment: dict[str, str] = {}
+    gpus: int = 1
 
 
 def version(driver: str) -> tuple[int, ...]:
@@ -77,6 +80,12 @@ def _of_process(one: Seen) -> Iterator[Problem]:
         elif not _PLAIN.fullmatch(path):
             what, to_do = f"{path} is open, which the driver's checkpoints aren't known to close", "Have the worker close it, or drain it"
             yield problems.excluded(what, to_do, one.pid)
+    if one.gpus > 1 and _nccl(one) and one.environment.get(_NVLS) != "0":
+        yield problems.excluded(
+            f"process {one.pid} uses NCCL on {one.gpus} GPUs, and was started without {_NVLS}=0: the driver hangs on what that shares",
+            f"Start the worker with {_NVLS}=0, or drain it",
+            one.pid,
+        )
     if any("/nvidia-mps/" in path for path in one.files):
         what, to_do = "it shares its GPU with others through MPS", "Start it without the MPS daemon, or drain it"
         yield problems.excluded(what, to_do, one.pid)
@@ -87,12 +96,16 @@ def _of_group(cuda: Sequence[Seen], driver: str) -> Iterator[Problem]:
     if version(driver) >= IPC_FROM and all(_JOB in one.environment for one in cuda):
         return
     for one in cuda:
-        if any("libnccl" in path for path in one.maps) and (missing := _missing(one.environment)):
+        if _nccl(one) and (missing := _missing(one.environment)):
             yield problems.excluded(
                 f"{len(cuda)} CUDA processes use NCCL, and process {one.pid} was started without {', '.join(missing)}",
                 f"Start the worker with these, or on driver {IPC_FROM[0]} or newer through `cuda-checkpoint --launch-job`; or drain it",
                 one.pid,
             )
+
+
+def _nccl(one: Seen) -> bool:
+    return any("libnccl" in path for path in one.maps)
 
 
 def _missing(environment: Mapping[str, str]) -> list[str]:

@@ -110,7 +110,7 @@ class CudaNode:
         if failed is not None:
             return [failed]
         against = [problems.wrong_state(pid, state) for pid, state in states.items() if state not in ("", "RUNNING")]
-        every = [_seen(pid, cuda=bool(states.get(pid))) for pid in tree]
+        every = [_seen(pid, cuda=bool(states.get(pid)), gpus=sum(pid in gpu.used for gpu in found.gpus)) for pid in tree]
         against += exclusions.of_tree([one for one in every if one.cuda or one.devices], found.driver)
         for one in every:
             if one.cuda and one.devices:
@@ -292,10 +292,16 @@ def _lost(found: Gpus, spec: WorkerSpec) -> list[Problem]:
     return [problems.lost("; ".join(found.lost), spec.worker)] if found.lost and not spec.gpus else []
 
 
-def _seen(pid: int, *, cuda: bool) -> exclusions.Seen:
+def _seen(pid: int, *, cuda: bool, gpus: int) -> exclusions.Seen:
     files, mapped = seen.open_files(pid), seen.maps(pid)
     return exclusions.Seen(
-        pid=pid, cuda=cuda, devices=seen.devices(pid), files=files, maps=mapped, environment=seen.environment(pid) if cuda else {}
+        pid=pid,
+        cuda=cuda,
+        devices=seen.devices(pid),
+        files=files,
+        maps=mapped,
+        environment=seen.environment(pid) if cuda else {},
+        gpus=gpus,
     )
 
 
