@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
+from shunter.model.errors import Problem
 
 from shunter_agent.runtime.port import Live, Privileges, WorkerSpec
 
@@ -66,10 +67,15 @@ class Depot(Protocol):
 
     root: Path
 
-    def begin(self, image: str, expected: int = 0) -> Path:
-        """An empty folder to write an image of about `expected` bytes into (0: nobody knows); not visible as an image.
+    def begin(self, image: str, expected: int = 0, least: int = 0, *, urgent: bool = False) -> Path:
+        """An empty folder for an image of about `expected` bytes, and at least `least` (0: nobody knows); not visible as an image.
 
-        Raises Rejected (the id exists or is no id), Retry (the disk has no room)."""
+        Raises Rejected (the id exists or is no id), Retry (the disk has no room, or what `short` says)."""
+        ...
+
+    def short(self, worker: str, least: int, *, urgent: bool) -> Problem | None:
+        """Why a dump of at least `least` bytes is known to fail for want of room; None: it may succeed. An `urgent` one may have all the
+        room that there is."""
         ...
 
     def commit(self, image: ImageFacts, *, durable: bool) -> ImageFacts:

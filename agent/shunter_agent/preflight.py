@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,7 @@ from shunter_agent.node import Node
 from shunter_agent.runtime import hostmemory, privileges
 from shunter_agent.runtime.network import exists
 from shunter_agent.runtime.port import Housing, MemoryLimit, Privileges, Runtime, Uses, WorkerSpec
+from shunter_agent.urgency import is_urgent
 
 FACTS: Final = {
     "runtime": "checkpoint runtime",
@@ -182,7 +184,10 @@ async def preflight(node: Node, message: pb.PreflightOrder, look: Callable[[Node
     lost = gpus.gone(node.notices.values(), row.slot)
     looked = await node.in_thread(_look, node.runtime, row, lost)
     needs, found, size = looked.needs, looked.problems, looked.size
-    found = [*await _unproven(node), *found]
+    least = await node.in_thread(node.runtime.dumped_at_least, row.process)
+    urgent = is_urgent(message.order, row, node.notices.values())
+    short = await node.in_thread(partial(node.depot.short, head.worker, least, urgent=urgent))
+    found = [*await _unproven(node), *found, *([short] if short is not None else [])]
     await _remark(node, row)
     return pb.PreflightReply(
         refusals=[wire.refusal(problem) for problem in found],

@@ -49,18 +49,24 @@ class StoredDepot:
         self._known: dict[str, ImageManifest] = {}
         self._dumps: dict[str, Dump] = {}
 
-    def begin(self, image: str, expected: int = 0) -> Path:
-        """See `depot.Depot`. Raises Rejected SH801, SH803; Retry SH814; Stalled SH667 when the disk doesn't take it."""
+    def begin(self, image: str, expected: int = 0, least: int = 0, *, urgent: bool = False) -> Path:
+        """See `depot.Depot`. Raises Rejected SH801, SH803; Retry SH814, SH827; Stalled SH667 when the disk doesn't take it."""
         try:
             folder = self.store.begin(image)
             try:
-                self._dumps[image] = self.store.room.dump(image, expected, folder)
+                self._dumps[image] = self.store.room.dump(image, expected, folder, least, urgent=urgent)
             except BaseException:
                 self.store.abandon(image)
                 raise
         except OSError as error:
             raise _disk(image, error) from error
         return folder
+
+    def short(self, worker: str, least: int, *, urgent: bool) -> Problem | None:
+        """See `depot.Depot`. SH827. Where nobody can say, as the disk doesn't answer, it is not known."""
+        with contextlib.suppress(OSError):
+            return self.store.room.short(worker, least, urgent=urgent)
+        return None
 
     def commit(self, image: ImageFacts, *, durable: bool) -> ImageFacts:
         """See `depot.Depot`. What was sent already isn't digested again. Raises Rejected SH801 to SH804; Stalled SH667."""

@@ -18,20 +18,35 @@ KEEP: Final = 256 << 20
 """Bytes that no image may take: a full disk would stop the agent's journal, and with it every order."""
 
 
+_IN_MEMORY: Final = ("tmpfs", "ramfs")
+_AS_WRITTEN: Final = (*_IN_MEMORY, "ext2", "ext3", "ext4", "xfs")
+"""File systems on which bytes take as much room as they are. Others may compress, or find that they have them already."""
+
+
 def is_in_memory(folder: Path) -> bool:
     """The folder is on a tmpfs, or another file system without a disk."""
+    return _kind(folder) in _IN_MEMORY
+
+
+def takes_what_is_written(folder: Path) -> bool:
+    """Bytes are known to take as much of the folder's file system as they are."""
+    return _kind(folder) in _AS_WRITTEN
+
+
+def _kind(folder: Path) -> str:
+    """Of the file system that the folder is on; empty: not known."""
     device = folder.stat().st_dev
     found = f"{os.major(device)}:{os.minor(device)}"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields, _, kind = line.partition(" - ")
         if fields.split()[2] == found:
-            return kind.split()[0] in ("tmpfs", "ramfs")
-    return False
+            return kind.split()[0]
+    return ""
 
 
-def available_memory() -> int:
-    """Bytes that the kernel could give without swapping; 0 when it doesn't say."""
-    return hostmemory.available() or 0
+def available_memory(*, swapping: bool = False) -> int:
+    """Bytes that the kernel could give, without `swapping` or with it; 0 when it doesn't say."""
+    return hostmemory.available(swapping=swapping) or 0
 
 
 class _Promise(Protocol):
@@ -43,9 +58,11 @@ class _Promise(Protocol):
 class Room:
     """The free bytes of one file system. Usable from any thread."""
 
-    def __init__(self, free: Callable[[], int], keep: int = KEEP) -> None:
-        """`free` measures the bytes that can still be written; `keep` of them are left alone."""
+    def __init__(self, free: Callable[[], int], keep: int = KEEP, most: Callable[[], int | None] = lambda: None) -> None:
+        """`free` measures the bytes that can still be written; `keep` of them are left alone. `most` is how many could be at the very most,
+        whatever others need; None: nobody knows."""
         self._free = free
+        self._most = most
         self._keep = keep
         self._lock = threading.Lock()
         self._promises: set[_Promise] = set()
@@ -54,19 +71,39 @@ class Room:
         """A share of nothing yet, for an image that is received."""
         return Share(self, image)
 
-    def dump(self, image: str, expected: int, folder: Path) -> "Dump":
-        """A promise to a driver that writes about `expected` bytes (0: nobody knows) into `folder` by itself.
+    def dump(self, image: str, expected: int, folder: Path, least: int = 0, *, urgent: bool = False) -> "Dump":
+        """A promise to a driver that writes about `expected` bytes (0: nobody knows) into `folder` by itself, and at least `least` of them.
 
-        It gets what there is, as a worker's memory says little of how large its dump will be. Raises Retry SH814 when that is nothing.
+        It gets what there is, as a worker's memory says little of how large its dump will be: `expected` refuses none. Raises Retry SH814
+        when there is nothing, SH827 as `short` says.
         """
         with self._lock:
             left = self._left()
+            short = self._short(image, least, urgent=urgent)
+            if short is not None:
+                raise Retry(short)
             wanted = expected if expected > 0 else STEP
             if left <= 0:
                 raise _full(image, wanted, left)
             promise = Dump(self, folder, min(wanted, left))
             self._promises.add(promise)
             return promise
+
+    def short(self, subject: str, least: int, *, urgent: bool) -> Problem | None:
+        """SH827 for a dump of at least `least` bytes (0: nobody knows) that is known to fail for want of room; None: it may succeed.
+
+        Whoever has time leaves alone what others were promised, and the journal's part. An `urgent` one, of a worker that is lost if it
+        stays, may try with all that there is: its dump fails before the worker is harmed, if it does, and somebody else may fail first.
+        """
+        with self._lock:
+            return self._short(subject, least, urgent=urgent)
+
+    def _short(self, subject: str, least: int, *, urgent: bool) -> Problem | None:
+        most = self._most()
+        if least <= 0 or most is None:
+            return None
+        left = most if urgent else min(most, self._left())
+        return _hopeless(subject, least, left) if least > left else None
 
     def _left(self) -> int:
         return self._free() - self._keep - sum(promise.outstanding() for promise in self._promises)
@@ -84,6 +121,15 @@ class Room:
         """Nothing more will be written of it. Idempotent."""
         with self._lock:
             self._promises.discard(promise)
+
+
+def _hopeless(subject: str, least: int, left: int) -> Problem:
+    return Problem(
+        code="SH827",
+        what=f"a dump of the worker has at least {Bytes(least)}, and {Bytes(max(left, 0))} can be written where images are made here",
+        remedy="Discard images here, wait for those that are on their way, or give the images a larger disk (with `keys`: `work`)",
+        subject=subject,
+    )
 
 
 def _full(image: str, needed: int, left: int) -> Retry:

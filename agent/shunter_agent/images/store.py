@@ -50,7 +50,7 @@ from shunter_agent.images.folders import (
 from shunter_agent.images.index import ChunkIndex, Place
 from shunter_agent.images.manifest import MANIFEST, ImageFile, ImageInfo, ImageManifest, Signature, check_id, manifest_of
 from shunter_agent.images.pagemap import NotAPagemap, Pagemap, parse
-from shunter_agent.images.room import Room, available_memory, is_in_memory
+from shunter_agent.images.room import Room, available_memory, is_in_memory, takes_what_is_written
 from shunter_agent.images.sealing import Keys, SealedImage, is_sealed, seal, sealed_by_another, shred
 from shunter_agent.images.sharing import can_share, share_chunks
 from shunter_agent.images.signing import Signer, Trust, covers
@@ -70,7 +70,7 @@ class ImageStore:
         self.work = work if keys is not None and work is not None else root
         """Where images are plain."""
         self.trust = trust
-        self.room = Room(self.free_bytes)
+        self.room = Room(self.free_bytes, most=self.most_bytes)
         """What is left of the disk for images."""
         self.index = ChunkIndex()
         """Which chunks the whole images here hold."""
@@ -475,6 +475,17 @@ class ImageStore:
             return min(free, available_memory()) if self.in_memory else free
         waiting = sum(self.get(image).bytes for image in self.unsealed())
         return min(free - waiting, _free(self.work), *([available_memory()] if self.in_memory else []))
+
+    def most_bytes(self) -> int | None:
+        """Bytes that a dump could write at the very most: what the system keeps for root, what is just being deleted, and memory by
+        swapping included. None: not known, as where the file system may compress."""
+        if not takes_what_is_written(self.work):
+            return None
+        stat = os.statvfs(self.work)
+        going = sum(path.stat().st_blocks * 512 for path in self.work.glob(f"*{DOOMED}/*") if path.exists())
+        most = stat.f_bfree * stat.f_frsize + going
+        memory = available_memory(swapping=True) if self.in_memory else 0
+        return min(most, memory + going) if memory else most
 
     @property
     def in_memory(self) -> bool:

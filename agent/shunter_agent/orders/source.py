@@ -23,6 +23,7 @@ from shunter_agent.orders.settling import TRAFFIC_S, hide, settle, show
 from shunter_agent.refusals import Undone, rejected, retry, undone
 from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.port import Frozen
+from shunter_agent.urgency import is_urgent
 
 BEGIN_S: Final = 30.0
 """Seconds that disks and links may take before a worker is stopped: there is nothing to be read or written for that yet."""
@@ -99,7 +100,7 @@ class Source:
 
     async def _freeze(self, head: Asked, message: pb.FreezeOrder, within_s: float | None) -> Outcome[pb.FreezeReply]:
         node, row = self._node, self._node.row(head.worker)
-        folder, expected = await self._begin(message.image, row)
+        folder, expected = await self._begin(message.image, row, message.order)
         node.busy_images[message.image] = head.operation
         sending: Sending | None = None
         copied = Copied()
@@ -227,14 +228,17 @@ class Source:
         own = (image for image in self._node.depot.all() if (image.spec.worker, image.incarnation) == (row.spec.worker, row.incarnation))
         return max((image.taken_at for image in own), default=0.0)
 
-    async def _begin(self, image: str, row: WorkerRow) -> tuple[Path, int]:
-        """A folder for the image, and about how many bytes it will have; 0 when nobody knows."""
+    async def _begin(self, image: str, row: WorkerRow, order: pb.Order) -> tuple[Path, int]:
+        """A folder for the image, and about how many bytes it will have; 0 when nobody knows. All of them need room here, also of an image
+        that is sent while it is made: CRIU writes files, and they are kept until the destination has it."""
         node = self._node
         expected = await node.in_thread(node.runtime.memory, row.process) or 0
+        least = await node.in_thread(node.runtime.dumped_at_least, row.process)
         self._after[row.spec.worker] = await node.in_time(BEGIN_S, "to look at the images", self._newest, row) + TICK_S
         try:
             what = "to make room for the image"
-            made = await node.in_time(BEGIN_S, what, node.depot.begin, image, expected, late=lambda _made: node.depot.abandon(image))
+            begin = partial(node.depot.begin, image, expected, least, urgent=is_urgent(order, row, node.notices.values()))
+            made = await node.in_time(BEGIN_S, what, begin, late=lambda _made: node.depot.abandon(image))
         except Stalled as error:  # the disk is full, but the worker wasn't touched
             raise undone(error.problem) from error
         return made, expected
@@ -455,11 +459,11 @@ class Source:
     async def checkpoint(self, message: pb.CheckpointOrder) -> pb.FreezeReply:
         """Take an image; the worker stands still for the dump alone. Raises Undone."""
         head = asked(message.order)
-        return await self._orders.carry_out("checkpoint", head, pb.FreezeReply, lambda: self._checkpoint(head, message.image))
+        return await self._orders.carry_out("checkpoint", head, pb.FreezeReply, lambda: self._checkpoint(head, message))
 
-    async def _checkpoint(self, head: Asked, image: str) -> Outcome[pb.FreezeReply]:
-        node, row = self._node, self._node.row(head.worker)
-        folder, _expected = await self._begin(image, row)
+    async def _checkpoint(self, head: Asked, message: pb.CheckpointOrder) -> Outcome[pb.FreezeReply]:
+        node, row, image = self._node, self._node.row(head.worker), message.image
+        folder, _expected = await self._begin(image, row, message.order)
         node.busy_images[image] = head.operation
         try:
             frozen = await self._stop(row, folder)

@@ -373,6 +373,10 @@ class CriuRuntime:
         resident = processes.memory(process)
         return resident + self._cuda.memory(process) if resident is not None else None
 
+    def dumped_at_least(self, process: Process) -> int:
+        """See `port.Runtime`. What processes have of their own is all dumped, and GPU memory has become that by then."""
+        return processes.own_memory(process) + self._cuda.copied_at_least(process)
+
     def live(self, process: Process) -> Sequence[live.LiveMemory]:
         """See `port.Runtime`."""
         return live.memories(process)

@@ -28,15 +28,15 @@ _NO_LIMIT: Final = 1 << 60
 """Version 1 says the largest number of whole pages where there is none."""
 
 
-def available(proc: Path = _PROC) -> int | None:
-    """Bytes that the kernel could give without swapping. None: it doesn't say."""
+def available(proc: Path = _PROC, *, swapping: bool = False) -> int | None:
+    """Bytes that the kernel could give, without `swapping` or with it. None: it doesn't say."""
     try:
-        for line in (proc / "meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+        lines = (line.split() for line in (proc / "meminfo").read_text().splitlines())
+        said = {fields[0]: int(fields[1]) * 1024 for fields in lines if fields[0] in ("MemAvailable:", "SwapFree:")}
     except (OSError, ValueError):
         return None
-    return None
+    free = said.get("MemAvailable:")
+    return free + said.get("SwapFree:", 0) if free is not None and swapping else free
 
 
 def limits_of(pid: int | str, proc: Path = _PROC) -> list[MemoryLimit]:

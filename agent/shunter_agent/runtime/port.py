@@ -335,6 +335,10 @@ class Runtime(Protocol):
         """Resident bytes of its tree; None if it can't be told."""
         ...
 
+    def dumped_at_least(self, process: Process) -> int:
+        """Bytes that a dump of its tree has at the least, whatever else it has; 0 if it can't be told."""
+        ...
+
     def live(self, process: Process) -> Sequence[Live]:
         """The processes of its tree, to copy memory from while they run; close each. Empty: this driver's images aren't made of memory.
 

@@ -317,6 +317,10 @@ class PretendRuntime:
         """See `port.Runtime`."""
         return processes.memory(process)
 
+    def dumped_at_least(self, process: Process) -> int:
+        """See `port.Runtime`."""
+        return 0
+
     def live(self, process: Process) -> Sequence[Live]:
         """See `port.Runtime`."""
         return ()

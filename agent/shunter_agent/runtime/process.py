@@ -183,6 +183,20 @@ def memory(process: Process) -> int | None:
     return total
 
 
+def own_memory(process: Process) -> int:
+    """Bytes that its tree has written, in memory or swapped out, and that are no file's: by the kernel's own counters, which may be behind
+    by some MiB. 0 when it is gone."""
+    if not find(process):
+        return 0
+    total = 0
+    for pid in tree(process.pid):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+                if line.startswith(("RssAnon:", "VmSwap:")):
+                    total += int(line.split()[1]) * 1024
+    return total
+
+
 def start(command: Sequence[str], environment: Mapping[str, str], netns: int | None, *, own_pids: bool = True) -> Process:
     """Start a worker as leader of a session of its own, with /dev/null for its streams and no other descriptor.
 

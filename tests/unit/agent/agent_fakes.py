@@ -215,6 +215,9 @@ class FakeRuntime:
     def memory(self, process: Process) -> int | None:
         return 100
 
+    def dumped_at_least(self, process: Process) -> int:
+        return 80
+
     def live(self, process: Process) -> Sequence["FakeLive"]:
         self.faults.point("live")
         return self.lives
@@ -245,6 +248,8 @@ class FakeDepot:
         self.partial: set[str] = set()
         self.peers: dict[str, list[str]] = {}
         self.expected = 0
+        self.room = (10**9, 10**9)
+        """Bytes for a dump that has time, and for an urgent one."""
         self.archive: dict[str, ImageFacts] | None = None
         """What the archive has; None: there is none."""
         self.deadlines: list[float | None] = []
@@ -252,13 +257,19 @@ class FakeDepot:
         self.copied: list[float] = []
         """Seconds that memory could be copied ahead for, each time."""
 
-    def begin(self, image: str, expected: int = 0) -> Path:
+    def begin(self, image: str, expected: int = 0, least: int = 0, *, urgent: bool = False) -> Path:
         self.faults.point("begin")
+        short = self.short(image, least, urgent=urgent)
+        if short is not None:
+            raise Retry(short)
         if image in self.whole or image in self.partial:
             raise Rejected(problem("SH803"))
         self.partial.add(image)
         (self.root / image).mkdir(parents=True)
         return self.root / image
+
+    def short(self, worker: str, least: int, *, urgent: bool) -> Problem | None:
+        return problem("SH827") if least > self.room[urgent] else None
 
     def commit(self, image: ImageFacts, *, durable: bool) -> ImageFacts:
         self.faults.point("commit")

@@ -1,6 +1,10 @@
 """The disk of the images is shared: what is promised to one isn't to another, and the journal's part to none."""
 
 import errno
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +14,7 @@ from shunter_agent.depot import ImageFacts
 from shunter_agent.images import room, store
 from shunter_agent.images.room import KEEP, STEP, Room
 from shunter_agent.images.store import ImageStore
+from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.port import WorkerSpec
 from shunter_agent.stored import StoredDepot
 from shunter_agent.tls import TlsFiles
@@ -130,3 +135,70 @@ def test_a_dump_that_cannot_be_deleted_keeps_no_room(tmp_path: Path, monkeypatch
     with pytest.raises(Stalled, match="SH667"):
         depot.abandon("d1")
     depot.begin("d2", 100)
+
+
+def test_a_dump_that_can_not_succeed_is_refused_and_what_is_merely_expected_refuses_none(tmp_path: Path) -> None:
+    shared = Room(of(100 * MB), most=lambda: KEEP + 150 * MB)
+    with pytest.raises(Retry, match=r"d1: SH827 .*at least 101MB, and 100MB can be written"):
+        shared.dump("d1", 101 * MB, tmp_path, 101 * MB)
+    with shared.share("i1") as others:
+        others.announce(1)
+    shared.dump("d1", 900 * MB, tmp_path, 100 * MB).close()
+    assert shared.short("w", 0, urgent=False) is None, "nobody knows how large it will be"
+
+
+def test_an_urgent_dump_is_refused_only_when_all_that_there_is_is_not_enough(tmp_path: Path) -> None:
+    """Others' promises and the journal's part included: its worker is lost if it stays."""
+    shared = Room(of(100 * MB), most=lambda: KEEP + 150 * MB)
+    with shared.share("i1") as others:
+        others.announce(60 * MB)
+        assert shared.short("w", 41 * MB, urgent=False) is not None
+        assert shared.short("w", KEEP + 150 * MB, urgent=True) is None
+        shared.dump("d1", 900 * MB, tmp_path, KEEP + 150 * MB, urgent=True).close()
+        with pytest.raises(Retry, match="SH827"):
+            shared.dump("d1", 900 * MB, tmp_path, KEEP + 150 * MB + 1, urgent=True)
+
+
+def test_where_files_may_take_less_than_they_are_nothing_is_known() -> None:
+    assert Room(of(MB)).short("w", 10**12, urgent=False) is None
+
+
+@pytest.mark.parametrize("urgent", [False, True])
+def test_of_images_in_memory_a_dump_has_no_more_room_than_there_is_memory(monkeypatch: pytest.MonkeyPatch, *, urgent: bool) -> None:
+    folder = Path("/dev/shm") / f"room-{os.getpid()}-{urgent}"
+    try:
+        kept = ImageStore(folder)
+        monkeypatch.setattr(store, "available_memory", lambda *, swapping=False: KEEP + (70 if swapping else 50) * MB)
+        monkeypatch.setattr(store, "_free", lambda _root: 10**12)
+        most = KEEP + 70 * MB if urgent else 50 * MB
+        assert kept.room.short("w", most, urgent=urgent) is None
+        short = kept.room.short("w", most + MB, urgent=urgent)
+        assert short is not None
+        assert short.code == "SH827"
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_what_is_just_being_deleted_may_yet_make_room(tmp_path: Path) -> None:
+    kept = ImageStore(tmp_path / "images")
+    most = kept.most_bytes()
+    if most is None:
+        pytest.skip("the file system may compress")
+    doomed = kept.root / f"i1{store.DOOMED}"
+    doomed.mkdir()
+    with (doomed / "pages-1.img").open("wb") as pages:
+        os.posix_fallocate(pages.fileno(), 0, 64 * MB)
+    assert (kept.most_bytes() or 0) > most - 32 * MB
+
+
+def test_the_kernel_says_what_a_process_has_of_its_own() -> None:
+    code = "import sys; kept = bytearray(b'x') * (50 << 20); print('ready', flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        process = processes.note(child.pid)
+        own, resident = processes.own_memory(process), processes.memory(process)
+        assert resident is not None
+        assert 50 << 20 <= own < resident
+        child.communicate()
+    assert processes.own_memory(process) == 0

@@ -22,6 +22,9 @@ from shunter_agent.runtime.port import Gpu, Gpus, MemoryLimit, Process, WorkerSp
 LOCK_S: Final = 10.0
 """Seconds that all locks of a worker may take: so long its GPU work may need to end, while the worker still serves."""
 HOST_MARGIN: Final = 1.1
+CONTEXT: Final = 2 << 30
+"""Bytes that the driver may count as a process' own without copying them: its contexts, with their code. Usually several hundred MiB for
+each GPU; not measured, so more is allowed for."""
 
 
 class CudaNode:
@@ -64,6 +67,12 @@ class CudaNode:
         pids = self.processes(process)
         used = self._looker.used() if pids else {}
         return sum(used.get(pid, 0) for pid in pids)
+
+    def copied_at_least(self, process: Process) -> int:
+        """Bytes of its GPU memory that come into host memory for a dump, at the least; 0 when it can't be told."""
+        pids = self.processes(process)
+        used = self._looker.used() if pids else {}
+        return sum(max(0, used.get(pid, 0) - CONTEXT) for pid in pids)
 
     def needs(self, process: Process, spec: WorkerSpec) -> dict[str, str]:
         """What a destination must have for this worker; empty when it uses no GPU."""
