@@ -115,8 +115,9 @@ def _end(records: Sequence[Sealed]) -> Iterator[str]:
     figures = msgspec.convert(outcome.get("measured") or {}, Measured)
     if figures.stopped is not None:
         yield f"The worker stood still for {span(figures.stopped)} of it."
-    if figures.bytes is not None:
-        yield f"Its image had {size(figures.bytes)}."
+    if figures.bytes:  # a restore where the image was already moved none
+        ahead = f", of which {size(figures.copied)} went ahead while it ran" if figures.copied else ""
+        yield f"Its image had {size(figures.bytes)}{ahead}."
 
 
 def _time(at: float) -> str:

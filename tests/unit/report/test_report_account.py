@@ -46,7 +46,7 @@ def test_a_move_with_all_that_led_to_it() -> None:
         [
             sealed(4, RecordKind.INTENT, body("intended", policy_at="policies/save.yaml:3:1")),
             sealed(5, RecordKind.STEP, body("frozen")),
-            sealed(9, RecordKind.OUTCOME, body("unfenced", outcome=outcome("succeeded", measured={"stopped": 4.2, "bytes": 40 * 10**9}))),
+            sealed(9, RecordKind.OUTCOME, body("unfenced", outcome=outcome("succeeded", measured={"stopped": 4.2, "bytes": 40 * 10**9, "copied": 39 * 10**9}))),
         ],
         Because(notice=notice, finding=finding, plan=plan),
     )
@@ -58,7 +58,7 @@ def test_a_move_with_all_that_led_to_it() -> None:
     assert "08:00:05  it was stopped" in text
     assert "At 08:00:09, 5.00 s after the decision, it was done." in text
     assert "stood still for 4.20 s" in text
-    assert "Its image had 40GB." in text
+    assert "Its image had 40GB, of which 39GB went ahead while it ran." in text
     assert "Records 4, 5, 9 say so" in text
 
 
