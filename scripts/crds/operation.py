@@ -6,7 +6,7 @@ from shunter.cluster.kinds import GROUP, VERSION
 from shunter.cluster.operation import KIND, LONGEST, OPERATIONS, camel
 from shunter.lang.schema import Schema, definitions
 from shunter.model.errors import Problem
-from shunter.model.operation import Measured, Outcome, Sending, Status, Step
+from shunter.model.operation import Measured, Outcome, Outstanding, Sending, Status, Step
 from shunter.model.plan import PlannedOperation
 from shunter.model.pod import Pod
 
@@ -31,7 +31,7 @@ SPEC_RULES: Final[tuple[Rule, ...]] = (
 STATUS_RULES: Final[tuple[Rule, ...]] = (
     ("self.epoch >= oldSelf.epoch", "an engine with a higher epoch has taken this operation over"),
     ("!has(oldSelf.outcome) || (has(self.outcome) && self.outcome == oldSelf.outcome)", "what has ended isn't changed"),
-    ("has(self.outcome) == (self.phase != 'active')", "phase and outcome say different things"),
+    ("has(self.outcome) == !(self.phase in ['active', 'unknown'])", "phase and outcome say different things"),
 )
 COLUMNS: Final = (
     ("Kind", "string", ".spec.kind", "What is done", 0),
@@ -114,6 +114,8 @@ def _status() -> Schema:
     sending["properties"]["at"] = dict(_TIME)
     del sending["properties"]["operation"]  # the resource's name
     sending["required"] = [key for key in sending["required"] if key != "operation"]
+    outstanding = _named(Outstanding)
+    outstanding["properties"]["since"] = dict(_TIME)
     moment = {"type": "object", "properties": {"step": dict(step), "at": dict(_TIME)}, "required": ["step", "at"]}
     texts = {key: {"type": "string", "maxLength": LONGEST} for key in ("type", "reason", "message")}
     condition = {
@@ -130,7 +132,8 @@ def _status() -> Schema:
             "description": "Every step, oldest first.",
         },
         "waits": {"type": "boolean", "description": "It waits for its turn: no agent was asked for anything yet."},
-        "problem": {**_named(Problem), "description": "Why it is being rolled back, or which answer is outstanding."},
+        "problem": {**_named(Problem), "description": "Why it is being rolled back."},
+        "outstanding": {**outstanding, "description": "The answer without which it isn't known how far it has come."},
         "cancelled": {**_named(Problem), "description": "Why it is to be given up as far as that still can be done."},
         "measured": _named(Measured),
         "sending": {**sending, "description": "How far its image was on its way, when that was last said in this step."},

@@ -184,9 +184,9 @@ def test_ac41_ac43_one_that_is_killed_in_between_is_finished_by_the_next_leader_
     again = apply(fleet, file)
     assert (again.returncode, again.stderr.split()[1]) == (1, "SH960")
     (record,) = operations(fleet)
-    if record.status is Status.ACTIVE:
+    if record.outcome is None:
         with leading(fleet):
-            wait_for("the operation to end", lambda: operations(fleet)[0].status is not Status.ACTIVE, 60)
+            wait_for("the operation to end", lambda: operations(fleet)[0].outcome is not None, 60)
     (record,) = operations(fleet)
     assert record.status in (Status.SUCCEEDED, Status.ROLLED_BACK)
     assert [step for step, _ in record.history].count(Step.PREPARED) == 1

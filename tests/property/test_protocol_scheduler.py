@@ -172,7 +172,9 @@ async def test_what_waits_for_an_agent_is_taken_up_again(world: World) -> None:
     await scheduler.idle()
     assert [e.problem.code for e in errors] == ["SH520"]
     (record,) = world.store.active()
-    assert record.problem is not None
+    assert record.status is Status.UNKNOWN
+    assert record.outstanding is not None
+    assert record.outstanding.problem.code == "SH520"
     assert world.home() == "b"
     await world.sleep(100)
     scheduler.pump()

@@ -59,7 +59,7 @@ def fallen(planned: PlannedOperation, find: Find) -> Problem | None:
         record = find(before)
         if record is None:
             return out_of_turn(planned, f"{before}, which had to come first, was never begun")
-        if record.status not in (Status.ACTIVE, Status.SUCCEEDED):
+        if record.outcome is not None and record.status is not Status.SUCCEEDED:
             return out_of_turn(planned, f"{before}, which had to come first, ended as {record.status.value}")
     return None
 

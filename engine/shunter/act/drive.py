@@ -42,12 +42,13 @@ class Machine:
             step = run.record.step
             try:
                 await self._once(run)
-            except Unresolved:
+            except Unresolved as left:
+                run.note(left.problem)
                 raise
             except Unknown as lost:
+                run.note(lost.problem)
                 tries[step] = tries.get(step, 0) + 1
                 if tries[step] > _TRIES:
-                    run.note(lost.problem)
                     raise Unresolved(lost.problem) from lost
                 await run.parts.sleep(run.times.pause * 2 ** (tries[step] - 1))
                 await self.settle(run, lost.problem)
@@ -65,7 +66,10 @@ class Machine:
         return step not in self._committed
 
     async def settle(self, run: Run, why: Problem) -> None:
-        """Find out from the journals what happened, and make it durable. Raises Unresolved when that takes longer than `settle`."""
+        """Find out from the journals what happened, and make it durable; nothing is ordered before. Raises Unresolved when that takes
+        longer than `settle`: it stays UNKNOWN.
+        """
+        run.note(why)
         wait = run.waits()
         while True:
             found = resolve(run.record, await run.view(self._source(run)), await run.view(self._destination(run)))
@@ -75,6 +79,8 @@ class Machine:
             if found.action is Action.GO_ON:
                 if found.step is not None and found.step is not run.record.step:
                     run.step(found.step)
+                else:
+                    run.known()
                 return
             await wait(why)
 

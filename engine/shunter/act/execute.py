@@ -115,9 +115,9 @@ class Executor:
     async def resume(self, record: OperationRecord) -> OperationRecord:
         """Take up an operation of which it isn't known how far it came: ask the agents first, then carry it on or back.
 
-        One that waits for its turn was never begun, and is returned as it is.
+        Until they have answered it is UNKNOWN. One that waits for its turn was never begun, and is returned as it is, as is what has ended.
         """
-        if record.waits:
+        if record.waits or record.outcome is not None:
             return record
         run = Run(self.parts, record)
         run.taken_up = True
@@ -125,7 +125,8 @@ class Executor:
         if machine is None:
             run.finish(Status.SUPERSEDED, _unsupported(record.planned))
             return run.record
-        await machine.settle(run, record.problem or problem("SH524", "the engine was interrupted", "Nothing to do", record.id))
+        interrupted = problem("SH524", "the engine was interrupted", "Nothing to do", record.id)
+        await machine.settle(run, record.outstanding.problem if record.outstanding else interrupted)
         await machine.drive(run)
         return run.record
 

@@ -20,7 +20,7 @@ from shunter.act.starts import Starts
 from shunter.act.store import Store
 from shunter.model.errors import Problem, Rejected, Retry, ShunterError, Stalled, Unknown
 from shunter.model.ids import ImageId, NodeId, OperationId, SlotId, WorkerId, node_of
-from shunter.model.operation import Measured, OperationRecord, Outcome, Status, Step
+from shunter.model.operation import Measured, OperationRecord, Outcome, Outstanding, Status, Step
 from shunter.model.plan import PlannedOperation
 from shunter.model.pod import Pod
 from shunter.model.pretending import pretending
@@ -29,8 +29,6 @@ from shunter.model.snapshot import Fleet
 from shunter.wire import agent_pb2 as pb
 
 T = TypeVar("T")
-_KEPT = (Step.ROLLING_BACK, Step.STARTING)
-"""Steps whose problem says what has become of it, and which nothing that is only outstanding takes the place of."""
 OLD_LEADER = "SH601"
 """The agents' refusal of an epoch that another engine has overtaken."""
 
@@ -108,7 +106,9 @@ def problem(code: str, what: str, remedy: str, subject: str = "") -> Problem:
 
 
 def told(parts: Parts, record: OperationRecord, kind: RecordKind, what: str) -> Record:
-    """The audit record of an operation as it now is: the same keys whatever became of it, `problem` and `outcome` when there is one."""
+    """The audit record of an operation as it now is: the same keys whatever became of it, `problem`, `outstanding` and `outcome`
+    when there is one.
+    """
     planned = record.planned
     body: dict[str, object] = {
         "step": record.step.value,
@@ -128,6 +128,8 @@ def told(parts: Parts, record: OperationRecord, kind: RecordKind, what: str) -> 
         body["pod"] = msgspec.to_builtins(record.pod)
     if record.problem:
         body["problem"] = msgspec.to_builtins(record.problem)
+    if record.outstanding:
+        body["outstanding"] = msgspec.to_builtins(record.outstanding)
     if record.outcome:
         body["outcome"] = msgspec.to_builtins(record.outcome)
     return Record(
@@ -175,7 +177,8 @@ class Run:
         left: Pod | None = None,
         by: Step | None = None,
     ) -> None:
-        """Make `step` durable. `why` becomes the record's problem; None clears it unless the operation is being rolled back.
+        """Make `step` durable. `why` becomes the record's problem; None clears it unless the operation is being rolled back. Where
+        it stands is known by that: nothing is outstanding any more.
 
         `by` is a step that it came by at the same time. The others replace what the record knows, unless None.
         """
@@ -190,6 +193,7 @@ class Run:
             pod=pod or self.record.pod,
             left=left or self.record.left,
             by=by,
+            outstanding=None,
         )
         passed = [self.record] if by is None else [msgspec.structs.replace(self.record, step=by), self.record]
         kind = self.planned.kind.value
@@ -198,10 +202,21 @@ class Run:
             self.parts.progress(one)
 
     def note(self, why: Problem) -> None:
-        """Make durable that an answer is outstanding."""
-        if self.record.problem != why:
-            self.record = self.parts.store.advance(self.record.id, self.record.step, self.parts.clock(), problem=why)
+        """Make durable that an answer is outstanding: UNKNOWN, until `step`, `known` or `finish`."""
+        before = self.record.outstanding
+        if before is None or before.problem != why:
+            now = self.parts.clock()
+            outstanding = Outstanding(since=now if before is None else before.since, problem=why)
+            self.record = self.parts.store.advance(self.record.id, self.record.step, now, outstanding=outstanding)
             self.tell(RecordKind.STEP, f"{self.planned.kind.value}: {Status.UNKNOWN.value} after {self.record.step.value}")
+
+    def known(self) -> None:
+        """Make durable that it stands where it stood when an answer was outstanding, by what the agents' journals say. What is audited next
+        says so.
+        """
+        if self.record.outstanding is not None:
+            self.record = self.parts.store.advance(self.record.id, self.record.step, self.parts.clock(), outstanding=None)
+            self.parts.progress(self.record)
 
     def measure(self, **values: float | int | None) -> Measured:
         """What is known, with these measurements added."""
@@ -349,8 +364,7 @@ class Run:
 
         async def wait(why: Problem) -> None:
             nonlocal pause
-            if self.record.step not in _KEPT:
-                self.note(why)
+            self.note(why)
             if self.parts.clock() >= until:
                 raise Unresolved(why)
             await self.parts.sleep(pause)

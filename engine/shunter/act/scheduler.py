@@ -14,7 +14,7 @@ from shunter.act.execute import Executor
 from shunter.act.run import Unresolved, problem, told
 from shunter.model.errors import Problem, Rejected, ShunterError, Stalled
 from shunter.model.ids import Digest, NodeId, OperationId, SlotId
-from shunter.model.operation import OperationRecord, Outcome, Status
+from shunter.model.operation import UNDER_WAY, OperationRecord, Outcome, Status
 from shunter.model.plan import Plan, PlannedOperation
 from shunter.model.policy import PolicySet
 from shunter.model.record import Record, RecordKind
@@ -291,7 +291,7 @@ class Scheduler:
             status = self._status(before)
             if status is Status.SUCCEEDED:
                 continue
-            if status is not None and status is not Status.ACTIVE:
+            if status is not None and status not in UNDER_WAY:
                 self._supersede(waiting, out_of_turn(planned, f"{before}, which had to come first, ended as {status.value}"))
             return False
         return True

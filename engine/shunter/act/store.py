@@ -172,7 +172,7 @@ class Store(Durable):
         """Note how it ended; in memory if need be, as no effect follows. Raises Rejected SH505, SH506 as `advance` does."""
 
         def work() -> OperationRecord:
-            record = msgspec.structs.replace(self._open(operation), outcome=outcome)
+            record = msgspec.structs.replace(self._open(operation), outcome=outcome, outstanding=None)
             self._put(record)
             self._note_end(record, outcome)
             return record

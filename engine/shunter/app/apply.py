@@ -6,7 +6,7 @@ Who leads is there for the nodes that go, too: what is involuntary is decided me
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -17,12 +17,13 @@ from shunter.app.engine import Engine
 from shunter.app.exact import ExactPlan
 from shunter.app.handover import OTHER_LEADS, applying, wanted
 from shunter.app.inbox import Answer, Request, Ticket
+from shunter.app.news import news
 from shunter.app.policies import PolicyFeed
 from shunter.app.settings import Settings
 from shunter.app.sources import source_of
 from shunter.model.errors import Problem, Rejected, Retry
 from shunter.model.ids import OperationId
-from shunter.model.operation import OperationRecord, Step
+from shunter.model.operation import OperationRecord
 from shunter.model.snapshot import Fleet
 from shunter.report.marks import Marks
 
@@ -114,7 +115,7 @@ async def _followed(
         marks = Marks(remembered.fleet if remembered else Fleet())
         while True:
             records = [record for one in ids if (record := store.get(one)) is not None]
-            for step in _news(records, told):
+            for step in news(records, told):
                 on_step(step, marks.pretends(step.planned))
             over = all(record.outcome is not None for record in records)
             if stop.is_set() or (over and not _is_needed(leading, store)):
@@ -125,7 +126,7 @@ async def _followed(
 
 def _is_needed(leading: "_Leading", store: Store) -> bool:
     """One that leads goes on until nothing is under way: it has taken up what an earlier engine left, too, and what others have ordered."""
-    return leading.leads and any(record.problem is None for record in store.active())
+    return leading.leads and any(record.problem is None and record.outstanding is None for record in store.active())
 
 
 async def _seen_through(state: Path, leading: "_Leading", stop: asyncio.Event) -> None:
@@ -134,20 +135,6 @@ async def _seen_through(state: Path, leading: "_Leading", stop: asyncio.Event) -
         while store is not None and _is_needed(leading, store) and not stop.is_set():
             leading.keep()
             await asyncio.sleep(PAUSE_S)
-
-
-def _news(records: Sequence[OperationRecord], told: dict[OperationId, int]) -> Iterator[OperationRecord]:
-    """Each record as it was at each step that wasn't told yet, and as it ended."""
-    for record in records:
-        ended = record.outcome is not None
-        known, now = told.get(record.id, 0), len(record.history) + ended
-        for index in range(known, min(now, len(record.history))):
-            history = record.history[: index + 1]
-            waits = record.waits and history[-1][0] is Step.INTENDED
-            yield msgspec.structs.replace(record, history=history, step=history[-1][0], outcome=None, waits=waits)
-        if ended and now > known:
-            yield record
-        told[record.id] = now
 
 
 class _Leading:

@@ -147,7 +147,7 @@ def _urgent(record: Record) -> bool:
 
 def _may_wait(record: Record) -> bool:
     """What it licenses is done all the same, or it licenses nothing."""
-    return record.kind is RecordKind.OUTCOME or _urgent(record) or record.body.get("step") in ENDING
+    return record.kind is RecordKind.OUTCOME or _urgent(record) or record.body.get("step") in ENDING or "outstanding" in record.body
 
 
 def condition_path(folder: Path) -> Path:

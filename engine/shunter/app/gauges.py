@@ -56,6 +56,18 @@ class FleetGauges:
             ["lane"],
             registry=registry,
         )
+        self._unknown = Gauge(
+            "shunter_operations_unknown",
+            "Operations of which an agent's answer is outstanding, so that nothing more is ordered for them",
+            ["lane"],
+            registry=registry,
+        )
+        self._unknown_oldest = Gauge(
+            "shunter_operation_unknown_oldest_seconds",
+            "Time for which the oldest of those has been outstanding; 0: there is none",
+            ["lane"],
+            registry=registry,
+        )
         self._said: dict[tuple[str, NodeId], bool] = {}
 
     def show(
@@ -98,12 +110,16 @@ class FleetGauges:
 
     def _count_operations(self, active: Iterable[OperationRecord], now: float) -> None:
         begun: dict[str, list[float]] = {lane: [] for lane in _LANES}
+        unknown: dict[str, list[float]] = {lane: [] for lane in _LANES}
         for record in active:
             if not record.waits:
                 begun[record.planned.lane].append(record.created_at)
-        for lane, times in begun.items():
-            self._active.labels(lane).set(len(times))
-            self._oldest.labels(lane).set(max(0.0, now - min(times)) if times else 0.0)
+            if record.outstanding is not None:
+                unknown[record.planned.lane].append(record.outstanding.since)
+        for number, oldest, since in ((self._active, self._oldest, begun), (self._unknown, self._unknown_oldest, unknown)):
+            for lane, times in since.items():
+                number.labels(lane).set(len(times))
+                oldest.labels(lane).set(max(0.0, now - min(times)) if times else 0.0)
 
 
 class CertificateGauges:

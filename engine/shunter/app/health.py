@@ -20,7 +20,7 @@ from shunter.app.degraded import FULL, VOLATILE, Condition
 from shunter.app.gauges import CertificateGauges, FleetGauges
 from shunter.app.settings import HealthSettings
 from shunter.model.errors import Problem
-from shunter.model.operation import Status
+from shunter.model.operation import UNDER_WAY, Status
 from shunter.model.plan import OperationKind
 
 _TICKS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -39,7 +39,7 @@ class Metrics:
         self.decide_seconds = Histogram("shunter_decide_seconds", "evaluate() alone", buckets=_TICKS, registry=self.registry)
         self.findings = Gauge("shunter_findings", "Findings of the last tick", ["verdict"], registry=self.registry)
         self.operations = Counter("shunter_operations_total", "Ended operations", ["kind", "status"], registry=self.registry)
-        for kind, status in product(OperationKind, set(Status) - {Status.ACTIVE}):
+        for kind, status in product(OperationKind, set(Status) - UNDER_WAY):
             self.operations.labels(kind.value, status.value)  # a series that begins with 1 has no increase
         self.stopped = Histogram(
             "shunter_worker_stopped_seconds",

@@ -50,7 +50,7 @@ def _log(sealed: Sealed) -> dict[str, Any]:
 def _severity(record: Record) -> tuple[int, str]:
     if record.kind is RecordKind.OUTCOME and isinstance(outcome := record.body.get("outcome"), Mapping):
         return {Status.FAILED.value: _ERROR, Status.ROLLED_BACK.value: _WARN}.get(str(outcome.get("status")), _INFO)
-    return _WARN if "problem" in record.body else _INFO
+    return _WARN if record.body.keys() & {"problem", "outstanding"} else _INFO
 
 
 def _pair(key: str, value: object) -> dict[str, Any]:

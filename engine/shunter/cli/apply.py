@@ -1,10 +1,7 @@
 """`shunter apply`: carry out an exact plan, once."""
 
 import asyncio
-import os
-import pwd
 import signal
-import socket
 import sys
 import time
 from collections import Counter
@@ -20,8 +17,9 @@ from shunter.app.exact import ExactPlan, load
 from shunter.app.settings import Settings
 from shunter.app.settings import load as load_settings
 from shunter.cli.main import INTERRUPTED, REFUSED, complain
+from shunter.cli.who import who
 from shunter.model.errors import Problem
-from shunter.model.operation import OperationRecord, Status
+from shunter.model.operation import UNDER_WAY, OperationRecord, Status
 from shunter.report.operation import operation_line
 from shunter.report.words import count, short
 
@@ -62,7 +60,7 @@ async def _run(settings: Settings, exact: ExactPlan) -> tuple[Applied, bool]:
     def on_problem(problem: Problem) -> None:
         typer.echo(f"warning: {problem}", err=True)
 
-    applied = await carry_out(settings, exact, _who(), clock=time.time, stop=stop, on_step=on_step, on_problem=on_problem)
+    applied = await carry_out(settings, exact, who(), clock=time.time, stop=stop, on_step=on_step, on_problem=on_problem)
     return applied, stop.is_set()
 
 
@@ -76,17 +74,8 @@ def _result(applied: Applied, *, interrupted: bool) -> int:
         typer.echo("nothing was done", err=True)
         return REFUSED
     ended = Counter(record.status for record in applied.records)
-    if interrupted and ended[Status.ACTIVE]:
-        typer.echo(f"{count(ended[Status.ACTIVE], 'operation')} under way: they go on with the engine, or wait for the next one", err=True)
+    if interrupted and (under_way := sum(ended[status] for status in UNDER_WAY)):
+        typer.echo(f"{count(under_way, 'operation')} under way: they go on with the engine, or wait for the next one", err=True)
         return INTERRUPTED
     typer.echo(", ".join(f"{number:,} {status.value}" for status, number in sorted(ended.items())))
     return 0 if set(ended) == {Status.SUCCEEDED} else NOT_ALL_DONE
-
-
-def _who() -> str:
-    """The user by the system's word, not the environment's."""
-    try:
-        name = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        name = f"uid {os.getuid()}"
-    return f"{name}@{socket.gethostname()}"

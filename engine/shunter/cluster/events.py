@@ -118,7 +118,7 @@ def _said(record: OperationRecord) -> tuple[str, str, float] | None:
     if record.outcome is not None:
         found = _ENDED.get(record.outcome.status)
         return (*found, record.outcome.at) if found is not None else None
-    if record.step is Step.INTENDED and not record.waits and record.problem is None and record.cancelled is None:
+    if record.step is Step.INTENDED and not record.waits and (record.problem or record.cancelled or record.outstanding) is None:
         return "Begun", "Normal", record.created_at
     return None
 

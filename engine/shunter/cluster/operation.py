@@ -105,6 +105,8 @@ def status(record: OperationRecord, sending: Sending | None = None) -> Object:
         shown = _plain(sending)
         del shown["operation"]
         found["sending"] = {**shown, "at": stamp(sending.at)}
+    if record.outstanding is not None:
+        found["outstanding"] = {**_plain(record.outstanding), "since": stamp(record.outstanding.since)}
     if record.frozen_at is not None:
         found["frozenAt"] = stamp(record.frozen_at)
     if record.outcome is not None:
@@ -177,6 +179,8 @@ def _record(one: Object) -> OperationRecord:
     }
     if "frozenAt" in told:
         fields["frozen_at"] = seconds(told["frozenAt"])
+    if "outstanding" in told:
+        fields["outstanding"] = {**told["outstanding"], "since": seconds(told["outstanding"]["since"])}
     if "outcome" in told:
         fields["outcome"] = {**told["outcome"], "at": seconds(told["outcome"]["at"])}
     return msgspec.convert(_snake(fields), OperationRecord)
@@ -186,8 +190,9 @@ def _condition(record: OperationRecord) -> Object:
     """For `kubectl wait --for=condition=Ended`."""
     outcome: Outcome | None = record.outcome
     since = outcome.at if outcome else record.created_at
-    reason = _ENDED[outcome.status] if outcome else "Waits" if record.waits else "UnderWay"
-    told = outcome.reason if outcome else record.problem.what if record.problem else ""
+    reason = _ENDED[outcome.status] if outcome else "Waits" if record.waits else "Unknown" if record.outstanding else "UnderWay"
+    problem = record.outstanding.problem if record.outstanding else record.problem
+    told = outcome.reason if outcome else problem.what if problem else ""
     return {
         "type": "Ended",
         "status": "True" if outcome else "False",

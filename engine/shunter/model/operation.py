@@ -1,6 +1,7 @@
 """Operations as durable records: what was intended, how far it is known to have come, and how it ended."""
 
 import enum
+from typing import Final
 
 import msgspec
 
@@ -58,6 +59,10 @@ class Status(enum.StrEnum):
     """An agent's answer is outstanding: resolved from the agents' journals before anything else happens to its worker or slots."""
 
 
+UNDER_WAY: Final = frozenset({Status.ACTIVE, Status.UNKNOWN})
+"""Of what has no outcome yet."""
+
+
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """What agents measured; None where it doesn't apply, or an older agent doesn't say. Seconds and bytes.
 
@@ -91,6 +96,13 @@ class Sending(msgspec.Struct, frozen=True, kw_only=True):
     left: float | None = None
 
 
+class Outstanding(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer that didn't come, since when (seconds since the epoch), and why: its order may have been carried out."""
+
+    since: float
+    problem: Problem
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How an operation ended: `code` and `reason` are empty on success, unless something less than the purpose went wrong on the way."""
 
@@ -105,7 +117,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 class OperationRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One operation's durable state. `history` is every step with its time, oldest first.
 
-    `problem` is why it is being rolled back, or which answer is outstanding; None while all goes well. `measured` is what is known so far,
+    `problem` is why it is being rolled back; None while all goes well. `outstanding` is the answer without which it isn't known how far it
+    has come, None while that is known. `measured` is what is known so far,
     `frozen_at` when its worker was stopped by the source agent's clock, None before that. `waits` is True while it waits for its turn in
     a chain: it is decided, its worker and slots are taken, and no agent was asked for anything yet. `cancelled` is why it is to be given up
     as far as that still can be done, None while it isn't.
@@ -127,6 +140,7 @@ class OperationRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The pod that was made for the worker to come to; None: none was, or none yet."""
     left: Pod | None = None
     """The pod that the worker leaves, which is deleted once it is committed that it does; None: it lives in none."""
+    outstanding: Outstanding | None = None
 
     @property
     def id(self) -> OperationId:
@@ -140,8 +154,10 @@ class OperationRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def status(self) -> Status:
-        """ACTIVE until there is an outcome."""
-        return self.outcome.status if self.outcome else Status.ACTIVE
+        """ACTIVE until there is an outcome, or UNKNOWN for as long as an answer is outstanding."""
+        if self.outcome is not None:
+            return self.outcome.status
+        return Status.ACTIVE if self.outstanding is None else Status.UNKNOWN
 
 
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):

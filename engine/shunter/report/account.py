@@ -98,6 +98,9 @@ def _why(first: Record, because: Because) -> Iterator[str]:
 def _step(r: Record) -> str:
     if r.kind is RecordKind.INTENT:
         return _STEPS["intended"]
+    outstanding = r.body.get("outstanding")
+    if isinstance(outstanding, Mapping) and isinstance(missing := outstanding.get("problem"), Mapping):
+        return f"an answer was outstanding, and the agents were asked what had happened ({missing.get('what')})"
     problem = r.body.get("problem")
     wrong = f" ({problem.get('what')})" if isinstance(problem, Mapping) else ""
     return _STEPS.get(str(r.body.get("step")), r.what) + wrong

@@ -23,9 +23,16 @@ def operation_line(record: OperationRecord, *, pretend: bool = False) -> str:
     """
     at = _at(record)
     waiting = f"waits for {', '.join(record.planned.after)}" if record.planned.after else "waits for its turn"
-    told = _outcome(record) if record.outcome else waiting if record.waits else record.step.value
+    told = _outcome(record) if record.outcome else waiting if record.waits else _standing(record)
     marks = mark(preview=record.planned.preview, pretend=pretend)
     return safe(f"{clock(at)}  {marks}{headline(record.planned)}: {told} (+{span(at - record.created_at)})")
+
+
+def _standing(record: OperationRecord) -> str:
+    if record.outstanding is None:
+        return record.step.value
+    why = record.outstanding.problem
+    return f"{Status.UNKNOWN.value} after {record.step.value}, the agents are asked: {why.code} {why.what}"
 
 
 def _at(record: OperationRecord) -> float:

@@ -13,7 +13,7 @@ from shunter.app.health import Metrics
 from shunter.app.voice import Voice
 from shunter.model.errors import Problem
 from shunter.model.ids import Digest, Epoch, ImageId, NodeId, NoticeId, OperationId, PolicyName, WorkerId, slot_id
-from shunter.model.operation import OperationRecord
+from shunter.model.operation import OperationRecord, Outstanding
 from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
 from shunter.model.snapshot import Fleet, Image, Node, Notice, NoticeKind, Worker, WorkerState
 
@@ -35,12 +35,13 @@ def image(of: str) -> Image:
     )  # type: ignore[arg-type]  # fmt: skip
 
 
-def begun(name: str, lane: str, at: float, waits: bool = False) -> OperationRecord:
+def begun(name: str, lane: str, at: float, waits: bool = False, unknown: float | None = None) -> OperationRecord:
     planned = PlannedOperation(
         id=OperationId(name), kind=OperationKind.MOVE, worker=WorkerId("d0"), lane=lane, policy=PolicyName("p"), reason="so",
         expect=Preconditions(incarnation=0),
     )  # type: ignore[arg-type]  # fmt: skip
-    return OperationRecord(planned=planned, plan=Digest("sha256:0"), epoch=Epoch(1), created_at=at, waits=waits)
+    outstanding = None if unknown is None else Outstanding(since=unknown, problem=BLIND)
+    return OperationRecord(planned=planned, plan=Digest("sha256:0"), epoch=Epoch(1), created_at=at, waits=waits, outstanding=outstanding)
 
 
 @pytest.fixture
@@ -55,7 +56,11 @@ def seen() -> CollectorRegistry:
         images=(image("d0"), image("p1")),
     )
     notices = (Notice(id=NoticeId("n"), kind=NoticeKind.PREEMPTION, node=A, seen_at=1.0),)
-    active = (begun("o1", "involuntary", NOW - 30), begun("o2", "involuntary", NOW - 10), begun("o3", "voluntary", NOW - 99, waits=True))
+    active = (
+        begun("o1", "involuntary", NOW - 30),
+        begun("o2", "involuntary", NOW - 10, unknown=NOW - 4),
+        begun("o3", "voluntary", NOW - 99, waits=True),
+    )
     gauges.show(fleet, notices, active, (A, B), {B}, NOW)
     registry.gauges = gauges  # type: ignore[attr-defined]
     return registry
@@ -84,6 +89,10 @@ def seen() -> CollectorRegistry:
         ("shunter_operations_active", {"lane": "voluntary"}, 0),
         ("shunter_operation_oldest_seconds", {"lane": "involuntary"}, 30),
         ("shunter_operation_oldest_seconds", {"lane": "voluntary"}, 0),
+        ("shunter_operations_unknown", {"lane": "involuntary"}, 1),
+        ("shunter_operations_unknown", {"lane": "voluntary"}, 0),
+        ("shunter_operation_unknown_oldest_seconds", {"lane": "involuntary"}, 4),
+        ("shunter_operation_unknown_oldest_seconds", {"lane": "voluntary"}, 0),
     ],
 )
 def test_what_is_seen_is_counted(seen: CollectorRegistry, name: str, labels: dict[str, str], value: float) -> None:
@@ -100,6 +109,8 @@ def test_what_is_gone_is_counted_no_longer(seen: CollectorRegistry) -> None:
     assert value("shunter_notices_open", {"kind": "preemption"}) == 0
     assert value("shunter_operations_active", {"lane": "involuntary"}) == 0
     assert value("shunter_operation_oldest_seconds", {"lane": "involuntary"}) == 0
+    assert value("shunter_operations_unknown", {"lane": "involuntary"}) == 0
+    assert value("shunter_operation_unknown_oldest_seconds", {"lane": "involuntary"}) == 0
 
 
 def test_a_node_that_comes_back_is_counted_anew(seen: CollectorRegistry) -> None:

@@ -10,7 +10,7 @@ from shunter.cluster.operation import LONGEST, Batch, batch_of, camel, incomplet
 from shunter.cluster.retention import KEPT_S, ROUTINE_S, outdated
 from shunter.model.errors import Problem, Rejected
 from shunter.model.ids import Digest, Epoch, ImageId, Incarnation, NodeId, NoticeId, OperationId, PolicyName, PoolId, SlotId, WorkerId
-from shunter.model.operation import Measured, OperationRecord, Outcome, Sending, Status, Step
+from shunter.model.operation import Measured, OperationRecord, Outcome, Outstanding, Sending, Status, Step
 from shunter.model.plan import Estimate, OperationKind, PlannedOperation, Preconditions
 from shunter.model.pod import Pod
 
@@ -42,7 +42,7 @@ def record(**more: Any) -> OperationRecord:
         "planned": planned(), "plan": Digest("sha256:p"), "epoch": Epoch(7), "created_at": 1_800_000_000.125, "step": Step.HELD,
         "history": ((Step.INTENDED, 1_800_000_000.125), (Step.HELD, 1_800_000_001.0)), "problem": WHY, "cancelled": WHY, "waits": True,
         "measured": Measured(stopped=0.25, dump=1.0, send=2.0, restore=3.0, bytes=5, sent=4, copy=0.5, copied=3),
-        "frozen_at": 1_800_000_000.5,
+        "frozen_at": 1_800_000_000.5, "outstanding": Outstanding(since=1_800_000_001.25, problem=WHY),
         "pod": Pod(namespace="n", name="d-1", uid="u1", container="main"), "left": Pod(namespace="n", name="d-0", uid="u0", container="m"),
         "outcome": Outcome(
             status=Status.FAILED, at=1_800_000_002.75, code="SH517", reason="gone", measured=Measured(stopped=1.5), image=ImageId("j")
@@ -76,9 +76,18 @@ def test_how_far_its_image_is_on_its_way_is_shown_and_nobody_goes_on_from_it() -
     assert "sending" not in status(record())
 
 
+def test_one_whose_answer_is_outstanding_is_unknown_and_says_which_answer() -> None:
+    shown = status(record(outcome=None, waits=False, problem=None))
+    assert shown["phase"] == "unknown"
+    assert shown["outstanding"]["since"] == "2027-01-15T08:00:01.250000Z"
+    assert (shown["conditions"][0]["status"], shown["conditions"][0]["reason"]) == ("False", "Unknown")
+    assert shown["conditions"][0]["message"] == WHY.what
+    assert status(record(outcome=None, outstanding=None))["phase"] == "active"
+
+
 def test_what_has_no_status_was_made_durable_and_not_begun() -> None:
     one = record(step=Step.INTENDED, history=((Step.INTENDED, 1_800_000_000.125),), problem=None, cancelled=None, outcome=None,
-                 measured=Measured(), frozen_at=None, pod=None, left=None)  # fmt: skip
+                 measured=Measured(), frozen_at=None, outstanding=None, pod=None, left=None)  # fmt: skip
     made = resource(one, Batch(first="x", size=3), "shunter")
     assert record_of(made) == one
     assert batch_of(made) == Batch(first="x", size=3)
@@ -123,7 +132,7 @@ def test_the_definition_has_a_place_for_everything_and_nothing_more() -> None:
 
 
 def test_the_condition_says_what_kubectl_wait_waits_for() -> None:
-    condition = whole(record(outcome=None, waits=False, problem=None))["status"]["conditions"][0]
+    condition = whole(record(outcome=None, waits=False, problem=None, outstanding=None))["status"]["conditions"][0]
     assert (condition["type"], condition["status"], condition["reason"]) == ("Ended", "False", "UnderWay")
     condition = whole(record())["status"]["conditions"][0]
     assert (condition["status"], condition["reason"], condition["message"]) == ("True", "Failed", "gone")

@@ -23,9 +23,10 @@ from report_world import (
     record,
 )
 from rich.console import Console
+from shunter.model.errors import Problem
 from shunter.model.finding import Finding, Verdict
 from shunter.model.ids import Commit, Digest, Epoch, ImageId, NodeId, NoticeId, PolicyName, SlotId, WorkerId
-from shunter.model.operation import Outcome, Status, Step
+from shunter.model.operation import Outcome, Outstanding, Status, Step
 from shunter.model.record import Record, RecordKind, Sealed
 from shunter.model.snapshot import Notice, NoticeKind, Snapshot
 from shunter.report.json import plan_json
@@ -205,6 +206,13 @@ def test_of_many_findings_the_first_are_shown_and_the_rest_counted():
 def test_a_line_for_each_step():
     assert operation_line(record(MOVE, (Step.FROZEN, 1.0))) == "08:00:01.000  move decode-0 from node-a/0 to node-b/1: frozen (+1.00 s)"
     assert operation_line(record(MOVE)) == "08:00:00.000  move decode-0 from node-a/0 to node-b/1: intended (+0.00 s)"
+    unknown = msgspec.structs.replace(
+        record(MOVE, (Step.COMMITTING, 1.0)),
+        outstanding=Outstanding(since=1.5, problem=Problem(code="SH514", what="node-a doesn't answer", remedy="Wait")),
+    )
+    assert operation_line(unknown).endswith(
+        "node-b/1: unknown after committing, the agents are asked: SH514 node-a doesn't answer (+1.00 s)"
+    )
     waiting = msgspec.structs.replace(record(msgspec.structs.replace(MOVE, after=("park-1",))), waits=True)
     assert operation_line(waiting).endswith("move decode-0 from node-a/0 to node-b/1: waits for park-1 (+0.00 s)")
     assert operation_line(DONE).endswith(": done, stood still 1.25 s, 3GB (+3.25 s)")
