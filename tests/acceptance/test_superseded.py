@@ -1,9 +1,12 @@
-"""A newer commit against what an older one began: real engine, agents (which only pretend to move), Git and command line."""
+"""What was begun, and then comes a newer commit, a person, or the engine's death: real engine, agents (which only pretend to move), Git and
+command line.
+"""
 
 import json
 import os
 import signal
 import sqlite3
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -11,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleet import ANY, Fleet, NodePlan, WorkerPlan
+from fleet import ANY, BIN, Fleet, NodePlan, WorkerPlan
 from machine import wait_for
 from shunter.act.store import Store
 from shunter.model.operation import OperationRecord, Status, Step
@@ -74,11 +77,15 @@ def push(fleet: Fleet, text: str, message: str) -> str:
 
 
 @pytest.fixture
-def begun(fleet: Fleet) -> Iterator[OperationRecord]:
+def engine(fleet: Fleet) -> "subprocess.Popen[bytes]":
+    return fleet.start_engine()
+
+
+@pytest.fixture
+def begun(fleet: Fleet, engine: "subprocess.Popen[bytes]") -> Iterator[OperationRecord]:
     """The first of two moves has begun, and waits for an agent that stands still; the second one is planned, and waits for the first."""
     destination = fleet.nodes["node-b"].agent
     assert destination is not None
-    engine = fleet.start_engine()
     wait_for("the engine to lead", lambda: leads(fleet), 30)
     with closing(sqlite3.connect(f"{(fleet.state / 'engine.db').as_uri()}?mode=ro", uri=True)) as db:
 
@@ -121,7 +128,7 @@ def test_ac34_a_fix_is_in_force_while_what_it_mends_is_under_way(fleet: Fleet, b
     node = fleet.nodes["node-b"]
     assert node.agent is not None
     os.kill(node.agent.pid, signal.SIGCONT)
-    wait_for("both to end", lambda: [o.status for o in operations(fleet)].count(Status.ACTIVE) == 0 and len(operations(fleet)) > 1, 60)
+    wait_for("both to end", lambda: all(o.outcome for o in operations(fleet)) and len(operations(fleet)) > 1, 60)
     ended = {(str(o.planned.policy), str(o.planned.worker)): o.status for o in operations(fleet)}
     assert ended == {("tidy", "decode-0"): Status.ROLLED_BACK, ("mended", "decode-1"): Status.SUCCEEDED}
     snapshot = json.loads(fleet.shunter("snapshot", "--config", str(fleet.engine_config), "-").stdout)
@@ -137,8 +144,53 @@ def test_ac34_unstarted_work_is_never_begun_once_a_commit_has_taken_its_policy_a
     node = fleet.nodes["node-b"]
     assert node.agent is not None
     os.kill(node.agent.pid, signal.SIGCONT)
-    wait_for("the first to end", lambda: operations(fleet)[0].status is not Status.ACTIVE, 60)
+    wait_for("the first to end", lambda: operations(fleet)[0].outcome is not None, 60)
     (record,) = operations(fleet)
     assert (record.id, record.status) == (begun.id, Status.ROLLED_BACK)
     assert {intent["subject"] for intent in audited(fleet, "intent")} == {"decode-0"}, "nobody ever meant to begin the second one"
     assert "decode-1" in json.dumps(audited(fleet, "plan")), "though it had been planned"
+
+
+def test_ac43_what_became_of_it_is_unknown_until_the_agents_have_said(
+    fleet: Fleet, engine: "subprocess.Popen[bytes]", begun: OperationRecord
+) -> None:
+    """The engine dies; the next one writes down that it doesn't know, and asks, before it orders anything."""
+    engine.kill()
+    engine.wait()
+    fleet.start_engine()
+    wait_for("the next one not to know", lambda: operations(fleet)[0].status is Status.UNKNOWN, 60, every=0.02)
+    shown = fleet.shunter("status", "--state", str(fleet.state)).stdout
+    assert "the agents are asked: SH524" in shown, shown
+    node = fleet.nodes["node-b"]
+    assert node.agent is not None
+    os.kill(node.agent.pid, signal.SIGCONT)
+    wait_for("the operation to end", lambda: any(o.id == begun.id and o.outcome for o in operations(fleet)), 90)
+    steps = [r for r in audited(fleet, "step") if r.get("operation") == begun.id]
+    unknown = next(number for number, r in enumerate(steps) if r["what"].startswith("move: unknown after"))
+    assert {r["epoch"] for r in steps[:unknown]} <= {1}, "the next engine's first word on it"
+
+
+def test_a_person_gives_it_up_in_the_middle_and_its_worker_runs_on_at_the_source(fleet: Fleet, begun: OperationRecord) -> None:
+    wish = ("cancel", "--config", str(fleet.engine_config), "--because")
+    verb = subprocess.Popen(
+        [str(BIN / "shunter"), *wish, "the rack is being rewired", begun.id], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_for("the engine to hear it", lambda: operations(fleet)[0].cancelled, 30)
+    node = fleet.nodes["node-b"]
+    assert node.agent is not None
+    os.kill(node.agent.pid, signal.SIGCONT)
+    out, err = verb.communicate(timeout=90)
+    assert verb.returncode == 0, out + err
+    assert out.startswith(f"{begun.id} is given up: it goes back")
+    assert "the worker runs on where it was" in out
+    ended = next(one for one in operations(fleet) if one.id == begun.id)
+    assert ended.status is Status.ROLLED_BACK
+    snapshot = json.loads(fleet.shunter("snapshot", "--config", str(fleet.engine_config), "-").stdout)
+    places = {w["id"]: (w["slot"], w["incarnation"], w["state"]) for w in snapshot["fleet"]["workers"]}
+    assert places["decode-0"] == ("node-a/0", 0, "running")
+    (said,) = [r for r in audited(fleet, "engine") if r["subject"] == begun.id]
+    assert (said["body"]["because"], said["body"]["became"]) == ("the rack is being rewired", "goes-back")
+    assert "@" in said["body"]["by"]
+    for name, code in ((begun.id, "SH933"), ("move-nobody", "SH932")):
+        again = fleet.shunter(*wish, "once more", name, check=False)
+        assert (again.returncode, again.stderr.split()[1]) == (1, code), again.stderr

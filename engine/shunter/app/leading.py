@@ -46,6 +46,7 @@ from shunter.app.sightings import Sightings
 from shunter.app.standing import Standing
 from shunter.app.turns import Turns
 from shunter.app.voice import Voice
+from shunter.app.wishes import Wishes
 from shunter.app.withdrawn import withdrawn
 from shunter.app.world import World
 from shunter.audit.decisions import Tracker
@@ -170,6 +171,12 @@ class Leading:
             self.epoch,
             record=lambda slot, what, body: self.voice.record(RecordKind.ENGINE, slot, what, body),
             tell=lambda slot, problem: self.voice.tell_or_clear(f"reserved {slot}", problem),
+        )
+        self.wishes = Wishes(
+            duty.settings.state,
+            store,
+            cancel=self.scheduler.cancel,
+            tell=lambda operation, what, body: self.voice.record(RecordKind.ENGINE, operation, what, body),
         )
         self.applications = Applications(
             duty.settings.state,
@@ -404,13 +411,17 @@ class Leading:
         self.in_force = policies
 
     def _make_way(self, now: float) -> None:
-        """Give up what a notice has overtaken, and what somebody has deleted."""
+        """Give up what a notice has overtaken, what somebody has deleted, and what a person wants to be given up."""
         for operation, because in overtaken(self.store.active(), self.duty.scene.notices, now):
             self._give_up(operation, because)
         if revoked := self.lease.revoked:
             for record in self.store.active():
                 if record.id in revoked and record.cancelled is None:
                     self._give_up(record.id, "its resource was deleted")
+        try:
+            self.wishes.hear(now)
+        except Stalled as error:
+            self.voice.tell(error.problem)
 
     def _give_up(self, operation: OperationId, because: str) -> bool:
         """False, and told, when that can't be written: a disk that takes no writes keeps nothing else from being decided."""

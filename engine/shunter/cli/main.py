@@ -21,6 +21,7 @@ VERBS: Final = {
     "comment": ("shunter.cli.comment:comment", "Write a report into a pull request's one comment."),
     "backtest": ("shunter.cli.backtest:run_backtest", "Show what the policies would have done over a stretch of the past."),
     "apply": ("shunter.cli.apply:apply", "Carry out an exact plan, once, if the world is still the one it was made for."),
+    "cancel": ("shunter.cli.cancel:cancel", "Have one operation given up: it goes back to a safe point, if it isn't committed."),
     "why": ("shunter.cli.why:why", "Say for one worker why each policy acts on it, or doesn't."),
     "notices": ("shunter.cli.notices:notices", "Show what was announced for each node, by whom, and what is done about it."),
     "snapshot": ("shunter.cli.snapshot:snapshot", "Record the fleet and its samples as they are now."),
