@@ -1,6 +1,7 @@
 """What every order says of its operation."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from shunter.act.run import Parts, Run
@@ -16,20 +17,19 @@ async def _no_sleep(_seconds: float) -> None:
     raise AssertionError("nothing waits here")
 
 
+def planned_move(**more: Any) -> PlannedOperation:
+    given: dict[str, Any] = {
+        "id": OperationId("o"), "kind": OperationKind.MOVE, "worker": WorkerId("w"), "lane": "involuntary", "policy": PolicyName("p"),
+        "reason": "a test", "expect": Preconditions(incarnation=Incarnation(3), at=SlotId("n/0")),
+    }  # fmt: skip
+    return PlannedOperation(**(given | more))
+
+
 @pytest.mark.parametrize(
     ("lane", "deadline", "said"), [("involuntary", 1200.0, 1200.0), ("involuntary", None, 0.0), ("voluntary", 1200.0, 0.0)]
 )
 def test_an_order_says_by_when_what_has_to_leave_must_be_gone(tmp_path: Path, lane: Lane, deadline: float | None, said: float) -> None:
-    planned = PlannedOperation(
-        id=OperationId("o"),
-        kind=OperationKind.MOVE,
-        worker=WorkerId("w"),
-        lane=lane,
-        policy=PolicyName("p"),
-        reason="a test",
-        expect=Preconditions(incarnation=Incarnation(3), at=SlotId("n/0")),
-        deadline=deadline,
-    )
+    planned = planned_move(lane=lane, deadline=deadline)
     record = OperationRecord(planned=planned, plan=Digest("sha256:0"), epoch=Epoch(7), created_at=1000.0)
     store = Store(tmp_path / "engine.db")
     parts = Parts(store=store, agents={}, fleet=Fleet, audit=lambda _record: None, clock=lambda: 1000.0, sleep=_no_sleep)
@@ -54,18 +54,7 @@ def test_an_order_says_by_when_what_has_to_leave_must_be_gone(tmp_path: Path, la
 def test_what_is_late_is_copied_ahead_for_half_of_what_is_left_at_most(
     tmp_path: Path, ahead: float | None, deadline: float | None, stopped: float | None, allowed: float | None
 ) -> None:
-    planned = PlannedOperation(
-        id=OperationId("o"),
-        kind=OperationKind.MOVE,
-        worker=WorkerId("w"),
-        lane="involuntary",
-        policy=PolicyName("p"),
-        reason="a test",
-        expect=Preconditions(incarnation=Incarnation(3), at=SlotId("n/0")),
-        deadline=deadline,
-        estimate=Estimate(stopped=stopped),
-        ahead=ahead,
-    )
+    planned = planned_move(deadline=deadline, estimate=Estimate(stopped=stopped), ahead=ahead)
     record = OperationRecord(planned=planned, plan=Digest("sha256:0"), epoch=Epoch(7), created_at=1000.0)
     store = Store(tmp_path / "engine.db")
     parts = Parts(store=store, agents={}, fleet=Fleet, audit=lambda _record: None, clock=lambda: 1000.0, sleep=_no_sleep)
@@ -74,15 +63,7 @@ def test_what_is_late_is_copied_ahead_for_half_of_what_is_left_at_most(
 
 
 def test_two_steps_at_once_are_two_in_the_history_the_audit_and_for_people(tmp_path: Path) -> None:
-    planned = PlannedOperation(
-        id=OperationId("o"),
-        kind=OperationKind.MOVE,
-        worker=WorkerId("w"),
-        lane="involuntary",
-        policy=PolicyName("p"),
-        reason="a test",
-        expect=Preconditions(incarnation=Incarnation(3), at=SlotId("n/0")),
-    )
+    planned = planned_move()
     record = OperationRecord(
         planned=planned, plan=Digest("sha256:0"), epoch=Epoch(7), created_at=1000.0, history=((Step.INTENDED, 1000.0),)
     )

@@ -46,7 +46,11 @@ def test_a_move_with_all_that_led_to_it() -> None:
         [
             sealed(4, RecordKind.INTENT, body("intended", policy_at="policies/save.yaml:3:1")),
             sealed(5, RecordKind.STEP, body("frozen")),
-            sealed(9, RecordKind.OUTCOME, body("unfenced", outcome=outcome("succeeded", measured={"stopped": 4.2, "bytes": 40 * 10**9, "copied": 39 * 10**9}))),
+            sealed(
+                9,
+                RecordKind.OUTCOME,
+                body("unfenced", outcome=outcome("succeeded", measured={"stopped": 4.2, "bytes": 40 * 10**9, "copied": 39 * 10**9})),
+            ),
         ],
         Because(notice=notice, finding=finding, plan=plan),
     )
