@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from conftest import MakeScene, soon
 from fleet import ANY, DECODE, Fleet, NodePlan, WorkerPlan
+from machine import wait_for
+from shunter.act.store import Store
+from shunter.model.operation import OperationRecord
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 
@@ -251,23 +254,48 @@ def test_two_engines_never_lead_on_one_state(scene: MakeScene) -> None:
     assert str(first.pid) in second.stderr
 
 
-def test_a_reassignment_keeps_its_second_half(scene: MakeScene) -> None:
-    """Decode makes way for a parked prefill worker; the restore belongs to the same plan as the move."""
-    nodes = (
-        NodePlan("node-a", 11, (ANY,), (WorkerPlan("prefill-0", "prefill", 0, 121),)),
-        NodePlan("node-b", 12, (ANY,), (WorkerPlan("decode-0", "decode", 0, 111),)),
-        NodePlan("node-c", 13, (DECODE, DECODE), (WorkerPlan("decode-1", "decode", 0, 112),)),
-    )
+SHIFTING = (
+    NodePlan("node-a", 11, (ANY,), (WorkerPlan("prefill-0", "prefill", 0, 121),)),
+    NodePlan("node-b", 12, (ANY,), (WorkerPlan("decode-0", "decode", 0, 111),)),
+    NodePlan("node-c", 13, (DECODE, DECODE), (WorkerPlan("decode-1", "decode", 0, 112),)),
+)
+
+
+def operations(fleet: Fleet) -> dict[str, OperationRecord]:
+    """By kind."""
+    with contextlib.closing(Store(fleet.state / "engine.db", read_only=True)) as store:
+        return {record.planned.kind.value: record for record in (*store.recent(0.0), *store.active())}
+
+
+@pytest.mark.parametrize("dies", ["", "move committing", "restore intended", "restore committing"])
+def test_a_reassignment_keeps_its_second_half(scene: MakeScene, dies: str) -> None:
+    """Decode makes way for a parked prefill worker; the restore belongs to the same plan as the move, also where the engine dies within."""
     shift = SHIFT.replace("sessions: park", "sessions: move").replace("kvUsage < 0.9", "kvUsage < 0.9 && pools.prefill.workers == 0")
-    s = scene(nodes=nodes, policies={"save.yaml": SAVE.replace("preemption, gone", "preemption"), "shift.yaml": shift})
+    s = scene(nodes=SHIFTING, policies={"save.yaml": SAVE.replace("preemption, gone", "preemption"), "shift.yaml": shift})
     s.stream(600, "1,1")
-    s.fleet.start_engine()
+    engine = s.fleet.start_engine()
     s.fleet.nodes["node-a"].post_notice("preemption", "60s", "n1")
     assert s.outcome("park")["status"] == "succeeded"
     s.fleet.nodes["node-a"].power_off()
+    if dies:
+        kind, step = dies.split()
+
+        def there() -> bool:
+            record = operations(s.fleet).get(kind)
+            return record is not None and not record.waits and any(one == step for one, _ in record.history)
+
+        wait_for(f"the {kind} to be at {step}", there, 60, every=0.002)
+        engine.kill()
+        engine.wait()
+        s.fleet.start_engine()
     moved, restored = s.outcome("move"), s.outcome("restore")
     assert (moved["status"], moved["policy"], moved["to"]) == ("succeeded", "shift", "node-c/1")
-    assert (restored["status"], restored["policy"], restored["to"]) == ("succeeded", "shift", "node-b/0")
+    assert (restored["policy"], restored["to"]) == ("shift", "node-b/0")
+    if dies == "restore intended" and restored["status"] == "failed":  # it had come further, and went back to its image
+        assert operations(s.fleet)["restore"].outcome.image  # type: ignore[union-attr]
+    else:
+        assert restored["status"] == "succeeded", restored
+        assert s.copies("prefill-0") == 1
     s.whole()
 
 
