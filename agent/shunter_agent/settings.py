@@ -13,7 +13,7 @@ clouds = [{name = "aws"}]            # optional: metadata services to ask for no
 kernel_log = "/dev/kmsg"             # optional: GPU errors (XIDs) in it become notices about the slots that name the GPU
 dcgm = "http://127.0.0.1:9400"       # optional: DCGM's exporter, for GPU errors that it counts
 http = [{name = "slurm", url = "http://127.0.0.1:8080/notices"}]  # optional: asked for notices, in the form of the files
-discovery = "/var/lib/dynamo-kv"     # optional: Dynamo's file discovery ($DYN_FILE_KV), to verify fences by
+discovery = "/var/lib/dynamo-kv"     # optional: Dynamo's file discovery ($DYN_FILE_KV), to fence and verify by
 taints = [{key = "team", value = "search"}]  # optional: what keeps workers off this node that don't tolerate it
 canaries = 3600.0                    # how often each source's code is tried out with a notice that is none; 0: never
 [kubernetes]                         # optional: what Kubernetes says of this node; without keys, as a pod of it

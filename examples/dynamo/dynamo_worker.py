@@ -6,15 +6,12 @@ subclass: they are in `Fencing`, which has nothing of the sample engine in it. R
 """
 
 import asyncio
-import os
 import random
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 from dynamo.common.backend.run import run  # pyright: ignore[reportMissingImports]
 from dynamo.common.backend.sample_engine import SampleLLMEngine  # pyright: ignore[reportMissingImports]
-from own_entries import OwnEntries
 from token_chain import FIRST_WORD, VOCABULARY, chain
 
 CONTROLS = frozenset({"fence", "unfence"})
@@ -24,8 +21,6 @@ class Fencing:
     """Mixed into a Dynamo backend engine, before its base class: an agent can take the worker out of the router's sight and put it back."""
 
     _endpoint: Any = None
-    _entries: OwnEntries | None = None
-    """None without a file discovery of its own address: other discoveries have no files that could be lost."""
     _fenced = False
 
     def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401  (whatever the engine takes)
@@ -39,9 +34,6 @@ class Fencing:
     async def on_endpoint_ready(self, endpoint: Any) -> None:  # noqa: ANN401  (Dynamo's binding)
         """Keep the endpoint: it is what is registered."""
         self._endpoint = endpoint
-        root, host = os.environ.get("DYN_FILE_KV"), os.environ.get("DYN_EVENT_PLANE_HOST")
-        if root and host:
-            self._entries = OwnEntries(Path(root), endpoint.connection_id(), host)
         await super().on_endpoint_ready(endpoint)  # type: ignore[misc]
 
     async def engine_control(self, control: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -51,22 +43,11 @@ class Fencing:
             return answer
         async with self._turn:
             if control == "unfence":
-                await self._unfence()
+                await self._endpoint.register_endpoint_instance()
             elif not self._fenced:  # Dynamo refuses to unregister twice
-                await self._fence()
+                await self._endpoint.unregister_endpoint_instance()
+            self._fenced = control == "fence"
         return {"status": "ok", "instance_id": self._endpoint.connection_id()}
-
-    async def _fence(self) -> None:
-        await self._endpoint.unregister_endpoint_instance()
-        self._fenced = True
-        if self._entries:
-            self._entries.remember()  # without the endpoint's own, which is registered by Dynamo
-
-    async def _unfence(self) -> None:
-        if self._entries:
-            self._entries.put_back()
-        await self._endpoint.register_endpoint_instance()
-        self._fenced = False
 
 
 class MovableEngine(Fencing, SampleLLMEngine):  # type: ignore[misc]

@@ -16,9 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 from dynamo_fleet import DECODE, DYNAMO, HERE, SYSTEM_PORT, Clients, DynamoFleet
-from fleet import SetUpError
+from fleet import SetUpError, WorkerPlan
 from move import Move, until
-from own_entries import OwnEntries
 from shunter_agent.runtime.port import WorkerSpec
 from shunter_agent.serving.dynamo import DynamoServing
 from token_chain import WORD, chain, read, whole
@@ -69,41 +68,19 @@ class TestTokenChain:
             read(" w1000 oops w1001")
 
 
-class TestOwnEntries:
-    def entry(self, root: Path, bucket: str, name: str, **fields: object) -> Path:
-        path = root / "v1" / bucket / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(fields))
-        return path
+class WithoutControls(DynamoFleet):
+    """Its agents know of no control API: workers are fenced and registered again by their records alone."""
 
-    def test_what_peers_deleted_is_put_back_as_it_was(self, tmp_path: Path) -> None:
-        ours = [
-            self.entry(tmp_path, "mdc", "card", type="Model", instance_id=255, card_json={"a": 1}),
-            self.entry(tmp_path, "event_sources", "s", type="EventSource", metadata={"worker": {"worker_id": 255}}),
-            self.entry(tmp_path, "event_channels", "c", type="EventChannel", transport={"config": {"endpoint": "tcp://10.0.0.1:5"}}),
-        ]
-        others = [
-            self.entry(tmp_path, "mdc", "other", type="Model", instance_id=256),
-            self.entry(tmp_path, "event_channels", "o", type="EventChannel", transport={"config": {"endpoint": "tcp://10.0.0.11:5"}}),
-        ]
-        (tmp_path / "v1" / "mdc" / "half").write_text('{"type": "Mod')
-        entries = OwnEntries(tmp_path, 255, "10.0.0.1")
-        assert entries.remember() == 3
-        before = [path.read_bytes() for path in ours]
-        for path in [*ours[:2], *others]:
-            path.unlink()
-        assert entries.put_back() == 2
-        assert [path.read_bytes() for path in ours] == before
-        assert not any(path.exists() for path in others), "another worker's entries are its own business"
-        assert list(tmp_path.iterdir()) == [tmp_path / "v1"]
+    def worker_lines(self, worker: WorkerPlan) -> list[str]:
+        return [line for line in super().worker_lines(worker) if not line.startswith("control = ")]
 
 
-@pytest.fixture
-def fleet(tmp_path: Path, criu: Path) -> Iterator[DynamoFleet]:
+@pytest.fixture(params=[DynamoFleet, WithoutControls], ids=["controls", "records"])
+def fleet(tmp_path: Path, criu: Path, request: pytest.FixtureRequest) -> Iterator[DynamoFleet]:
     if not (DYNAMO / "ready").exists():
         reason = DYNAMO / "why-not"
         pytest.skip(f"no Dynamo: {reason.read_text().strip() if reason.exists() else 'run scripts/install-dynamo'}")
-    made = DynamoFleet(tmp_path / "fleet", criu=criu)
+    made: DynamoFleet = request.param(tmp_path / "fleet", criu=criu)
     with made:
         yield made
     shutil.rmtree(made.folder, ignore_errors=True)

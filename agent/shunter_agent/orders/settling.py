@@ -188,21 +188,20 @@ async def hide(node: Node, operation: str, row: WorkerRow) -> str:
 async def show(node: Node, worker: str) -> None:
     """Put a worker that runs on without an order back into traffic; what fails is tried again later.
 
-    It is the worker itself that is asked to register again: one that doesn't answer isn't shown. An order that had to do with it meanwhile
-    has the last word.
+    Where it has controls, the worker itself is asked to register again: one that doesn't answer isn't shown. An order that had to do with
+    it meanwhile has the last word.
     """
     hidden = node.hidden.get(worker)
     row = node.journal.worker(worker)
     if hidden is None or row is None or row.state != "fenced" or row.operation not in ("", hidden.operation):
         node.hidden.pop(worker, None)
         return
-    if row.spec.control:
-        try:
-            await node.in_time(TRAFFIC_S, "to show the worker to the router", node.serving.unfence, row.spec)
-        except ShunterError as error:
-            node.hidden[worker] = Hidden(hidden.operation, hidden.why, node.elapsed() + SHOW_AGAIN_S)
-            node.log.problem(error.problem, worker=worker, operation=hidden.operation)
-            return
+    try:
+        await node.in_time(TRAFFIC_S, "to show the worker to the router", node.serving.unfence, row.spec)
+    except ShunterError as error:
+        node.hidden[worker] = Hidden(hidden.operation, hidden.why, node.elapsed() + SHOW_AGAIN_S)
+        node.log.problem(error.problem, worker=worker, operation=hidden.operation)
+        return
     with node.journal.batch():
         node.change(worker, state="running", operation="")
         node.journal.undo(hidden.operation, ("fence",), node.clock(), hidden.why)

@@ -69,10 +69,7 @@ class Source:
         node, row = self._node, self._node.row(head.worker)
         if row.state == "frozen":
             raise rejected("SH606", "unfence was refused: the worker stands still", "Thaw it first", head.worker)
-        if row.spec.control:
-            evidence = await node.in_time(TRAFFIC_S, "to show the worker to the router", node.serving.unfence, row.spec)
-        else:
-            evidence = "the worker has no control API, and can't have been fenced"
+        evidence = await node.in_time(TRAFFIC_S, "to show the worker to the router", node.serving.unfence, row.spec)
 
         def write() -> None:
             node.change(head.worker, state="running", operation="")

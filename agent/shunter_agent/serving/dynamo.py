@@ -1,14 +1,16 @@
-"""Fencing through a Dynamo worker's control API, verified in the file discovery where there is one.
+"""Fencing a Dynamo worker: through its control API, or by its records in the file discovery; verified there, where there is one.
 
 Two APIs do it: engine controls of the worker's own (`/engine/control/fence` and `/unfence`, which call the endpoint's unregister and
 register), and Dynamo's Worker Admin API (`/engine/drain`, `/engine/resume`), which releases after 1.6 have. With the former a worker keeps
-its instance id.
+its instance id. Of a worker that has neither, the agent takes the records out of discovery itself, and puts them back; so it also puts back
+what peers deleted of any worker, since it stood still for longer than its lease.
 """
 
-import json
+import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,13 +18,12 @@ import httpx
 
 from shunter_agent.refusals import rejected, retry
 from shunter_agent.runtime.port import WorkerSpec
+from shunter_agent.serving.records import INTERNAL, Records, address_of
 
 ANSWER_S: Final = 2.0
 """Seconds that a control call may take: measured ones take 10 to 50 ms."""
 DISCOVERY_S: Final = 5.0
 """Seconds until discovery must show what was asked for."""
-_INTERNAL: Final = "worker_kv_query_source"
-"""Endpoints between workers and routers that carry no requests; they stay registered while a worker is fenced."""
 _INFLIGHT: Final = "dynamo_component_inflight_requests"
 _INFLIGHT_ROW: Final = re.compile(rf"^{_INFLIGHT}\{{([^}}\n]*)\}} (\S+)$", re.MULTILINE)
 
@@ -38,15 +39,19 @@ class DynamoServing:
         monotonic: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._instances = discovery / "v1" / "instances" if discovery else None
+        self._records = Records(discovery) if discovery else None
         self._client = client or httpx.Client(timeout=ANSWER_S, trust_env=False)
         self._monotonic = monotonic
         self._wait = wait
 
     def fence(self, spec: WorkerSpec) -> str:
         """See the port."""
-        reply, api = self._control(spec, "/engine/control/fence", "/engine/drain")
-        if self._instances is None:
+        noted = self._noted(spec)
+        asked = self._control(spec, "/engine/control/fence", "/engine/drain")
+        if asked is None:
+            return self._take_out(spec)
+        reply, api = asked
+        if self._records is None:
             return f"fenced by {api}; no discovery to verify it in"
         if not self._until(lambda: not self._registered(spec, reply.get("instance_id"))):
             self._control(spec, "/engine/control/unfence", "/engine/resume")
@@ -56,21 +61,32 @@ class DynamoServing:
                 "Check that `discovery` is the folder that the worker registers in",
                 spec.worker,
             )
-        return f"fenced by {api}; gone from discovery"
+        return f"fenced by {api}; gone from discovery{noted}"
 
     def unfence(self, spec: WorkerSpec) -> str:
         """See the port."""
-        reply, api = self._control(spec, "/engine/control/unfence", "/engine/resume")
-        if self._instances is None:
-            return f"unfenced by {api}; no discovery to verify it in"
-        if not self._until(lambda: self._registered(spec, reply.get("instance_id"))):
+        asked = self._control(spec, "/engine/control/unfence", "/engine/resume")
+        if self._records is None:
+            if asked is None:
+                return "the worker has no control API, and can't have been fenced"
+            return f"unfenced by {asked[1]}; no discovery to verify it in"
+        reply, by = asked if asked is not None else ({}, "its records")
+        registered = partial(self._registered, spec, reply.get("instance_id"))
+        # what a worker with controls registers by itself is left to it, for as long as that may take
+        back = self._put_back(spec, endpoints=asked is None)
+        if asked is None and not back and not registered():
+            return "nothing of it was taken out of discovery, and it has no control API to register with"
+        if not self._until(registered):
+            back += self._put_back(spec, endpoints=True)
+        if not registered():
             raise retry(
                 "SH624",
                 f"the worker said that it is unfenced, but it isn't in discovery after {DISCOVERY_S:g} s",
                 "Check that `discovery` is the folder that the worker registers in, and the worker's log",
                 spec.worker,
             )
-        return f"unfenced by {api}; back in discovery"
+        self._records.forget(spec.worker)
+        return f"unfenced by {by}; back in discovery{f', {back} of its records put back' if back else ''}"
 
     def inflight(self, spec: WorkerSpec) -> int:
         """See the port."""
@@ -90,10 +106,56 @@ class DynamoServing:
             )
         return count
 
-    def _control(self, spec: WorkerSpec, *paths: str) -> tuple[dict[str, Any], str]:
-        if not spec.control:
+    def _take_out(self, spec: WorkerSpec) -> str:
+        if self._records is None:
             raise _no_control(spec)
-        for path in paths:
+        try:
+            taken = self._records.take_out(spec.worker, spec.address)
+        except OSError as error:
+            with contextlib.suppress(OSError):  # what is out comes back with the next unfence, too
+                self._records.put_back(spec.worker, spec.address, endpoints=True)
+            raise retry(
+                "SH625",
+                f"the worker's records can't be taken out of discovery: {error.strerror}",
+                "Check that the agent may write in `discovery`, or give the worker controls of its own",
+                spec.worker,
+            ) from error
+        if not taken:
+            raise _no_control(spec)
+        if self._registered(spec, None):
+            self._put_back(spec, endpoints=True)
+            raise retry(
+                "SH627",
+                "the worker's records were taken out of discovery, and are there again; all were put back",
+                "Its Dynamo renews them otherwise than releases up to 1.6.1 do: give it controls of its own",
+                spec.worker,
+            )
+        return "fenced by its records, which were taken out of discovery"
+
+    def _put_back(self, spec: WorkerSpec, *, endpoints: bool) -> int:
+        assert self._records is not None
+        try:
+            return self._records.put_back(spec.worker, spec.address, endpoints=endpoints)
+        except OSError as error:
+            raise retry(
+                "SH626",
+                f"the worker's records can't be put back into discovery: {error.strerror}",
+                "Check that the agent may write in `discovery`; they lie beside it, in its folder `shunter`",
+                spec.worker,
+            ) from error
+
+    def _noted(self, spec: WorkerSpec) -> str:
+        """Keep copies of its records, should its lease end while it stands still. Why that failed, in words: controls do without."""
+        try:
+            if self._records is not None:
+                self._records.note(spec.worker, spec.address)
+        except OSError as error:
+            return f" (its records could not be kept: {error.strerror})"
+        return ""
+
+    def _control(self, spec: WorkerSpec, *paths: str) -> tuple[dict[str, Any], str] | None:
+        """What it answered, and on which path; None: it has none of them."""
+        for path in paths if spec.control else ():
             response = self._ask(spec, "POST", path)
             if response.is_success:
                 return _body(response), path
@@ -104,7 +166,7 @@ class DynamoServing:
                     "Look at the worker's log; it is left as it was",
                     spec.worker,
                 )
-        raise _no_control(spec)
+        return None
 
     def _ask(self, spec: WorkerSpec, method: str, path: str) -> httpx.Response:
         try:
@@ -126,28 +188,11 @@ class DynamoServing:
         return True
 
     def _registered(self, spec: WorkerSpec, instance: object) -> bool:
+        assert self._records is not None
         return any(
-            (entry.get("instance_id") == instance) if isinstance(instance, int) else _address(entry) == spec.address
-            for entry in self._entries()
+            (record.get("instance_id") == instance) if isinstance(instance, int) else address_of(record) == spec.address
+            for record in self._records.serving()
         )
-
-    def _entries(self) -> Iterator[dict[str, Any]]:
-        assert self._instances is not None
-        for path in sorted(self._instances.glob("*")) if self._instances.is_dir() else ():
-            if path.name.startswith("."):
-                continue
-            try:
-                entry = json.loads(path.read_bytes())
-            except (OSError, ValueError):
-                continue  # it went away while we looked, or is being written
-            if isinstance(entry, dict) and not str(entry.get("endpoint", "")).startswith(_INTERNAL):
-                yield entry
-
-
-def _address(entry: dict[str, Any]) -> str:
-    transport = entry.get("transport")
-    text = transport.get("tcp", "") if isinstance(transport, dict) else ""
-    return str(text).split("/", 1)[0]
 
 
 def _body(response: httpx.Response) -> dict[str, Any]:
@@ -162,7 +207,7 @@ def _inflight_metric(response: httpx.Response) -> int | None:
     """Requests in flight by a worker's metrics; None when they don't say, which isn't none in flight."""
     if not response.is_success:
         return None
-    rows = [value for labels, value in _INFLIGHT_ROW.findall(response.text) if f'dynamo_endpoint="{_INTERNAL}' not in labels]
+    rows = [value for labels, value in _INFLIGHT_ROW.findall(response.text) if f'dynamo_endpoint="{INTERNAL}' not in labels]
     try:
         return sum(int(float(value)) for value in rows) if rows else None
     except (ValueError, OverflowError):
@@ -172,7 +217,8 @@ def _inflight_metric(response: httpx.Response) -> int | None:
 def _no_control(spec: WorkerSpec) -> Exception:
     return rejected(
         "SH621",
-        "the worker can't be fenced: it has neither the engine controls fence and unfence nor the Worker Admin API",
-        "Add the controls (they call the endpoint's unregister and register), and name their base URL as the worker's `control`",
+        "the worker can't be fenced: there is no engine control fence or unfence, no Worker Admin API, and no record in `discovery`",
+        "Add the controls (they call the endpoint's unregister and register) and name their base URL as the worker's `control`, or set"
+        " `discovery` to the folder of its file discovery",
         spec.worker,
     )

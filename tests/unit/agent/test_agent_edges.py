@@ -225,10 +225,13 @@ class TestServing:
 
     def test_what_cannot_be_fenced(self, tmp_path: Path) -> None:
         worker = Serving(tmp_path, {})
+        worker.register(False)
         with pytest.raises(Rejected, match="SH621"):
             worker.serving.fence(SPEC)
         with pytest.raises(Rejected, match="SH621"):
             worker.serving.fence(replace(SPEC, control=""))
+        with pytest.raises(Rejected, match="SH621"):
+            DynamoServing().fence(replace(SPEC, control=""))
 
     def test_a_worker_in_trouble_is_a_reason_to_try_again(self, tmp_path: Path) -> None:
         with pytest.raises(Retry, match="SH622"):
