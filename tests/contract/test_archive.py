@@ -6,6 +6,7 @@ half-way, throttling, and stores that answer with an older listing (Amazon's doe
 
 import contextlib
 import logging
+import os
 import socket
 import threading
 import time
@@ -285,6 +286,28 @@ def test_many_objects_are_all_listed(objects: Objects, monkeypatch: pytest.Monke
     assert objects.find("chunks/3") is None
     assert objects.find("images/a") is not None
     assert objects.get("images/a") == b""
+
+
+def test_nobody_else_can_read_an_archive_in_a_folder_and_a_power_cut_takes_nothing_of_it(
+    tmp_path: Path, here: ImageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(here)
+    root, synced, fsync = tmp_path / "archive", set[Path](), os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.add(Path(f"/proc/self/fd/{descriptor}").readlink())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    before = os.umask(0o022)
+    try:
+        Archive(FolderObjects(root), Ring(), Clock()).put(here, "i1")
+    finally:
+        os.umask(before)
+    inside = [root, *root.rglob("*")]
+    assert {path.stat().st_mode & 0o777 for path in inside if path.is_dir()} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in inside if path.is_file()} == {0o600}
+    assert {path for path in inside if path.is_dir()} <= synced, "names, too, are on the disk"
 
 
 # -- how fast, and who first

@@ -9,6 +9,7 @@ from typing import Final
 
 from shunter.model.errors import Problem, Retry
 
+from shunter_agent.images.folders import sync_path
 from shunter_agent.images.port import Kept
 
 _MAKING: Final = ".making-"
@@ -27,15 +28,24 @@ class FolderObjects:
         path = self._root / key
         making = path.with_name(f"{_MAKING}{secrets.token_hex(8)}")
         with self._told(missing=True):
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make(path.parent)
             try:
                 with open(os.open(making, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
                 making.rename(path)
+                sync_path(path.parent)  # else its name may be lost with the power
             finally:
                 making.unlink(missing_ok=True)
+
+    def _make(self, folder: Path) -> None:
+        """With the folders above it that are missing, as far as they are the archive's."""
+        if not folder.is_dir():
+            if folder != self._root:
+                self._make(folder.parent)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            sync_path(folder.parent)
 
     def get(self, key: str) -> bytes | None:
         """See `port.Objects`."""
