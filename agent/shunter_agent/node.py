@@ -151,6 +151,8 @@ class Node:
     networks: dict[str, Network] = field(default_factory=dict)
     frozen: dict[str, FrozenCopy] = field(default_factory=dict)
     held: dict[str, HeldCopy] = field(default_factory=dict)
+    streams: dict[str, Mapping[int, int]] = field(default_factory=dict)
+    """Of copies that were restored, what their connections had moved before they ran. See `orders.streams`."""
     hidden: dict[str, Hidden] = field(default_factory=dict)
     spoken: dict[str, float] = field(default_factory=dict)
     """When the last order about each worker ended, by `Node.elapsed`. Without any: see `began`."""

@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from shunter.model.errors import Rejected
+from shunter_agent.orders.streams import Streams, judged
 from shunter_agent.runtime import filling, holds, locktables, preflight, process, swrk
 from shunter_agent.runtime.criu import CriuRuntime
 from shunter_agent.runtime.namespaces import inside, make_network
@@ -237,6 +239,29 @@ def test_a_move_keeps_the_connection_and_every_number(bench: Bench) -> None:
     assert (bench.b.runtime.memory(running) or 0) > 4096 * 4096
     if os.environ.get("SHUNTER_FIGURES"):
         print(f"dump {frozen.dump.dump_s:.3f} s, longest pause of the client {client.longest_s:.3f} s")
+
+
+def test_connections_that_go_on_and_one_whose_client_is_gone_are_told_apart(bench: Bench) -> None:
+    """By what the kernel has counted before a copy runs, and after."""
+    stays, leaves = bench.client(), bench.client()
+    stays.goes_on()
+    leaves.goes_on()
+    there, folder = bench.network_on(bench.b), bench.folder()
+    bench.freeze(folder).release()
+    bench.a.call(bench.network.disconnect)
+    leaves.link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    leaves.close()
+    held = bench.restore(folder, bench.b, there)
+    before = bench.b.runtime.connections(held.process)
+    assert len(before) == 2
+    bench.b.call(there.connect)
+    running = held.resume()
+    stays.goes_on()
+    until(lambda: len(bench.b.runtime.connections(running)) == 1, "the other end to say that it knows the connection no more")
+    now = bench.b.runtime.connections(running)
+    most = {inode: max(count, now.get(inode, 0)) for inode, count in before.items()}
+    assert judged(before, most, now.keys()) == Streams(had=2, moved=1, ended=1)
+    bench.clients.remove(leaves)
 
 
 def test_a_disk_that_is_full_at_the_last_moment_costs_the_dump_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

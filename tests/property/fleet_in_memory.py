@@ -281,7 +281,7 @@ class MemoryAgent:
         self._need(self.copy is not None and self.copy.state == "running", "it doesn't run here")
         assert self.copy is not None
         self.copy.fenced = fenced
-        return pb.Done()
+        return pb.Done() if fenced else pb.Done(connections=3, ended=self.world.ended)
 
     async def freeze(
         self, order: pb.Order, image: ImageId, to: pb.Peer | None, hold: float, timeout: float, ahead: float | None = None
@@ -462,6 +462,8 @@ class World:
         self.orders: list[tuple[str, str]] = []
         self.records: list[Record] = []
         self.drained = False
+        self.ended = 0
+        """Of a worker's three connections, those that had ended when it ran on elsewhere."""
         self.woken = False
         """An agent has carried out an order long after it was given."""
         self.healthy = True

@@ -13,7 +13,7 @@ from next_engine import take_over
 from shunter.act.execute import Executor
 from shunter.act.resolve import image_of
 from shunter.act.run import Unresolved
-from shunter.model.ids import OperationId
+from shunter.model.ids import OperationId, node_of
 from shunter.model.operation import Outcome, Status, Step
 from shunter.model.plan import OperationKind
 from shunter.model.record import RecordKind
@@ -106,6 +106,18 @@ def settled(world: World, kind: OperationKind) -> Status:
     if kind is OperationKind.DRAIN:
         assert world.drained == (status is Status.SUCCEEDED)
     return status
+
+
+@pytest.mark.parametrize("kind", [OperationKind.MOVE, OperationKind.RESTORE])
+async def test_connections_that_did_not_outlast_it_are_told_and_nothing_is_undone_for_them(tmp_path: Path, kind: OperationKind) -> None:
+    world = fresh(tmp_path, kind, "ended")
+    world.ended = 2
+    await carry_out(world, kind)
+    outcome = world.store.get(OperationId(f"{kind.value}-0")).outcome  # type: ignore[union-attr]
+    assert outcome is not None
+    assert (outcome.status, outcome.code) == (Status.SUCCEEDED, "SH574")
+    assert outcome.reason == "it runs, but 2 of its 3 connections had ended before anything went over them"
+    assert world.home() == node_of(world.store.get(OperationId(f"{kind.value}-0")).planned.to_slot)  # type: ignore[union-attr,arg-type]
 
 
 @pytest.mark.parametrize("lane", LANES)

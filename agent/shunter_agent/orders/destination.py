@@ -18,6 +18,7 @@ from shunter_agent.guard import Asked, in_other_operation
 from shunter_agent.journal import Reservation, WorkerRow
 from shunter_agent.node import HeldCopy
 from shunter_agent.orders.carry import Orders, Outcome
+from shunter_agent.orders.streams import remember
 from shunter_agent.preflight import too_narrow
 from shunter_agent.refusals import rejected, retry, undone
 from shunter_agent.runtime.port import Housing, Network, Process, WorkerSpec
@@ -154,6 +155,7 @@ class Destination:
         finally:
             node.busy_images.pop(message.image, None)
         node.held[head.worker] = HeldCopy(head.operation, held, node.elapsed() + message.hold_s, message.image)
+        node.keep(asyncio.create_task(remember(node, head.worker, held.process)))
 
         def write() -> None:
             whole = self._whole(reservation.spec, image.spec)

@@ -20,6 +20,7 @@ from shunter_agent.notices.doubts import of_image
 from shunter_agent.orders.ahead import Copied, copy_ahead
 from shunter_agent.orders.carry import Orders, Outcome
 from shunter_agent.orders.settling import TRAFFIC_S, hide, settle, show
+from shunter_agent.orders.streams import gone_on
 from shunter_agent.refusals import Undone, rejected, retry, undone
 from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.port import Frozen
@@ -71,11 +72,14 @@ class Source:
             raise rejected("SH606", "unfence was refused: the worker stands still", "Thaw it first", head.worker)
         evidence = await node.in_time(TRAFFIC_S, "to show the worker to the router", node.serving.unfence, row.spec)
 
+        found = await gone_on(node, head.worker, row.process)
+        detail = "; ".join(filter(None, (evidence, str(found))))
+
         def write() -> None:
             node.change(head.worker, state="running", operation="")
             node.journal.undo(head.operation, ("fence",), node.clock(), "unfenced")
 
-        return Outcome(pb.Done(at=node.clock(), detail=evidence), write, evidence)
+        return Outcome(pb.Done(at=node.clock(), detail=detail, connections=found.had, ended=found.ended), write, detail)
 
     # -- freezing
 

@@ -11,6 +11,7 @@ import errno
 import os
 import socket
 import stat
+import struct
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -18,6 +19,8 @@ _PIDFD_GETFD: Final = 438
 _TCP_REPAIR: Final = 19
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _TCP_INFO: Final = 11
+_MOVED: Final = struct.Struct("=120xQQ")
+"""Of `struct tcp_info`, `tcpi_bytes_acked` and `tcpi_bytes_received`."""
 _CLOSED: Final = 7
 _LISTEN: Final = 10
 
@@ -68,6 +71,18 @@ def connected_of(pids: Iterable[int]) -> list[socket.socket]:
         for link in found:
             link.close()
         raise
+    return found
+
+
+def moved(pids: Iterable[int]) -> dict[int, int]:
+    """Bytes that each open connection of these processes has moved, both ways, by inode. Raises OSError."""
+    found: dict[int, int] = {}
+
+    def count(inode: int, link: socket.socket) -> None:
+        info = link.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _MOVED.size)
+        found[inode] = sum(_MOVED.unpack(info)) if len(info) == _MOVED.size else 0
+
+    _each(pids, count)
     return found
 
 

@@ -368,6 +368,10 @@ class CriuRuntime:
         """See `port.Runtime`. Raises Unknown SH707."""
         processes.end(process)
 
+    def connections(self, process: Process) -> Mapping[int, int]:
+        """See `port.Runtime`. Raises OSError."""
+        return connections.moved(processes.tree(process.pid))
+
     def memory(self, process: Process) -> int | None:
         """See `port.Runtime`. On the host and on GPUs."""
         resident = processes.memory(process)

@@ -5,7 +5,7 @@ after one is
 in the `Process` (which the agent's journal stores) or in the image's folder.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
@@ -329,6 +329,12 @@ class Runtime(Protocol):
 
     def end(self, process: Process) -> None:
         """End it and all its children, and wait until they are dead. Idempotent. Raises Unknown if that can't be confirmed."""
+        ...
+
+    def connections(self, process: Process) -> Mapping[int, int]:
+        """Bytes that each open connection of its tree has moved so far, by some number that it keeps. Empty: none, or nobody can tell.
+
+        Raises OSError when it is gone."""
         ...
 
     def memory(self, process: Process) -> int | None:

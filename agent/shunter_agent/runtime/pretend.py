@@ -313,6 +313,10 @@ class PretendRuntime:
         processes.end(process)
         self._shelf.forget(process)
 
+    def connections(self, process: Process) -> dict[int, int]:
+        """See `port.Runtime`: it keeps them, as it stays where it is."""
+        return {}
+
     def memory(self, process: Process) -> int | None:
         """See `port.Runtime`."""
         return processes.memory(process)

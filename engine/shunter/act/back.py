@@ -134,15 +134,30 @@ def lost_with(run: Run, slot: SlotId) -> Problem | None:
 
 async def show(run: Run, slot: SlotId) -> tuple[bool, Problem | None]:
     """Let the router see the worker again: whether it lives, and what is wrong, None if nothing is. Raises Unresolved."""
-    refused = await run.insist(lambda: run.at(slot).unfence(run.order, run.times.quick))
+    said = pb.Done()
+
+    async def unfence() -> None:
+        nonlocal said
+        said = await run.at(slot).unfence(run.order, run.times.quick)
+
+    refused = await run.insist(unfence)
     view = await must_view(run, slot)  # the answer may be an old one, from before it died
     because = f": {refused.code} {refused.what}" if refused else ""
     if view.copy == "none":
         what = f"the worker died on {node_of(slot)} before it was known that the router sees it again{because}"
         return False, problem("SH516", what, "It is restored from its newest image", run.planned.worker)
     if refused is None or not fenced(view):
-        return True, None
+        return True, _ended(run, said)
     return True, problem("SH519", f"the worker runs, but the router doesn't see it{because}", refused.remedy, run.planned.worker)
+
+
+def _ended(run: Run, said: pb.Done) -> Problem | None:
+    """SH574: not all that the worker was doing goes on. It is the worker all the same, and there is nothing to go back to."""
+    if not said.ended:
+        return None
+    what = f"it runs, but {said.ended} of its {said.connections} connections had ended before anything went over them"
+    remedy = "Look whether their clients gave up while it stood still, or were told that it was gone"
+    return problem("SH574", what, remedy, run.planned.worker)
 
 
 def fenced(view: CopyView) -> bool:

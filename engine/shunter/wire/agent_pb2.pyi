@@ -245,12 +245,16 @@ class StandOrder(_message.Message):
     def __init__(self, order: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., key: _Optional[bytes] = ..., endorsement: _Optional[bytes] = ..., certificates: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("at", "detail")
+    __slots__ = ("at", "detail", "connections", "ended")
     AT_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     at: float
     detail: str
-    def __init__(self, at: _Optional[float] = ..., detail: _Optional[str] = ...) -> None: ...
+    connections: int
+    ended: int
+    def __init__(self, at: _Optional[float] = ..., detail: _Optional[str] = ..., connections: _Optional[int] = ..., ended: _Optional[int] = ...) -> None: ...
 
 class Peer(_message.Message):
     __slots__ = ("node", "address")

@@ -138,6 +138,8 @@ class FakeRuntime:
         self.allowed: Privileges | None = None
         self.never_ran: set[Process] = set()
         self.used: Uses | None = None
+        self.moves: list[dict[int, int]] = []
+        """What each look at its connections finds."""
         self.lacks: list[Problem] = []
         self.has_gpus, self.needed, self.gpu_facts = Gpus(), dict[str, str](), dict[str, str]()
 
@@ -163,6 +165,10 @@ class FakeRuntime:
         self.alive.add(PROCESS)
         self.running.add(PROCESS)
         return PROCESS
+
+    def connections(self, process: Process) -> dict[int, int]:
+        self.faults.point("connections")
+        return self.moves.pop(0) if self.moves else {}
 
     def uses(self, process: Process, spec: WorkerSpec) -> Uses | None:
         return self.used
