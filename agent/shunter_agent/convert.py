@@ -10,7 +10,7 @@ from shunter_agent.depot import ImageFacts
 from shunter_agent.guard import Asked
 from shunter_agent.journal import WorkerRow
 from shunter_agent.notices.port import Notice
-from shunter_agent.runtime.port import FileUse, Privileges, Uses, WorkerSpec
+from shunter_agent.runtime.port import Contained, FileUse, Privileges, Uses, WorkerSpec
 
 
 def asked(order: pb.Order) -> Asked:
@@ -82,19 +82,27 @@ def spec(message: pb.WorkerSpec) -> WorkerSpec:
 
 def uses_message(uses: Uses) -> pb.Uses:
     """What a worker uses of its node, for the node that it goes to."""
-    files = [pb.FileUse(path=use.path, bytes=use.bytes, build=use.build) for use in uses.files]
-    return pb.Uses(files=files, addresses=uses.addresses)
+    files = [pb.FileUse(path=use.path, mode=use.mode, bytes=use.bytes, build=use.build) for use in uses.files]
+    of = uses.container
+    container = pb.Contained(image=of.image, label=of.label, points=of.points) if of is not None else None
+    return pb.Uses(files=files, addresses=uses.addresses, container=container)
 
 
 def to_uses(message: pb.Uses) -> Uses:
     """The reverse of `uses_message`."""
-    files = tuple(FileUse(path=f.path, bytes=f.bytes if f.HasField("bytes") else None, build=f.build) for f in message.files)
-    return Uses(files=files, addresses=tuple(message.addresses))
+    files = tuple(FileUse(path=f.path, mode=f.mode, bytes=f.bytes if f.HasField("bytes") else None, build=f.build) for f in message.files)
+    container = contained(message.container) if message.HasField("container") else None
+    return Uses(files=files, addresses=tuple(message.addresses), container=container)
 
 
 def privileges_message(known: Privileges | None) -> pb.Privileges | None:
     """As they travel; None: not known."""
     return None if known is None else pb.Privileges(capabilities=known.capabilities, no_new_privs=known.no_new_privs)
+
+
+def contained(message: pb.Contained) -> Contained:
+    """A worker's container, as its own node has told of it."""
+    return Contained(image=message.image, label=message.label, points=tuple(message.points))
 
 
 def image_message(image: ImageFacts) -> pb.ImageInfo:

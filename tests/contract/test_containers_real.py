@@ -268,7 +268,18 @@ def test_a_move_that_is_rolled_back_leaves_no_trace(
 
 
 def test_a_placeholder_of_another_template_is_refused(worker: Home, kubelet: Kubelet, runtime: ContainerRuntime, tmp_path: Path) -> None:
+    """Before the worker is touched, and by its image as well."""
+    used = runtime.uses(worker.process, worker.spec)
+    assert used is not None
+    assert used.container is not None
+    with home(kubelet, runtime, "alike") as alike:
+        assert alike.spec.pod is not None
+        assert runtime.unfit(worker.spec, used.container, alike.spec.pod) is None
     with home(kubelet, runtime, "other", volumes=()) as there:
+        assert there.spec.pod is not None
+        unfit = runtime.unfit(worker.spec, used.container, there.spec.pod)
+        assert unfit is not None
+        assert (unfit.code, "/cache" in unfit.what) == ("SH757", True)
         frozen = worker.freeze(tmp_path / "image")
         with pytest.raises(Rejected) as refused:
             there.restore(tmp_path / "image")

@@ -257,7 +257,15 @@ class MemoryAgent:
 
         return await self._order("preflight", order, effect)  # type: ignore[return-value]
 
-    async def prepare(self, order: pb.Order, slot: SlotId, spec: pb.WorkerSpec, timeout: float, pod: Pod | None = None) -> pb.Done:
+    async def prepare(
+        self,
+        order: pb.Order,
+        slot: SlotId,
+        spec: pb.WorkerSpec,
+        timeout: float,
+        pod: Pod | None = None,
+        container: pb.Contained | None = None,
+    ) -> pb.Done:
         def effect() -> pb.Done:
             self._need(self.copy is None, "the slot is occupied")
             self.prepared.add(order.operation)

@@ -87,6 +87,10 @@ class Destination:
             )
             raise rejected("SH680", what, remedy, spec.worker)
         housed = await self._node.in_thread(runtime.housed, spec, pod)
+        if message.HasField("container"):
+            unfit = await self._node.in_thread(runtime.unfit, spec, convert.contained(message.container), pod)
+            if unfit is not None:
+                raise Rejected(unfit)
         size = self._node.promises.of(message.order.operation)
         narrow = too_narrow(size, await self._node.in_thread(runtime.memory_limits, pod), pod) if size else None
         if narrow is not None:

@@ -74,6 +74,18 @@ def connected_of(pids: Iterable[int]) -> list[socket.socket]:
     return found
 
 
+def bound_of(pids: Iterable[int]) -> set[str]:
+    """The addresses that these processes' sockets have at their own end, of whatever protocol. Raises OSError."""
+    found: set[str] = set()
+
+    def note(_inode: int, link: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # bound to none
+            found.add(str(link.getsockname()[0]))
+
+    _each(pids, note, lambda link: link.family in (socket.AF_INET, socket.AF_INET6))
+    return found
+
+
 def moved(pids: Iterable[int]) -> dict[int, int]:
     """Bytes that each open connection of these processes has moved, both ways, by inode. Raises OSError."""
     found: dict[int, int] = {}
@@ -86,8 +98,8 @@ def moved(pids: Iterable[int]) -> dict[int, int]:
     return found
 
 
-def _each(pids: Iterable[int], call: Callable[[int, socket.socket], None]) -> None:
-    """Each one once. What a process that runs closes meanwhile is left out."""
+def _each(pids: Iterable[int], call: Callable[[int, socket.socket], None], wanted: Callable[[socket.socket], bool] | None = None) -> None:
+    """Each one that is `wanted` (None: each connection) once. What a process that runs closes meanwhile is left out."""
     seen: set[int] = set()
     for pid in pids:
         pidfd = os.pidfd_open(pid)
@@ -98,7 +110,7 @@ def _each(pids: Iterable[int], call: Callable[[int, socket.socket], None]) -> No
                     continue
                 inode, link = found
                 with contextlib.closing(link):
-                    if inode not in seen and _connected(link):
+                    if inode not in seen and (wanted or _connected)(link):
                         call(inode, link)
                 seen.add(inode)
         finally:

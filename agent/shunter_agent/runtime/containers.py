@@ -40,7 +40,7 @@ from shunter_agent.runtime.cuda.node import CudaNode
 from shunter_agent.runtime.namespaces import network_of
 from shunter_agent.runtime.network import Uplink
 from shunter_agent.runtime.pods import Container, Pods, inner_pids, pids_in
-from shunter_agent.runtime.port import Found, Frozen, Held, MemoryLimit, Network, Process, Uses, WorkerSpec
+from shunter_agent.runtime.port import Contained, Found, Frozen, Held, MemoryLimit, Network, Process, Uses, WorkerSpec
 
 CARRY: Final = 1 << 30
 """Bytes of files that go along with a worker, if nothing else is set."""
@@ -167,7 +167,19 @@ class ContainerRuntime(CriuRuntime):
 
     def uses(self, process: Process, spec: WorkerSpec) -> Uses | None:
         """See `port.Runtime`. Its files are its container's, its connections are those of its pod's address."""
-        return super().uses(process, spec) if spec.pod is None else None
+        if spec.pod is None:
+            return super().uses(process, spec)
+        try:
+            image, points = self.pods.find(spec.pod).image, volumes.points(volumes.of(process.pid, spec.pod.uid))
+        except (Rejected, Retry):  # its own node's runtime doesn't answer: what differs is found at the restore
+            return None
+        own = tuple(point for point in points if not volumes.of_hardware(point))
+        return Uses(container=Contained(image=image, label=label_of(process.pid), points=own))
+
+    def unfit(self, spec: WorkerSpec, container: Contained, pod: Pod) -> Problem | None:
+        """See `port.Housing`. Raises Rejected SH750, SH751; Retry SH760."""
+        against = differences(container, self.pods.find(pod))
+        return _unfit(spec, "; ".join(against)) if against else None
 
     def _limits(self, pod: Pod) -> Sequence[MemoryLimit] | None:
         with contextlib.suppress(Rejected, Retry):  # its processes may tell as well

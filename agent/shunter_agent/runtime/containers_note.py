@@ -11,6 +11,7 @@ from shunter_agent.runtime import containers_files as files
 from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.containers_mounts import of as mounts_of
 from shunter_agent.runtime.pods import Container
+from shunter_agent.runtime.port import Contained
 
 NOTE: Final = "container.json"
 
@@ -40,7 +41,7 @@ def read(folder: Path) -> Note | None:
         raise Rejected(misfit(str(folder), f"the image's {NOTE} can't be read: {error}")) from error
 
 
-def differences(note: Note, home: Container) -> list[str]:
+def differences(note: Note | Contained, home: Container) -> list[str]:
     """Why a worker can't live in this container instead of its own, each with the two values. Raises Rejected SH710."""
     found = []
     if note.image and home.image and note.image != home.image:

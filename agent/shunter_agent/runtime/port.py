@@ -49,22 +49,34 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileUse(msgspec.Struct, frozen=True, kw_only=True):
-    """A file, folder or pipe that a worker uses by its path. `bytes` is None where its size doesn't last; `build` is the id of what it runs
-    of it, empty where there is none.
+    """A file, folder or pipe that a worker uses by its path. `mode` is its type and rights, 0 if that isn't known; `bytes` is None where
+    its size doesn't last; `build` is the id of what it runs of it, empty where there is none.
     """
 
     path: str
+    mode: int = 0
     bytes: int | None = None
     build: str = ""
 
 
+class Contained(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a worker's container doesn't change while it runs: its `image`, what the kernel's security module calls it (`label`, empty
+    without one), and the `points` where something is mounted, but for what is about hardware.
+    """
+
+    image: str
+    label: str
+    points: tuple[str, ...]
+
+
 class Uses(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker uses of the node that it is on, and has to find where it is restored: `files` by their paths, `addresses` of its
-    connections with others. What it takes along isn't in it.
+    """What a worker uses of the node that it is on, and has to find where it is restored: `files` by their paths, `addresses` that its
+    sockets are bound to. What it takes along isn't in it. `container` is the one that it lives in; None: in none.
     """
 
     files: tuple[FileUse, ...] = ()
     addresses: tuple[str, ...] = ()
+    container: Contained | None = None
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,6 +259,10 @@ class Housing(Protocol):
 
     def housed(self, spec: WorkerSpec, pod: Pod) -> WorkerSpec:
         """The worker as it will be in this pod of this node: with the pod's address and GPUs. Raises Rejected SH750, SH751; Retry SH760."""
+        ...
+
+    def unfit(self, spec: WorkerSpec, container: Contained, pod: Pod) -> Problem | None:
+        """SH757 when a worker of this container can't live in this pod of this node, with the values that differ. Raises as `housed`."""
         ...
 
     def memory_limits(self, pod: Pod) -> Sequence[MemoryLimit]:

@@ -1,7 +1,11 @@
 """What a worker uses of the node that it is on, as CRIU wants to find it wherever the worker is restored, and what of that a node lacks.
 
-CRIU opens every file that a process maps, has open or stands in by its path, and compares sizes and build ids; and it binds connections to
-the address that they had. Either fails at the restore, while the worker stands still; so both sides compare them before.
+CRIU opens every file that a process maps, has open or stands in by its path, and compares types, rights, sizes and build ids; and it binds
+sockets to the address that they had. Either fails at the restore, while the worker stands still; both sides of a move compare them before.
+An image of a worker that is gone says the same of itself, and nobody stands still for it: there CRIU's own refusal is soon enough.
+
+A connection with a process outside of the worker by a loopback address isn't among it: where the worker comes to, nobody is at its other
+end, and it ends.
 """
 
 import contextlib
@@ -36,9 +40,17 @@ def of_tree(process: Process, *, own_network: bool) -> Uses:
     A tree changes while it is looked at: what has been closed or has ended meanwhile is left out. Raises OSError.
     """
     pids = processes.tree(process.pid)
-    files = {use.path: use for use in _files(pids)}
+    files: dict[str, FileUse] = {}
+    for use in _files(pids):
+        files[use.path] = _both(files.get(use.path, use), use)
     local = set[str]() if own_network else set(_local(pids))
     return Uses(files=tuple(files[path] for path in sorted(files)), addresses=tuple(sorted(local)))
+
+
+def _both(one: FileUse, other: FileUse) -> FileUse:
+    """One file that is used in two ways: its size lasts if it does by both."""
+    lasts = one.bytes is not None and other.bytes is not None
+    return FileUse(path=one.path, mode=other.mode, bytes=other.bytes if lasts else None, build=one.build or other.build)
 
 
 def lacking(uses: Uses, node: str) -> list[Problem]:
@@ -50,8 +62,8 @@ def lacking(uses: Uses, node: str) -> list[Problem]:
         remedy = "Install the same version of what the worker runs on this node, put its files there, or choose another node"
         problems.append(_problem("SH767", "; ".join(found[:NAMED]) + more, remedy, node))
     if missing := [address for address in uses.addresses if not _is_here(address)]:
-        what = f"the worker has connections at {', '.join(missing)}, which isn't an address of this node"
-        remedy = "Give the worker a network of its own (`mac`), which it takes along, or have it close them"
+        what = f"the worker has sockets bound to {', '.join(missing)}, which isn't an address of this node"
+        remedy = "Give the worker a network of its own (`mac`), which it takes along, or have it listen at all addresses"
         problems.append(_problem("SH768", what, remedy, node))
     return problems
 
@@ -78,7 +90,7 @@ def _mapped(pid: int) -> Iterator[FileUse]:
         if len(parts) == 6 and parts[5].startswith("/"):
             rights[parts[5]] = rights.get(parts[5], "") + parts[1]
     for path, given in rights.items():
-        yield from _by_path(path, writes="s" in given and "w" in given, runs="x" in given)
+        yield from _by_path(path, runs="x" in given)
 
 
 def _by_path(path: str, *, writes: bool = False, runs: bool = False) -> Iterator[FileUse]:
@@ -89,17 +101,18 @@ def _by_path(path: str, *, writes: bool = False, runs: bool = False) -> Iterator
         about = os.stat(path)
         if any(kind(about.st_mode) for kind in _KINDS):
             sized = stat.S_ISREG(about.st_mode) and not writes
-            yield FileUse(path=path, bytes=about.st_size if sized else None, build=build_id(path) if runs and sized else "")
+            size = about.st_size if sized else None
+            yield FileUse(path=path, mode=about.st_mode, bytes=size, build=build_id(path) if runs and sized else "")
 
 
 def _differs(use: FileUse) -> str | None:
     """How what is here under that name differs, with both values; None: it doesn't."""
     try:
         about = os.stat(use.path)
+        if use.mode and about.st_mode != use.mode:
+            return f"the worker uses {use.path} as {stat.filemode(use.mode)}, here it is {stat.filemode(about.st_mode)}"
         if use.bytes is None:
             return None
-        if not stat.S_ISREG(about.st_mode):
-            return f"the worker uses the file {use.path}, which is no file here"
         if about.st_size != use.bytes:
             return f"the worker uses {use.path} with {use.bytes} bytes, here it has {about.st_size}"
         if use.build and (own := build_id(use.path)) != use.build:
@@ -110,14 +123,13 @@ def _differs(use: FileUse) -> str | None:
 
 
 def _local(pids: Iterable[int]) -> Iterator[str]:
-    """Addresses at this end of connections with others; of loopback ones the node that it comes to has its own."""
-    for link in connections.connected_of(pids):
-        with contextlib.closing(link), contextlib.suppress(OSError):
-            address = ipaddress.ip_address(re.sub("%.*", "", str(link.getsockname()[0])))
-            mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-            own = mapped or address
-            if not own.is_loopback:
-                yield str(own)
+    """Addresses that sockets are bound to; of loopback ones the node that it comes to has its own."""
+    for told in connections.bound_of(pids):
+        address = ipaddress.ip_address(re.sub("%.*", "", told))
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        own = mapped or address
+        if not own.is_loopback and not own.is_unspecified:
+            yield str(own)
 
 
 def _is_here(address: str) -> bool:

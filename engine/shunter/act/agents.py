@@ -193,9 +193,17 @@ class AgentClient:
         )
         return await self._ask("Preflight", self._stub.Preflight, message, timeout, pb.PreflightReply)
 
-    async def prepare(self, order: pb.Order, slot: SlotId, spec: pb.WorkerSpec, timeout: float, pod: Pod | None = None) -> pb.Done:
+    async def prepare(
+        self,
+        order: pb.Order,
+        slot: SlotId,
+        spec: pb.WorkerSpec,
+        timeout: float,
+        pod: Pod | None = None,
+        container: pb.Contained | None = None,
+    ) -> pb.Done:
         """See `Agent`."""
-        message = pb.PrepareOrder(order=order, slot=slot, spec=spec, **_of_pod(pod))
+        message = pb.PrepareOrder(order=order, slot=slot, spec=spec, container=container, **_of_pod(pod))
         return await self._ask("Prepare", self._stub.Prepare, message, timeout, pb.Done)
 
     async def fence(self, order: pb.Order, timeout: float) -> pb.Done:

@@ -47,20 +47,22 @@ async def _prepare(run: Run) -> None:
     run.untouched = True
     here = await leaving(run, source)
     spec, left = here.worker.spec, home_of(run, here.worker)
+    uses = here.uses if here.HasField("uses") else None
     there = await run.preflight(
         destination,
         destination=True,
         facts=dict(here.facts),
         size=here.bytes,
         spec=spec,
-        uses=here.uses if here.HasField("uses") else None,
+        uses=uses,
         privileges=here.privileges if here.HasField("privileges") else None,
     )
     if there.image_address:
         run.place = pb.Peer(node=node_of(destination), address=there.image_address)
     pod = await room(run, destination, left, spec) if left is not None else None
     if left is not None or run.planned.lane == "voluntary":
-        await run.ask(run.at(destination).prepare(run.order, destination, spec, run.times.quick, pod))
+        container = uses.container if uses is not None and uses.HasField("container") else None
+        await run.ask(run.at(destination).prepare(run.order, destination, spec, run.times.quick, pod, container))
         run.step(Step.PREPARED, pod=pod, left=left)
         return
     run.may_go_on()

@@ -72,8 +72,19 @@ class Agent(Protocol):
         """Check without touching anything; `slot`, `facts`, `size` (bytes), `spec`, `uses` and `privileges` matter at a destination."""
         ...
 
-    async def prepare(self, order: pb.Order, slot: SlotId, spec: pb.WorkerSpec, timeout: float, pod: Pod | None = None) -> pb.Done:
-        """Reserve the slot and make the worker's network identity. `pod` is what it comes to; None: it lives in none."""
+    async def prepare(
+        self,
+        order: pb.Order,
+        slot: SlotId,
+        spec: pb.WorkerSpec,
+        timeout: float,
+        pod: Pod | None = None,
+        container: pb.Contained | None = None,
+    ) -> pb.Done:
+        """Reserve the slot and make the worker's network identity. `pod` is what it comes to; None: it lives in none.
+
+        `container` is the worker's own, which the pod's has to be like; None: it isn't known.
+        """
         ...
 
     async def fence(self, order: pb.Order, timeout: float) -> pb.Done:

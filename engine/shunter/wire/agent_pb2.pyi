@@ -89,25 +89,39 @@ class Privileges(_message.Message):
     def __init__(self, capabilities: _Optional[int] = ..., no_new_privs: _Optional[bool] = ...) -> None: ...
 
 class Uses(_message.Message):
-    __slots__ = ("files", "addresses")
+    __slots__ = ("files", "addresses", "container")
     FILES_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    CONTAINER_FIELD_NUMBER: _ClassVar[int]
     files: _containers.RepeatedCompositeFieldContainer[FileUse]
     addresses: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, files: _Optional[_Iterable[_Union[FileUse, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+    container: Contained
+    def __init__(self, files: _Optional[_Iterable[_Union[FileUse, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., container: _Optional[_Union[Contained, _Mapping]] = ...) -> None: ...
+
+class Contained(_message.Message):
+    __slots__ = ("image", "label", "points")
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    image: str
+    label: str
+    points: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, image: _Optional[str] = ..., label: _Optional[str] = ..., points: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FileUse(_message.Message):
-    __slots__ = ("path", "bytes", "build")
+    __slots__ = ("path", "bytes", "build", "mode")
     PATH_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     BUILD_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
     path: str
     bytes: int
     build: str
-    def __init__(self, path: _Optional[str] = ..., bytes: _Optional[int] = ..., build: _Optional[str] = ...) -> None: ...
+    mode: int
+    def __init__(self, path: _Optional[str] = ..., bytes: _Optional[int] = ..., build: _Optional[str] = ..., mode: _Optional[int] = ...) -> None: ...
 
 class PrepareOrder(_message.Message):
-    __slots__ = ("order", "slot", "spec", "pod_uid", "pod_namespace", "pod_name", "pod_container")
+    __slots__ = ("order", "slot", "spec", "pod_uid", "pod_namespace", "pod_name", "pod_container", "container")
     ORDER_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +129,7 @@ class PrepareOrder(_message.Message):
     POD_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     POD_NAME_FIELD_NUMBER: _ClassVar[int]
     POD_CONTAINER_FIELD_NUMBER: _ClassVar[int]
+    CONTAINER_FIELD_NUMBER: _ClassVar[int]
     order: Order
     slot: str
     spec: WorkerSpec
@@ -122,7 +137,8 @@ class PrepareOrder(_message.Message):
     pod_namespace: str
     pod_name: str
     pod_container: str
-    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., slot: _Optional[str] = ..., spec: _Optional[_Union[WorkerSpec, _Mapping]] = ..., pod_uid: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod_name: _Optional[str] = ..., pod_container: _Optional[str] = ...) -> None: ...
+    container: Contained
+    def __init__(self, order: _Optional[_Union[Order, _Mapping]] = ..., slot: _Optional[str] = ..., spec: _Optional[_Union[WorkerSpec, _Mapping]] = ..., pod_uid: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod_name: _Optional[str] = ..., pod_container: _Optional[str] = ..., container: _Optional[_Union[Contained, _Mapping]] = ...) -> None: ...
 
 class FreezeOrder(_message.Message):
     __slots__ = ("order", "image", "to", "hold_s", "ahead_s")

@@ -86,7 +86,7 @@ async def test_workers_beside_their_agent_share_its_limits(tmp_path: Path, monke
     order = pb.PreflightOrder(order=bench.order(), destination=True, slot="n/0", bytes=5)
     (refused,) = (await preflight(bench.node, order)).refusals
     assert (refused.code, refused.what.rpartition(", ")[2]) == ("SH657", "/cg/agent/memory.max leaves 5B")
-    for name in ("housed", "residents", "remarks", "memory_limits"):
+    for name in ("housed", "residents", "remarks", "memory_limits", "unfit"):
         monkeypatch.setattr(bench.runtime, name, lambda *_: (), raising=False)
     assert (room_of(bench.node).memory or 0) > 5
     assert not (await preflight(bench.node, order)).refusals

@@ -6,18 +6,22 @@ from pathlib import Path
 import msgspec
 import pytest
 from agent_fakes import PROCESS, SPEC, Bench, problem
-from shunter.model.errors import Rejected, Retry
+from shunter.model.errors import Problem, Rejected, Retry
 from shunter.model.pod import Pod
 from shunter.wire import agent_pb2 as pb
+from shunter_agent.convert import uses_message
 from shunter_agent.inventory import report
 from shunter_agent.preflight import Room, preflight
 from shunter_agent.recovery import recover
 from shunter_agent.residents import Residents
-from shunter_agent.runtime.port import Found, Gpu, Housing, MemoryLimit, Process, WorkerSpec
+from shunter_agent.runtime.port import Contained, Found, Gpu, Housing, MemoryLimit, Process, Uses, WorkerSpec
 
 HOME = Pod(namespace="serving", name="decode-0", uid="u-1", container="main")
 NEW = Pod(namespace="serving", name="decode-0-new", uid="u-2", container="main")
 LIVES = msgspec.structs.replace(SPEC, pod=HOME, mac="", address="10.88.0.2:9000", control="http://10.88.0.2:9090")
+
+
+HOUSING = ("housed", "residents", "remarks", "memory_limits", "unfit")
 
 
 class Houses:
@@ -27,6 +31,7 @@ class Houses:
         self.there: list[Found] = [Found(spec=LIVES, process=PROCESS)]
         self.fails: Exception | None = None
         self.limits: list[MemoryLimit] = []
+        self.alike = Contained(image="engine:1", label="", points=("/",))
 
     def residents(self, but: Collection[str] = ()) -> Sequence[Found]:
         if self.fails is not None:
@@ -36,6 +41,9 @@ class Houses:
 
     def remarks(self, process: Process, spec: WorkerSpec) -> Sequence[str]:
         return ("2 connections would be reset",)
+
+    def unfit(self, spec: WorkerSpec, container: Contained, pod: Pod) -> Problem | None:
+        return None if container == self.alike else Problem(code="SH757", what="the images differ", remedy="-")
 
     def memory_limits(self, pod: Pod) -> Sequence[MemoryLimit]:
         return self.limits
@@ -182,7 +190,7 @@ def prepare(pod: Pod | None) -> pb.PrepareOrder:
 
 async def test_a_worker_is_prepared_for_as_it_will_be_in_its_pod(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     houses = Houses()
-    for name in ("housed", "residents", "remarks", "memory_limits"):
+    for name in HOUSING:
         monkeypatch.setattr(bench.runtime, name, getattr(houses, name), raising=False)
     assert isinstance(bench.runtime, Housing)
     await bench.destination.prepare(prepare(NEW))
@@ -199,7 +207,7 @@ async def test_a_worker_is_prepared_for_as_it_will_be_in_its_pod(bench: Bench, m
 async def test_a_pod_whose_limit_leaves_too_little_memory_is_not_prepared(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its limit is known once there is the pod. The worker is untouched then."""
     houses = Houses()
-    for name in ("housed", "residents", "remarks", "memory_limits"):
+    for name in HOUSING:
         monkeypatch.setattr(bench.runtime, name, getattr(houses, name), raising=False)
     order = pb.PreflightOrder(order=bench.order(), destination=True, slot="n/0", bytes=10**9)
     assert not (await preflight(bench.node, order, lambda _node: Room(disk=None, memory=None))).refusals
@@ -216,6 +224,21 @@ async def test_a_pod_whose_limit_leaves_too_little_memory_is_not_prepared(bench:
     await bench.destination.prepare(prepare(NEW))
 
 
+async def test_a_pod_that_is_not_like_the_workers_own_is_not_prepared(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker is untouched then: what differs would else be found when it stands still."""
+    houses = Houses()
+    for name in HOUSING:
+        monkeypatch.setattr(bench.runtime, name, getattr(houses, name), raising=False)
+    order = prepare(NEW)
+    order.container.image = "engine:2"
+    with pytest.raises(Rejected) as refused:
+        await bench.destination.prepare(order)
+    assert refused.value.problem.code == "SH757"
+    assert not bench.journal.reservations()
+    order.container.CopyFrom(uses_message(Uses(container=houses.alike)).container)
+    await bench.destination.prepare(order)
+
+
 async def test_an_agent_without_containers_takes_no_worker_for_a_pod(bench: Bench) -> None:
     with pytest.raises(Rejected) as refused:
         await bench.destination.prepare(prepare(NEW))
@@ -225,7 +248,7 @@ async def test_an_agent_without_containers_takes_no_worker_for_a_pod(bench: Benc
 
 async def test_what_a_move_costs_is_said_before_it_begins(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     houses = Houses()
-    for name in ("housed", "residents", "remarks", "memory_limits"):
+    for name in HOUSING:
         monkeypatch.setattr(bench.runtime, name, getattr(houses, name), raising=False)
     await residents(bench, houses).look()
     reply = await preflight(bench.node, pb.PreflightOrder(order=bench.order()))

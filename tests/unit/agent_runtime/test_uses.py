@@ -66,17 +66,41 @@ def test_what_it_maps_has_open_and_stands_in_is_used_by_its_path(start: Start, t
     used = uses.of_tree(start(str(read), str(written)), own_network=False)
     files = {use.path: use for use in used.files}
     here = {path: use for path, use in files.items() if path.startswith(str(tmp_path))}
+
+    def used_as(path: Path | str, size: int | None = None) -> FileUse:
+        return FileUse(path=str(path), mode=os.stat(path).st_mode, bytes=size)
+
+    fifo = f"{written}.fifo"
     assert here == {
-        str(tmp_path): FileUse(path=str(tmp_path)),
-        str(read): FileUse(path=str(read), bytes=7),
-        str(written): FileUse(path=str(written)),
-        str(written) + ".fifo": FileUse(path=str(written) + ".fifo"),
+        str(tmp_path): used_as(tmp_path),
+        str(read): used_as(read, 7),
+        str(written): used_as(written),
+        fifo: used_as(fifo),
     }, "what is written to has no size that lasts, and what has no name goes along"
     libc = next(path for path in files if Path(path).name.startswith("libc.so"))
-    assert files[libc] == FileUse(path=libc, bytes=os.stat(libc).st_size, build=build_id(libc))
+    about = os.stat(libc)
+    assert files[libc] == FileUse(path=libc, mode=about.st_mode, bytes=about.st_size, build=build_id(libc))
     assert len(files[libc].build) >= 16
     assert not [path for path in files if path.startswith(("/proc", "/memfd", "/dev/null"))]
     assert uses.lacking(used, "n") == [], "its own node lacks nothing"
+
+
+def test_a_file_that_is_mapped_and_written_to_has_no_size_that_lasts(start: Start, tmp_path: Path) -> None:
+    own(tmp_path)
+    program = """
+import ctypes, mmap, sys
+log = open(sys.argv[1], "r+b")
+read = mmap.mmap(log.fileno(), 0, prot=mmap.PROT_READ)
+with open(sys.argv[2], "r+b") as shared:  # Python's own mmap would keep it open
+    place = ctypes.CDLL(None).mmap
+    place.restype, place.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    place(None, 7, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, shared.fileno(), 0)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+    used = uses.of_tree(start(str(tmp_path / WRITTEN), str(tmp_path / READ), program=program), own_network=False)
+    sizes = {Path(use.path).name: use.bytes for use in used.files}
+    assert (sizes[WRITTEN], sizes[READ]) == (None, 7), "a segment of shared memory keeps its size"
 
 
 def test_children_use_it_too(start: Start, tmp_path: Path) -> None:
@@ -94,8 +118,12 @@ def test_files_that_are_missing_or_other_ones_are_named_with_both_values(tmp_pat
     size, missing = lacks.what.split("; ")
     assert size == f"the worker uses {read} with 9 bytes, here it has 7"
     assert missing == "the worker uses /nowhere, which this node can't open: No such file or directory"
-    (folder,) = uses.lacking(Uses(files=(FileUse(path=str(tmp_path), bytes=3),)), "n")
-    assert folder.what == f"the worker uses the file {tmp_path}, which is no file here"
+    read.chmod(0o640)
+    (rights,) = uses.lacking(Uses(files=(FileUse(path=str(read), mode=0o100600, bytes=7),)), "n")
+    assert rights.what == f"the worker uses {read} as -rw-------, here it is -rw-r-----"
+    tmp_path.chmod(0o700)
+    (folder,) = uses.lacking(Uses(files=(FileUse(path=str(tmp_path), mode=0o100600),)), "n")
+    assert folder.what == f"the worker uses {tmp_path} as -rw-------, here it is drwx------"
     (many,) = uses.lacking(Uses(files=tuple(FileUse(path=f"/nowhere/{n}") for n in range(9))), "n")
     assert many.what.count("/nowhere") == uses.NAMED
     assert many.what.endswith("; and 6 more files")
@@ -142,7 +170,14 @@ def test_an_address_that_only_its_node_has(start: Start) -> None:
         used = uses.of_tree(process, own_network=False)
         within = uses.of_tree(start("127.0.0.1", str(local.getsockname()[1]), program=CONNECTED), own_network=False)
     assert (used.addresses, within.addresses) == ((mine,), ()), "of loopback each node has its own"
+    listens = start(
+        mine, program="import socket, sys\nheld = socket.create_server((sys.argv[1], 0))\nprint('ready', flush=True)\nsys.stdin.read()"
+    )
+    assert uses.of_tree(listens, own_network=False).addresses == (mine,)
+    assert uses.of_tree(listens, own_network=True).addresses == ()
+    everywhere = start("", program="import socket, sys\nheld = socket.create_server(('', 0))\nprint('ready', flush=True)\nsys.stdin.read()")
+    assert uses.of_tree(everywhere, own_network=False).addresses == ()
     assert uses.lacking(Uses(addresses=used.addresses), "n") == []
     (lacks,) = uses.lacking(Uses(addresses=("192.0.2.7", mine, "2001:db8::7")), "node-b")
     assert (lacks.code, lacks.subject) == ("SH768", "node-b")
-    assert lacks.what == "the worker has connections at 192.0.2.7, 2001:db8::7, which isn't an address of this node"
+    assert lacks.what == "the worker has sockets bound to 192.0.2.7, 2001:db8::7, which isn't an address of this node"
