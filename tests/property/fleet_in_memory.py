@@ -78,6 +78,8 @@ class MemoryAgent:
         self.steps: dict[tuple[str, str], str] = {}
         self.replies: dict[tuple[str, str], object] = {}
         self.prepared: set[str] = set()
+        self.contained: str | None = None
+        """The image of the container that a worker lives in that it was prepared for, as it was told."""
         self.addresses = {"10.0.0.7"}
         """Its own, which its worker uses."""
         self.epoch = 0
@@ -253,7 +255,11 @@ class MemoryAgent:
                 lacks = [pb.Refusal(code="SH768", what="it lacks them")] if uses and set(uses.addresses) - self.addresses else []
                 return pb.PreflightReply(image_address=f"{self.node}:1", refusals=lacks)
             assert self.copy is not None
-            return pb.PreflightReply(bytes=7, worker=self.row(self.copy.state), uses=pb.Uses(addresses=sorted(self.addresses)))
+            return pb.PreflightReply(
+                bytes=7,
+                worker=self.row(self.copy.state),
+                uses=pb.Uses(addresses=sorted(self.addresses), container=pb.Contained(image="engine:1")),
+            )
 
         return await self._order("preflight", order, effect)  # type: ignore[return-value]
 
@@ -268,6 +274,7 @@ class MemoryAgent:
     ) -> pb.Done:
         def effect() -> pb.Done:
             self._need(self.copy is None, "the slot is occupied")
+            self.contained = container.image if container is not None else None
             self.prepared.add(order.operation)
             return pb.Done()
 

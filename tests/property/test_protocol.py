@@ -108,6 +108,14 @@ def settled(world: World, kind: OperationKind) -> Status:
     return status
 
 
+async def test_where_a_worker_lives_is_told_where_it_goes_before_it_is_fenced(tmp_path: Path) -> None:
+    world = fresh(tmp_path, OperationKind.MOVE, "contained")
+    await carry_out(world, OperationKind.MOVE)
+    assert world.agents["b"].contained == "engine:1"  # type: ignore[index]
+    steps = [step for _node, step in world.orders]
+    assert steps.index("prepare") < steps.index("fence")
+
+
 @pytest.mark.parametrize("kind", [OperationKind.MOVE, OperationKind.RESTORE])
 async def test_connections_that_did_not_outlast_it_are_told_and_nothing_is_undone_for_them(tmp_path: Path, kind: OperationKind) -> None:
     world = fresh(tmp_path, kind, "ended")
