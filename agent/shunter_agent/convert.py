@@ -36,6 +36,7 @@ def spec_message(spec: WorkerSpec) -> pb.WorkerSpec:
         control=spec.control,
         tolerations=_tolerations(spec.tolerations),
         linked=spec.linked,
+        connections="" if spec.connections == "keep" else spec.connections,
     )
 
 
@@ -77,6 +78,7 @@ def spec(message: pb.WorkerSpec) -> WorkerSpec:
         labels=dict(message.labels),
         tolerations=wire.tolerations(message),
         linked=wire.linked(message),
+        connections="close" if message.connections == "close" else "keep",
     )
 
 

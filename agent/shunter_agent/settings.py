@@ -180,6 +180,9 @@ class WorkerSettings(_Section, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     env: dict[str, str] = {}
     start: bool = True
+    connections: Literal["keep", "close"] = "keep"
+    """What becomes of its TCP connections when it leaves its node: they go along, or (`close`) end, and its clients connect anew. Without a
+    `mac` they can only go along to a node that has their address."""
     tolerations: tuple[TolerationSettings, ...] | None = None
     """Taints of nodes that it doesn't mind. None: nobody says, and it is taken to tolerate those of the node that it is on."""
 
@@ -197,6 +200,7 @@ class WorkerSettings(_Section, frozen=True, kw_only=True):
             labels=self.labels,
             command=self.command,
             env=self.env,
+            connections=self.connections,
             tolerations=None if self.tolerations is None else tuple(one.toleration for one in self.tolerations),
         )
 
@@ -394,6 +398,9 @@ def _check_worker(worker: WorkerSettings, slots: dict[int, SlotSettings], taken:
     slot = slots.get(worker.slot)
     if slot is None:
         raise _wrong("SH672", f"{worker.worker} is for slot {worker.slot}, which isn't there", "Add the slot, or change the worker's", path)
+    if worker.mac and worker.connections == "close":
+        what = f"{worker.worker} has a mac, and so takes its address and its connections along: they can't be closed"
+        raise _wrong("SH672", what, "Leave out one of the two", path)
     if worker.role not in slot.roles:
         raise _wrong("SH672", f"slot {worker.slot} doesn't take {worker.role} workers", f"Change the slot of {worker.worker}", path)
     if worker.slot in taken:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11\x63riu_images.proto\x12\x13shunter.criu_images\"\x1f\n\x0bPagemapHead\x12\x10\n\x08pages_id\x18\x01 \x02(\r\"j\n\x0cPagemapEntry\x12\r\n\x05vaddr\x18\x01 \x02(\x04\x12\x17\n\x0f\x63ompat_nr_pages\x18\x02 \x01(\r\x12\x11\n\tin_parent\x18\x03 \x01(\x08\x12\r\n\x05\x66lags\x18\x04 \x01(\r\x12\x10\n\x08nr_pages\x18\x05 \x01(\x04\"-\n\x0eInventoryEntry\x12\x1b\n\x13network_lock_method\x18\x0b \x01(\r\"6\n\x07MmEntry\x12+\n\x04vmas\x18\x0e \x03(\x0b\x32\x1d.shunter.criu_images.VmaEntry\"&\n\x08VmaEntry\x12\r\n\x05start\x18\x01 \x02(\x04\x12\x0b\n\x03\x65nd\x18\x02 \x02(\x04\"S\n\tFileEntry\x12\x0c\n\x04type\x18\x01 \x02(\r\x12\n\n\x02id\x18\x02 \x02(\r\x12,\n\x03isk\x18\x04 \x01(\x0b\x32\x1f.shunter.criu_images.InetSocket\"\x90\x01\n\nInetSocket\x12\x0e\n\x06\x66\x61mily\x18\x03 \x02(\r\x12\x0c\n\x04type\x18\x04 \x02(\r\x12\r\n\x05proto\x18\x05 \x02(\r\x12\r\n\x05state\x18\x06 \x02(\r\x12\x10\n\x08src_port\x18\x07 \x02(\r\x12\x10\n\x08\x64st_port\x18\x08 \x02(\r\x12\x10\n\x08src_addr\x18\x0b \x03(\r\x12\x10\n\x08\x64st_addr\x18\x0c \x03(\r')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11\x63riu_images.proto\x12\x13shunter.criu_images\"\x1f\n\x0bPagemapHead\x12\x10\n\x08pages_id\x18\x01 \x02(\r\"j\n\x0cPagemapEntry\x12\r\n\x05vaddr\x18\x01 \x02(\x04\x12\x17\n\x0f\x63ompat_nr_pages\x18\x02 \x01(\r\x12\x11\n\tin_parent\x18\x03 \x01(\x08\x12\r\n\x05\x66lags\x18\x04 \x01(\r\x12\x10\n\x08nr_pages\x18\x05 \x01(\x04\"@\n\x0eInventoryEntry\x12\x11\n\ttcp_close\x18\n \x01(\x08\x12\x1b\n\x13network_lock_method\x18\x0b \x01(\r\"6\n\x07MmEntry\x12+\n\x04vmas\x18\x0e \x03(\x0b\x32\x1d.shunter.criu_images.VmaEntry\"&\n\x08VmaEntry\x12\r\n\x05start\x18\x01 \x02(\x04\x12\x0b\n\x03\x65nd\x18\x02 \x02(\x04\"S\n\tFileEntry\x12\x0c\n\x04type\x18\x01 \x02(\r\x12\n\n\x02id\x18\x02 \x02(\r\x12,\n\x03isk\x18\x04 \x01(\x0b\x32\x1f.shunter.criu_images.InetSocket\"\x90\x01\n\nInetSocket\x12\x0e\n\x06\x66\x61mily\x18\x03 \x02(\r\x12\x0c\n\x04type\x18\x04 \x02(\r\x12\r\n\x05proto\x18\x05 \x02(\r\x12\r\n\x05state\x18\x06 \x02(\r\x12\x10\n\x08src_port\x18\x07 \x02(\r\x12\x10\n\x08\x64st_port\x18\x08 \x02(\r\x12\x10\n\x08src_addr\x18\x0b \x03(\r\x12\x10\n\x08\x64st_addr\x18\x0c \x03(\r')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,13 +36,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PAGEMAPENTRY']._serialized_start=75
   _globals['_PAGEMAPENTRY']._serialized_end=181
   _globals['_INVENTORYENTRY']._serialized_start=183
-  _globals['_INVENTORYENTRY']._serialized_end=228
-  _globals['_MMENTRY']._serialized_start=230
-  _globals['_MMENTRY']._serialized_end=284
-  _globals['_VMAENTRY']._serialized_start=286
-  _globals['_VMAENTRY']._serialized_end=324
-  _globals['_FILEENTRY']._serialized_start=326
-  _globals['_FILEENTRY']._serialized_end=409
-  _globals['_INETSOCKET']._serialized_start=412
-  _globals['_INETSOCKET']._serialized_end=556
+  _globals['_INVENTORYENTRY']._serialized_end=247
+  _globals['_MMENTRY']._serialized_start=249
+  _globals['_MMENTRY']._serialized_end=303
+  _globals['_VMAENTRY']._serialized_start=305
+  _globals['_VMAENTRY']._serialized_end=343
+  _globals['_FILEENTRY']._serialized_start=345
+  _globals['_FILEENTRY']._serialized_end=428
+  _globals['_INETSOCKET']._serialized_start=431
+  _globals['_INETSOCKET']._serialized_end=575
 # @@protoc_insertion_point(module_scope)

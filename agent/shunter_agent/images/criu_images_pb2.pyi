@@ -27,10 +27,12 @@ class PagemapEntry(_message.Message):
     def __init__(self, vaddr: _Optional[int] = ..., compat_nr_pages: _Optional[int] = ..., in_parent: _Optional[bool] = ..., flags: _Optional[int] = ..., nr_pages: _Optional[int] = ...) -> None: ...
 
 class InventoryEntry(_message.Message):
-    __slots__ = ("network_lock_method",)
+    __slots__ = ("tcp_close", "network_lock_method")
+    TCP_CLOSE_FIELD_NUMBER: _ClassVar[int]
     NETWORK_LOCK_METHOD_FIELD_NUMBER: _ClassVar[int]
+    tcp_close: bool
     network_lock_method: int
-    def __init__(self, network_lock_method: _Optional[int] = ...) -> None: ...
+    def __init__(self, tcp_close: _Optional[bool] = ..., network_lock_method: _Optional[int] = ...) -> None: ...
 
 class MmEntry(_message.Message):
     __slots__ = ("vmas",)

@@ -74,15 +74,17 @@ def connected_of(pids: Iterable[int]) -> list[socket.socket]:
     return found
 
 
-def bound_of(pids: Iterable[int]) -> set[str]:
-    """The addresses that these processes' sockets have at their own end, of whatever protocol. Raises OSError."""
+def bound_of(pids: Iterable[int], *, connected: bool = True) -> set[str]:
+    """The addresses that these processes' sockets have at their own end, of whatever protocol; without TCP connections unless `connected`.
+    Raises OSError.
+    """
     found: set[str] = set()
 
     def note(_inode: int, link: socket.socket) -> None:
         with contextlib.suppress(OSError):  # bound to none
             found.add(str(link.getsockname()[0]))
 
-    _each(pids, note, lambda link: link.family in (socket.AF_INET, socket.AF_INET6))
+    _each(pids, note, lambda link: link.family in (socket.AF_INET, socket.AF_INET6) and (connected or not _connected(link)))
     return found
 
 

@@ -231,8 +231,8 @@ class ContainerRuntime(CriuRuntime):
         external = [f"mnt[{point}]:{point}" for point in dict.fromkeys(note.points)]
         return Way(place, {**_MOUNTED, "external": external, "skip_mnt": list(note.left_out), "tcp_skip_in_flight": True})
 
-    def _dump(self, process: Process, network: Network, folder: Path, on_frozen: Callable[[float], None]) -> Frozen:
-        frozen = super()._dump(process, network, folder, on_frozen)
+    def _dump(self, process: Process, network: Network, folder: Path, on_frozen: Callable[[float], None], *, closes: bool) -> Frozen:
+        frozen = super()._dump(process, network, folder, on_frozen, closes=closes)
         if not isinstance(network, PodNetwork):
             return frozen
         with contextlib.ExitStack() as undo:

@@ -179,7 +179,7 @@ class CriuRuntime:
 
     def uses(self, process: Process, spec: WorkerSpec) -> Uses | None:
         """See `port.Runtime`. Raises OSError."""
-        return uses.of_tree(process, own_network=bool(spec.mac))
+        return uses.of_tree(process, own_network=bool(spec.mac), closes=spec.connections == "close")
 
     def lacking(self, needed: Uses, node: str) -> Sequence[Problem]:
         """See `port.Runtime`. Raises OSError."""
@@ -191,11 +191,12 @@ class CriuRuntime:
         if not processes.find(process):
             raise Rejected(processes.gone(process.pid))
         needs = self._cuda.needs(process, spec)
+        closes = spec.connections == "close" and not network.own
         taken = self._cuda.take(process, spec, folder)
         if taken is None:
-            return self._dump(process, network, folder, on_frozen)
+            return self._dump(process, network, folder, on_frozen, closes=closes)
         try:
-            inner = self._dump(process, network, folder, lambda _at: on_frozen(taken.frozen_at))
+            inner = self._dump(process, network, folder, lambda _at: on_frozen(taken.frozen_at), closes=closes)
         except BaseException as error:
             self._give_back(taken, process, error)
             raise
@@ -209,7 +210,8 @@ class CriuRuntime:
         else:
             self._cuda.give_back(taken, process)
 
-    def _dump(self, process: Process, network: Network, folder: Path, on_frozen: Callable[[float], None]) -> Frozen:
+    def _dump(self, process: Process, network: Network, folder: Path, on_frozen: Callable[[float], None], *, closes: bool) -> Frozen:
+        """`closes`: its connections are left out of the image, and end with it. An image says so itself, and is restored like that."""
         began = time.monotonic()
         frozen_at = self._clock()
 
@@ -223,7 +225,7 @@ class CriuRuntime:
 
         allowed, stopped = self.privileges(process), processes.stopped(process)
         way = self._way_out(process, network, folder)
-        options = {"pid": process.pid, "ghost_limit": GHOST_LIMIT, "timeout": FREEZE_LIMIT_S, **way.options}
+        options = {"pid": process.pid, "ghost_limit": GHOST_LIMIT, "timeout": FREEZE_LIMIT_S, "tcp_close": closes, **way.options}
         session = swrk.Session(self._criu, way.place, swrk.patience_s(processes.memory(process) or 0), way.descriptors)
         with _undoing(session, lambda: holds.run_on(session, process, network, swrk.run_id(folder / holds.DUMP_LOG), stopped)):
             try:
@@ -332,7 +334,7 @@ class CriuRuntime:
             raise
         session.closing(loader.close)
         with _undoing(session, lambda: _end_all(made)):
-            options = {"rst_sibling": True, **loader.options, **way.options}
+            options = {"rst_sibling": True, "tcp_close": locktables.closes(folder), **loader.options, **way.options}
             try:
                 response = _ask(session, rpc.RESTORE, folder, holds.RESTORE_LOG, options, answer)
             except ConnectionError as error:

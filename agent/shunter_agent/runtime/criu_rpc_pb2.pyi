@@ -57,7 +57,7 @@ class InheritFd(_message.Message):
     def __init__(self, key: _Optional[str] = ..., fd: _Optional[int] = ...) -> None: ...
 
 class Options(_message.Message):
-    __slots__ = ("images_dir_fd", "pid", "leave_running", "ext_unix_sk", "tcp_established", "shell_job", "file_locks", "log_level", "log_file", "notify_scripts", "root", "link_remap", "rst_sibling", "inherit_fd", "ext_sharing", "ext_masters", "skip_mnt", "manage_cgroups_mode", "ghost_limit", "external", "timeout", "tcp_skip_in_flight", "lazy_pages", "network_lock", "images_dir")
+    __slots__ = ("images_dir_fd", "pid", "leave_running", "ext_unix_sk", "tcp_established", "shell_job", "file_locks", "log_level", "log_file", "notify_scripts", "root", "link_remap", "rst_sibling", "inherit_fd", "ext_sharing", "ext_masters", "skip_mnt", "manage_cgroups_mode", "ghost_limit", "external", "timeout", "tcp_skip_in_flight", "lazy_pages", "tcp_close", "network_lock", "images_dir")
     IMAGES_DIR_FD_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     LEAVE_RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,7 @@ class Options(_message.Message):
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     TCP_SKIP_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     LAZY_PAGES_FIELD_NUMBER: _ClassVar[int]
+    TCP_CLOSE_FIELD_NUMBER: _ClassVar[int]
     NETWORK_LOCK_FIELD_NUMBER: _ClassVar[int]
     IMAGES_DIR_FIELD_NUMBER: _ClassVar[int]
     images_dir_fd: int
@@ -106,9 +107,10 @@ class Options(_message.Message):
     timeout: int
     tcp_skip_in_flight: bool
     lazy_pages: bool
+    tcp_close: bool
     network_lock: NetworkLock
     images_dir: str
-    def __init__(self, images_dir_fd: _Optional[int] = ..., pid: _Optional[int] = ..., leave_running: _Optional[bool] = ..., ext_unix_sk: _Optional[bool] = ..., tcp_established: _Optional[bool] = ..., shell_job: _Optional[bool] = ..., file_locks: _Optional[bool] = ..., log_level: _Optional[int] = ..., log_file: _Optional[str] = ..., notify_scripts: _Optional[bool] = ..., root: _Optional[str] = ..., link_remap: _Optional[bool] = ..., rst_sibling: _Optional[bool] = ..., inherit_fd: _Optional[_Iterable[_Union[InheritFd, _Mapping]]] = ..., ext_sharing: _Optional[bool] = ..., ext_masters: _Optional[bool] = ..., skip_mnt: _Optional[_Iterable[str]] = ..., manage_cgroups_mode: _Optional[_Union[CgroupMode, str]] = ..., ghost_limit: _Optional[int] = ..., external: _Optional[_Iterable[str]] = ..., timeout: _Optional[int] = ..., tcp_skip_in_flight: _Optional[bool] = ..., lazy_pages: _Optional[bool] = ..., network_lock: _Optional[_Union[NetworkLock, str]] = ..., images_dir: _Optional[str] = ...) -> None: ...
+    def __init__(self, images_dir_fd: _Optional[int] = ..., pid: _Optional[int] = ..., leave_running: _Optional[bool] = ..., ext_unix_sk: _Optional[bool] = ..., tcp_established: _Optional[bool] = ..., shell_job: _Optional[bool] = ..., file_locks: _Optional[bool] = ..., log_level: _Optional[int] = ..., log_file: _Optional[str] = ..., notify_scripts: _Optional[bool] = ..., root: _Optional[str] = ..., link_remap: _Optional[bool] = ..., rst_sibling: _Optional[bool] = ..., inherit_fd: _Optional[_Iterable[_Union[InheritFd, _Mapping]]] = ..., ext_sharing: _Optional[bool] = ..., ext_masters: _Optional[bool] = ..., skip_mnt: _Optional[_Iterable[str]] = ..., manage_cgroups_mode: _Optional[_Union[CgroupMode, str]] = ..., ghost_limit: _Optional[int] = ..., external: _Optional[_Iterable[str]] = ..., timeout: _Optional[int] = ..., tcp_skip_in_flight: _Optional[bool] = ..., lazy_pages: _Optional[bool] = ..., tcp_close: _Optional[bool] = ..., network_lock: _Optional[_Union[NetworkLock, str]] = ..., images_dir: _Optional[str] = ...) -> None: ...
 
 class Features(_message.Message):
     __slots__ = ("mem_track", "lazy_pages", "pidfd_store")

@@ -76,16 +76,31 @@ def sweep(netns: int | None, only: str | None = None) -> list[str]:
         return found
 
 
+def inventory(folder: Path) -> InventoryEntry | None:
+    """What the image in `folder` says of itself as a whole; None: that can't be read. Raises OSError."""
+    data = (folder / _INVENTORY).read_bytes()
+    if len(data) < _HEAD.size or _HEAD.unpack_from(data) != (_MAGIC, len(data) - _HEAD.size):
+        return None
+    try:
+        return InventoryEntry.FromString(data[_HEAD.size :])
+    except DecodeError:
+        return None
+
+
 def leave_out(folder: Path) -> None:
     """Let the image in `folder` say that its connections weren't locked. One that can't be read stays as it is. Raises OSError."""
-    path = folder / _INVENTORY
-    data = path.read_bytes()
-    if len(data) < _HEAD.size or _HEAD.unpack_from(data) != (_MAGIC, len(data) - _HEAD.size):
-        return
-    try:
-        entry = InventoryEntry.FromString(data[_HEAD.size :])
-    except DecodeError:
+    entry = inventory(folder)
+    if entry is None:
         return
     entry.network_lock_method = _NO_LOCK
     made = entry.SerializeToString()
-    path.write_bytes(_HEAD.pack(_MAGIC, len(made)) + made)
+    (folder / _INVENTORY).write_bytes(_HEAD.pack(_MAGIC, len(made)) + made)
+
+
+def closes(folder: Path) -> bool:
+    """The image in `folder` was made without its connections: a copy of it finds them closed."""
+    try:
+        entry = inventory(folder)
+    except OSError:  # CRIU will say so
+        return False
+    return entry is not None and entry.tcp_close

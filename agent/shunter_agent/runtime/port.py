@@ -7,7 +7,7 @@ in the `Process` (which the agent's journal stores) or in the image's folder.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Literal, Protocol, runtime_checkable
 
 import msgspec
 from shunter.model.errors import Problem
@@ -44,6 +44,9 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Its GPUs, more than one, are in one NVLink domain, and have to be wherever it goes. None: it has one or none, or nobody knows."""
     pod: Pod | None = None
     """The pod that it lives in, and its container there. None: in none."""
+    connections: Literal["keep", "close"] = "keep"
+    """What becomes of its TCP connections when it leaves its node: they go along, or end once its copy there does, and its clients connect
+    anew. Closed are only those of a worker that shares its node's network, whose address stays behind."""
     tolerations: tuple[Toleration, ...] | None = None
     """Taints of nodes that it doesn't mind. None: nobody said."""
 

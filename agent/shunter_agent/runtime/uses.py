@@ -34,8 +34,8 @@ _GONE: Final = " (deleted)"
 _KINDS: Final = (stat.S_ISREG, stat.S_ISDIR, stat.S_ISFIFO)
 
 
-def of_tree(process: Process, *, own_network: bool) -> Uses:
-    """What the worker's processes use. `own_network`: it takes its addresses along.
+def of_tree(process: Process, *, own_network: bool, closes: bool = False) -> Uses:
+    """What the worker's processes use. `own_network`: it takes its addresses along; `closes`: its connections end when it leaves.
 
     A tree changes while it is looked at: what has been closed or has ended meanwhile is left out. Raises OSError.
     """
@@ -43,7 +43,7 @@ def of_tree(process: Process, *, own_network: bool) -> Uses:
     files: dict[str, FileUse] = {}
     for use in _files(pids):
         files[use.path] = _both(files.get(use.path, use), use)
-    local = set[str]() if own_network else set(_local(pids))
+    local = set[str]() if own_network else set(_local(pids, connected=not closes))
     return Uses(files=tuple(files[path] for path in sorted(files)), addresses=tuple(sorted(local)))
 
 
@@ -122,9 +122,9 @@ def _differs(use: FileUse) -> str | None:
     return None
 
 
-def _local(pids: Iterable[int]) -> Iterator[str]:
-    """Addresses that sockets are bound to; of loopback ones the node that it comes to has its own."""
-    for told in connections.bound_of(pids):
+def _local(pids: Iterable[int], *, connected: bool) -> Iterator[str]:
+    """Addresses that sockets are bound to, those of TCP connections if `connected`; loopback ones each node has for itself."""
+    for told in connections.bound_of(pids, connected=connected):
         address = ipaddress.ip_address(re.sub("%.*", "", told))
         mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
         own = mapped or address

@@ -454,7 +454,7 @@ class Tolerations(_message.Message):
     def __init__(self, tolerations: _Optional[_Iterable[_Union[Toleration, _Mapping]]] = ...) -> None: ...
 
 class WorkerSpec(_message.Message):
-    __slots__ = ("worker", "role", "graph", "engine", "labels", "address", "mac", "control", "tolerations", "linked")
+    __slots__ = ("worker", "role", "graph", "engine", "labels", "address", "mac", "control", "tolerations", "linked", "connections")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -472,6 +472,7 @@ class WorkerSpec(_message.Message):
     CONTROL_FIELD_NUMBER: _ClassVar[int]
     TOLERATIONS_FIELD_NUMBER: _ClassVar[int]
     LINKED_FIELD_NUMBER: _ClassVar[int]
+    CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
     worker: str
     role: str
     graph: str
@@ -482,7 +483,8 @@ class WorkerSpec(_message.Message):
     control: str
     tolerations: Tolerations
     linked: bool
-    def __init__(self, worker: _Optional[str] = ..., role: _Optional[str] = ..., graph: _Optional[str] = ..., engine: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., address: _Optional[str] = ..., mac: _Optional[str] = ..., control: _Optional[str] = ..., tolerations: _Optional[_Union[Tolerations, _Mapping]] = ..., linked: _Optional[bool] = ...) -> None: ...
+    connections: str
+    def __init__(self, worker: _Optional[str] = ..., role: _Optional[str] = ..., graph: _Optional[str] = ..., engine: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., address: _Optional[str] = ..., mac: _Optional[str] = ..., control: _Optional[str] = ..., tolerations: _Optional[_Union[Tolerations, _Mapping]] = ..., linked: _Optional[bool] = ..., connections: _Optional[str] = ...) -> None: ...
 
 class WorkerReport(_message.Message):
     __slots__ = ("spec", "state", "slot", "incarnation", "memory", "operation", "pod_uid", "pod_namespace", "pod_name", "pod_container", "gpu_memory", "doubt")

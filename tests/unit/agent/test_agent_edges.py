@@ -15,7 +15,7 @@ from agent_fakes import PROCESS, SPEC
 from msgspec.structs import replace
 from shunter.model.errors import Problem, Rejected, Retry
 from shunter.wire import agent_pb2 as pb
-from shunter_agent import settings
+from shunter_agent import convert, settings
 from shunter_agent.events import Events
 from shunter_agent.exits import Exits
 from shunter_agent.main import app
@@ -334,12 +334,20 @@ class TestSettings:
         assert (found.state, found.tls.ca, list(found.slot_ids())) == (tmp_path / "state", tmp_path / "ca.pem", ["n/0"])
         assert found.workers[0].spec.command == ("x",)
 
+    def test_what_becomes_of_connections_travels_with_the_worker(self, tmp_path: Path) -> None:
+        plain, closing = GOOD.replace("mac =", "# mac ="), 'slot = 0\nconnections = "close"'
+        specs = [self.load(tmp_path, text).workers[0].spec for text in (plain, plain.replace("slot = 0", closing))]
+        assert [spec.connections for spec in specs] == ["keep", "close"]
+        assert [convert.spec(convert.spec_message(spec)).connections for spec in specs] == ["keep", "close"]
+
     @pytest.mark.parametrize(
         ("before", "after", "words"),
         [
             ('node = "n"', "", "node"),
             ('node = "n"', 'nod = "n"', "nod"),
             ("slot = 0", "slot = 4", "slot 4"),
+            ("slot = 0", 'slot = 0\nconnections = "close"', "w has a mac, and so takes its address and its connections along"),
+            ("slot = 0", 'slot = 0\nconnections = "reset"', "connections"),
             ('role = "decode"', 'role = "prefill"', "prefill"),
             ('bridge = "br0"', "", "bridge"),
             ('listen = "127.0.0.1:1"', 'listen = "here"', "host:port"),

@@ -168,6 +168,7 @@ def test_an_address_that_only_its_node_has(start: Start) -> None:
     with socket.create_server((mine, 0)) as server, socket.create_server(("127.0.0.1", 0)) as local:
         process = start(mine, str(server.getsockname()[1]), program=CONNECTED)
         used = uses.of_tree(process, own_network=False)
+        closing = uses.of_tree(process, own_network=False, closes=True)
         within = uses.of_tree(start("127.0.0.1", str(local.getsockname()[1]), program=CONNECTED), own_network=False)
     assert (used.addresses, within.addresses) == ((mine,), ()), "of loopback each node has its own"
     listens = start(
@@ -177,6 +178,8 @@ def test_an_address_that_only_its_node_has(start: Start) -> None:
     assert uses.of_tree(listens, own_network=True).addresses == ()
     everywhere = start("", program="import socket, sys\nheld = socket.create_server(('', 0))\nprint('ready', flush=True)\nsys.stdin.read()")
     assert uses.of_tree(everywhere, own_network=False).addresses == ()
+    assert closing.addresses == (), "its connections stay behind"
+    assert uses.of_tree(listens, own_network=False, closes=True).addresses == (mine,)
     assert uses.lacking(Uses(addresses=used.addresses), "n") == []
     (lacks,) = uses.lacking(Uses(addresses=("192.0.2.7", mine, "2001:db8::7")), "node-b")
     assert (lacks.code, lacks.subject) == ("SH768", "node-b")
