@@ -101,6 +101,12 @@ class Executor:
         left = self._home(record.planned)
         return self.parts.store.advance(record.id, Step.INTENDED, self.parts.clock(), waits=False, epoch=self.epoch, left=left)
 
+    def tell_end(self, record: OperationRecord) -> None:
+        """Tell the audit, and people, how an operation ended that somebody else had ended. Raises Stalled."""
+        assert record.outcome is not None, "it has ended"
+        self.parts.audit(told(self.parts, record, RecordKind.OUTCOME, f"{record.planned.kind.value}: {record.outcome.status.value}"))
+        self.parts.progress(record)
+
     async def carry(self, record: OperationRecord) -> OperationRecord:
         """Check the preconditions against the fleet as it is, and carry the operation out. Returns the ended record.
 

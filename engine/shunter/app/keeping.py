@@ -15,6 +15,7 @@ from typing import Final
 
 from shunter.app.settings import AuditSettings
 from shunter.app.shipping import Shipper
+from shunter.app.untold import untold
 from shunter.audit.inputs import Decided, Inputs
 from shunter.audit.journal import Journal
 from shunter.audit.redact import Redaction
@@ -22,7 +23,7 @@ from shunter.decide.profile import Profile
 from shunter.model.canon import encode
 from shunter.model.errors import Problem, Retry, ShunterError, Stalled
 from shunter.model.ids import Commit
-from shunter.model.operation import EngineState
+from shunter.model.operation import EngineState, OperationRecord
 from shunter.model.plan import Evaluation
 from shunter.model.policy import PolicySet
 from shunter.model.record import Record, RecordKind
@@ -176,6 +177,10 @@ class Keeping:
     def unsent(self) -> Problem | None:
         """Why records don't reach the collector; None when they do, or there is none."""
         return self._shipper.problem if self._shipper else None
+
+    def untold(self, ended_since: Callable[[float], Sequence[OperationRecord]]) -> list[OperationRecord]:
+        """See `app.untold`."""
+        return untold(self._journal, ended_since)
 
     def house(self, now: float) -> Problem | None:
         """Drop some records that are older than they are to be kept, if there are any; what is wrong, or None. Called at each tick."""

@@ -204,7 +204,10 @@ class Leading:
         if self.housed is not None:
             self.housed.recall(self.duty.scene.fleet, self.store.recent(0.0))
         self.check_disk()
+        ended = self.keeping.untold(self.store.recent) if self.keeping is not None else ()
         self.voice.record(RecordKind.ENGINE, "engine", f"leads at epoch {self.epoch}")
+        for record in ended:
+            self.executor.tell_end(record)
         await self.following.once()
         self._find()
         await self.sight.look(duty.clock())
