@@ -114,7 +114,11 @@ def two(fleet: Fleet, plane: ControlPlane) -> tuple[Engine, Engine, int]:
 def moved(plane: ControlPlane) -> bool:
     """It is over, and the leader has let go of all of it."""
     found = phases(plane)
-    return "succeeded" in found and "active" not in found and not any(one["metadata"].get("finalizers") for one in operations(plane))
+    return (
+        "succeeded" in found
+        and not {"active", "unknown"} & set(found)
+        and not any(one["metadata"].get("finalizers") for one in operations(plane))
+    )
 
 
 def begun(plane: ControlPlane, engine: Engine) -> Callable[[], bool]:

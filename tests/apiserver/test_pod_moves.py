@@ -139,7 +139,7 @@ def operations(plane: ControlPlane) -> list[Any]:
 def over(plane: ControlPlane, engine: Engine) -> bool:
     engine.alive()
     phases = [one.get("status", {}).get("phase", "active") for one in operations(plane)]
-    return "succeeded" in phases and "active" not in phases
+    return "succeeded" in phases and not {"active", "unknown"} & set(phases)
 
 
 def settled(plane: ControlPlane) -> bool:

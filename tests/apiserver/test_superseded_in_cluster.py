@@ -201,9 +201,18 @@ def given_up(plane: ControlPlane, worker: str) -> str:
     return found
 
 
+UNDER_WAY = {"active", "unknown"}
+"""A leader that takes over doesn't know how far it came, until the agents' journals say so."""
+
+
+def under_way(plane: ControlPlane) -> bool:
+    """The one operation that there is."""
+    return len(phases(plane)) == 1 and not over(plane)
+
+
 def over(plane: ControlPlane) -> bool:
     found = phases(plane)
-    return bool(found) and "active" not in found
+    return bool(found) and UNDER_WAY.isdisjoint(found)
 
 
 TAKEN = f"commit {NEW[:12]} has no policy tidy"
@@ -216,7 +225,7 @@ def test_ac34_what_waits_is_never_begun_once_its_policy_was_pruned(scene: Callab
     s.git.sync(NEW, other=NOTHING)
     until(lambda: s.git.told("other") == ("True", "True", 1, NEW), 15, "the newer commit to be in force")
     until(lambda: TAKEN in given_up(s.plane, "decode-0"), 15, "what is under way to be given up")
-    assert phases(s.plane) == ["active"], "the newer commit waited for nothing"
+    assert under_way(s.plane), "the newer commit waited for nothing"
     s.go_on()
     until(lambda: over(s.plane), 60, "the first to end")
     assert s.places(s.engine) == {"decode-0": ("node-a/0", "running"), "decode-1": ("node-a/1", "running")}
@@ -234,7 +243,7 @@ def test_ac34_what_a_policy_that_was_changed_does_not_want_is_never_begun(scene:
     assert s.planned("decode-1"), "it waits"
     s.git.sync(NEW, tidy=NOTHING)
     until(lambda: s.git.told("tidy") == ("True", "True", 2, NEW), 15, "the newer commit to be in force")
-    assert phases(s.plane) == ["active"], "it waited for nothing"
+    assert under_way(s.plane), "it waited for nothing"
     s.go_on()
     until(lambda: over(s.plane), 60, "the first to end")
     assert given_up(s.plane, "decode-0") == ""
@@ -254,7 +263,7 @@ def test_ac34_what_was_ordered_and_waits_ends_as_superseded(scene: Callable[...,
     until(lambda: s.git.told("other") == ("True", "True", 1, NEW), 15, "the newer commit to be in force")
     until(lambda: s.ended()["decode-1"] == ("tidy", "superseded"), 15, "what waits to be dropped")
     until(lambda: TAKEN in given_up(s.plane, "decode-0"), 15, "what is under way to be given up")
-    assert s.ended()["decode-0"] == ("tidy", "active"), "neither waited for the other"
+    assert s.ended()["decode-0"] in {("tidy", phase) for phase in UNDER_WAY}, "neither waited for the other"
     (dropped,) = [one for one in operations(s.plane) if one["spec"]["worker"] == "decode-1"]
     assert [(c["type"], c["status"], c["reason"]) for c in dropped["status"]["conditions"]] == [("Ended", "True", "Superseded")]
     assert TAKEN in dropped["status"]["outcome"]["reason"]
@@ -273,7 +282,7 @@ def test_ac34_the_next_leader_goes_by_the_newer_commit(scene: Callable[..., Scen
     second = s.fail_over(ends, lambda: s.git.sync(NEW, other=NOTHING))
     until(lambda: s.git.told("other") == ("True", "True", 1, NEW), 30, "the newer commit to be in force")
     until(lambda: TAKEN in given_up(s.plane, "decode-0"), 15, "what is under way to be given up")
-    assert phases(s.plane) == ["active"], "the newer commit waited for nothing"
+    assert under_way(s.plane), "the newer commit waited for nothing"
     s.engine.process.send_signal(signal.SIGCONT)
     until(lambda: s.engine.process.poll() is not None, 15, "the former leader to end")
     s.go_on()
@@ -290,7 +299,7 @@ def test_ac34_the_next_leader_drops_what_was_ordered_and_waits(scene: Callable[.
     second = s.fail_over(signal.SIGKILL, lambda: s.git.sync(NEW, other=NOTHING))
     until(lambda: s.ended()["decode-1"] == ("tidy", "superseded"), 30, "what waits to be dropped")
     until(lambda: s.git.told("other") == ("True", "True", 1, NEW), 30, "the newer commit to be in force")
-    assert s.ended()["decode-0"] == ("tidy", "active"), "neither waited for the other"
+    assert s.ended()["decode-0"] in {("tidy", phase) for phase in UNDER_WAY}, "neither waited for the other"
     s.go_on()
     until(lambda: over(s.plane), 60, "the first to end")
     assert s.places(second) == {"decode-0": ("node-a/0", "running"), "decode-1": ("node-a/1", "running")}
@@ -310,7 +319,7 @@ def test_ac34_a_fix_is_in_force_whatever_was_tried_of_the_commit_that_it_mends(s
     s.git.sync(NEW, mended=LATER)
     until(lambda: s.git.told("mended") == ("True", "True", 1, NEW), 15, "the fix to be in force")
     until(lambda: TAKEN in given_up(s.plane, "decode-0"), 15, "what it doesn't want to be given up")
-    assert "active" in phases(s.plane), "the fix waited for nothing"
+    assert not over(s.plane), "the fix waited for nothing"
     s.go_on()
     ends = {"decode-0": ("tidy", "rolled-back"), "decode-1": ("mended", "succeeded")}
     until(lambda: s.ended() == ends and over(s.plane), 60, "both to end")

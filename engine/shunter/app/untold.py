@@ -22,7 +22,7 @@ class Journal(Protocol):
 
 
 def untold(journal: Journal, ended_since: Callable[[float], Sequence[OperationRecord]]) -> list[OperationRecord]:
-    """Operations whose end isn't in the journal, oldest first. `ended_since` gives those that ended at some time (seconds since the epoch) or
+    """Operations whose end isn't in the journal, oldest first. `ended_since` gives those that ended at a time (seconds since the epoch) or
     later. To be asked before anything new is told. Raises Stalled as both do.
     """
     newest = journal.list(limit=1)
