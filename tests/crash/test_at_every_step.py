@@ -45,7 +45,6 @@ ALWAYS = (
     Point("urgent", "released", "engine"),
     Point("urgent", "committing", "full"),
     Point("move", "released", "cut-long"),
-    Point("move", "frozen", "cut-long-source"),
 )
 """In every run of the tests; with SHUNTER_CRASH=1 all of them, which takes about an hour."""
 

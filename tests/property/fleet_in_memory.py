@@ -296,7 +296,7 @@ class MemoryAgent:
         self._need(self.copy is not None and self.copy.state == "running", "it doesn't run here")
         assert self.copy is not None
         self.copy.fenced = fenced
-        return pb.Done() if fenced else pb.Done(connections=3, ended=self.world.ended)
+        return pb.Done() if fenced else pb.Done(connections=3, ended=self.world.ended, moved=self.world.moved)
 
     async def freeze(
         self, order: pb.Order, image: ImageId, to: pb.Peer | None, hold: float, timeout: float, ahead: float | None = None
@@ -477,8 +477,8 @@ class World:
         self.orders: list[tuple[str, str]] = []
         self.records: list[Record] = []
         self.drained = False
-        self.ended = 0
-        """Of a worker's three connections, those that had ended when it ran on elsewhere."""
+        self.ended = self.moved = 0
+        """Of a worker's three connections, those that had ended when it ran on elsewhere, and those that went on."""
         self.woken = False
         """An agent has carried out an order long after it was given."""
         self.healthy = True

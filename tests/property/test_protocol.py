@@ -108,6 +108,15 @@ def settled(world: World, kind: OperationKind) -> Status:
     return status
 
 
+async def test_where_something_goes_on_an_idle_connection_that_ended_is_no_problem(tmp_path: Path) -> None:
+    world = fresh(tmp_path, OperationKind.MOVE, "idle")
+    world.ended, world.moved = 2, 1
+    await carry_out(world, OperationKind.MOVE)
+    outcome = world.store.get(OperationId("move-0")).outcome  # type: ignore[union-attr]
+    assert outcome is not None
+    assert (outcome.status, outcome.code) == (Status.SUCCEEDED, "")
+
+
 async def test_where_a_worker_lives_is_told_where_it_goes_before_it_is_fenced(tmp_path: Path) -> None:
     world = fresh(tmp_path, OperationKind.MOVE, "contained")
     await carry_out(world, OperationKind.MOVE)
@@ -124,7 +133,9 @@ async def test_connections_that_did_not_outlast_it_are_told_and_nothing_is_undon
     outcome = world.store.get(OperationId(f"{kind.value}-0")).outcome  # type: ignore[union-attr]
     assert outcome is not None
     assert (outcome.status, outcome.code) == (Status.SUCCEEDED, "SH574")
-    assert outcome.reason == "it runs, but 2 of its 3 connections had ended before anything went over them"
+    assert outcome.reason == "it runs, but nothing goes on: 2 of its 3 connections had ended before anything went over them"
+    record = world.store.get(OperationId(f"{kind.value}-0"))
+    assert Step.UNFENCED in [step for step, _at in record.history]  # type: ignore[union-attr]
     assert world.home() == node_of(world.store.get(OperationId(f"{kind.value}-0")).planned.to_slot)  # type: ignore[union-attr,arg-type]
 
 

@@ -79,7 +79,7 @@ class Source:
             node.change(head.worker, state="running", operation="")
             node.journal.undo(head.operation, ("fence",), node.clock(), "unfenced")
 
-        return Outcome(pb.Done(at=node.clock(), detail=detail, connections=found.had, ended=found.ended), write, detail)
+        return Outcome(pb.Done(at=node.clock(), detail=detail, connections=found.had, ended=found.ended, moved=found.moved), write, detail)
 
     # -- freezing
 

@@ -1,6 +1,6 @@
 """Arriving in a slot: what a move and a restore have in common once an image is there, up to the router's seeing the worker again."""
 
-from shunter.act.back import bring, end_copy, joined, lost_with, show
+from shunter.act.back import ENDED, bring, end_copy, joined, lost_with, show
 from shunter.act.housing import arrived, arrived_soon, gone
 from shunter.act.run import Run, problem
 from shunter.model.errors import Problem, Rejected, Retry
@@ -67,17 +67,18 @@ async def unfence(run: Run) -> None:
         return
     await arrived_soon(run)
     alive, wrong = await show(run, slot)
-    if wrong is not None:
+    if wrong is not None and wrong.code != ENDED:
         await (arrived(run) if alive else gone(run))
         run.finish(Status.SUCCEEDED if alive else Status.FAILED, wrong, run.image)
         return
-    run.step(Step.UNFENCED)
+    run.step(Step.UNFENCED, wrong)
 
 
 async def done(run: Run) -> None:
     """UNFENCED to the end. The image stays, on every node that has it: one of them may not have it on its disk yet."""
     await arrived(run)
-    run.finish(Status.SUCCEEDED, image=run.image)
+    told = run.record.problem
+    run.finish(Status.SUCCEEDED, told if told is not None and told.code == ENDED else None, run.image)
 
 
 def _resumed(run: Run, reply: pb.ResumeReply | None) -> None:

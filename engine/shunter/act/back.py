@@ -132,6 +132,9 @@ def lost_with(run: Run, slot: SlotId) -> Problem | None:
     )
 
 
+ENDED: Final = "SH574"
+
+
 async def show(run: Run, slot: SlotId) -> tuple[bool, Problem | None]:
     """Let the router see the worker again: whether it lives, and what is wrong, None if nothing is. Raises Unresolved."""
     said = pb.Done()
@@ -152,12 +155,14 @@ async def show(run: Run, slot: SlotId) -> tuple[bool, Problem | None]:
 
 
 def _ended(run: Run, said: pb.Done) -> Problem | None:
-    """SH574: not all that the worker was doing goes on. It is the worker all the same, and there is nothing to go back to."""
-    if not said.ended:
+    """SH574: nothing that the worker was doing goes on, as far as can be seen. It is the worker all the same, and there is nothing to go
+    back to. Where anything goes on, one that ended may have been idle for too long.
+    """
+    if not said.ended or said.moved:
         return None
-    what = f"it runs, but {said.ended} of its {said.connections} connections had ended before anything went over them"
+    what = f"it runs, but nothing goes on: {said.ended} of its {said.connections} connections had ended before anything went over them"
     remedy = "Look whether their clients gave up while it stood still, or were told that it was gone"
-    return problem("SH574", what, remedy, run.planned.worker)
+    return problem(ENDED, what, remedy, run.planned.worker)
 
 
 def fenced(view: CopyView) -> bool:

@@ -261,16 +261,18 @@ class StandOrder(_message.Message):
     def __init__(self, order: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., key: _Optional[bytes] = ..., endorsement: _Optional[bytes] = ..., certificates: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("at", "detail", "connections", "ended")
+    __slots__ = ("at", "detail", "connections", "ended", "moved")
     AT_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
     at: float
     detail: str
     connections: int
     ended: int
-    def __init__(self, at: _Optional[float] = ..., detail: _Optional[str] = ..., connections: _Optional[int] = ..., ended: _Optional[int] = ...) -> None: ...
+    moved: int
+    def __init__(self, at: _Optional[float] = ..., detail: _Optional[str] = ..., connections: _Optional[int] = ..., ended: _Optional[int] = ..., moved: _Optional[int] = ...) -> None: ...
 
 class Peer(_message.Message):
     __slots__ = ("node", "address")
