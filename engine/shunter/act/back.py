@@ -162,7 +162,7 @@ def _ended(run: Run, said: pb.Done) -> Problem | None:
         return None
     what = f"it runs, but nothing goes on: {said.ended} of its {said.connections} connections had ended before anything went over them"
     remedy = "Look whether their clients gave up while it stood still, or were told that it was gone"
-    return problem(ENDED, what, remedy, run.planned.worker)
+    return problem("SH574", what, remedy, run.planned.worker)
 
 
 def fenced(view: CopyView) -> bool:
