@@ -58,15 +58,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
 
 def traced(pid: int) -> bool:
     """Somebody traces it: a debugger, or CRIU while it dumps. False when it is gone."""
-    return _status(pid).get("TracerPid", "0") != "0"
-
-
-def _status(pid: int) -> dict[str, str]:
-    try:
-        text = Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return {}
-    return {name: value.strip() for name, _mark, value in (line.partition(":") for line in text.splitlines())}
+    return processes.status(pid).get("TracerPid", "0") != "0"
 
 
 def check(process: Process, *, ghost_limit: int, contained: bool = False) -> tuple[Problem, ...]:
@@ -91,7 +83,7 @@ def check(process: Process, *, ghost_limit: int, contained: bool = False) -> tup
 
 
 def _of_root(pid: int) -> Iterator[Problem]:
-    status = _status(pid)
+    status = processes.status(pid)
     if status.get("NSsid", "1").split()[-1] == "0":
         yield _problem(
             "SH731",

@@ -11,6 +11,7 @@ from typing import Final
 
 from shunter.model.errors import Problem
 
+from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.port import Privileges
 
 _SETS: Final = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
@@ -71,7 +72,7 @@ def names(capabilities: int) -> list[str]:
 
 def of_tree(pids: Iterable[int], proc: Path = _PROC) -> Privileges | None:
     """All that processes have or may gain, together. Processes that are gone are left out; None: all are, or nothing can be told."""
-    found = [one for pid in pids if (one := _of_process(str(pid), proc)) is not None]
+    found = [one for pid in pids if (one := _privileges(processes.status(pid, proc), _SETS)) is not None]
     if not found:
         return None
     together = 0
@@ -82,8 +83,7 @@ def of_tree(pids: Iterable[int], proc: Path = _PROC) -> Privileges | None:
 
 def own(proc: Path = _PROC) -> Privileges | None:
     """What this agent can give: its bounding set, as CRIU is started anew by it. None: it can't be told."""
-    status = _status("self", proc)
-    return None if status is None else _privileges(status, ("CapBnd",))
+    return _privileges(processes.status("self", proc), ("CapBnd",))
 
 
 def beyond(needed: Privileges, here: Privileges, node: str) -> list[Problem]:
@@ -107,24 +107,11 @@ def beyond(needed: Privileges, here: Privileges, node: str) -> list[Problem]:
     return found
 
 
-def _of_process(pid: str, proc: Path) -> Privileges | None:
-    status = _status(pid, proc)
-    return None if status is None else _privileges(status, _SETS)
-
-
 def _privileges(status: dict[str, str], sets: Iterable[str]) -> Privileges | None:
     together = 0
     try:
         for name in sets:
             together |= int(status[name], 16)
-    except (KeyError, ValueError):  # a kernel that is older than the set, or one without any
+    except (KeyError, ValueError):  # it is gone, or its kernel is older than the set
         return None
     return Privileges(capabilities=together, no_new_privs=status.get("NoNewPrivs", "0") != "0")
-
-
-def _status(pid: str, proc: Path) -> dict[str, str] | None:
-    try:
-        lines = (proc / pid / "status").read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return {name: value.strip() for name, _mark, value in (line.partition(":") for line in lines)}

@@ -147,6 +147,15 @@ def undead(process: Process) -> Problem:
     )
 
 
+def status(pid: int | str, proc: Path = Path("/proc")) -> dict[str, str]:
+    """What the kernel says of a process in words, by the names that it has for it. Empty when it is gone."""
+    try:
+        text = (proc / str(pid) / "status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return {}
+    return {name: value.strip() for name, _mark, value in (line.partition(":") for line in text.splitlines())}
+
+
 def tree(root: int) -> list[int]:
     """The pids of a process and all its descendants, root first. Those that end meanwhile are left out."""
     children: dict[int, list[int]] = {}
@@ -190,10 +199,8 @@ def own_memory(process: Process) -> int:
         return 0
     total = 0
     for pid in tree(process.pid):
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-                if line.startswith(("RssAnon:", "VmSwap:")):
-                    total += int(line.split()[1]) * 1024
+        told = status(pid)
+        total += sum(int(told[name].split()[0]) * 1024 for name in ("RssAnon", "VmSwap") if name in told)
     return total
 
 

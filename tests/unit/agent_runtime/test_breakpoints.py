@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,6 +60,8 @@ def test_files_that_the_kernel_lists_are_found_by_what_they_are(program: Path, t
 def probe(program: Path, offset: int) -> Iterator[Path]:
     """A real uprobe, defined and not yet on; what switches it."""
     group = f"shunter_test_{os.getpid()}"
+    if not EVENTS.exists():
+        subprocess.run(["mount", "-t", "tracefs", "none", str(EVENTS.parent)], check=False, capture_output=True)
     try:
         events = os.open(EVENTS, os.O_WRONLY | os.O_APPEND)
     except OSError as error:
