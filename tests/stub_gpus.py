@@ -1,10 +1,12 @@
 """Nodes with pretended GPUs, for tests: see tests/cuda_stub/README.md."""
 
+import contextlib
 import os
 import shutil
 import stat
 import subprocess
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,8 +28,10 @@ def build(into: Path) -> Path:
     return into
 
 
-def private_dev(at: Path) -> Path:
-    """A /dev of this mount namespace alone, with a /dev/nvidia0 that CRIU can't dump while it is open, as it is with a real one."""
+@contextlib.contextmanager
+def private_dev(at: Path) -> Iterator[Path]:
+    """A /dev of this mount namespace alone, with a /dev/nvidia0 that CRIU can't dump while it is open, as it is with a real one. It has
+    no disks: whoever comes after has the machine's own again."""
     at.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "none", str(at)], check=True)
     for name, number in (("null", (1, 3)), ("zero", (1, 5)), ("full", (1, 7)), ("random", (1, 8)), ("urandom", (1, 9)), ("tty", (5, 0))):
@@ -38,7 +42,11 @@ def private_dev(at: Path) -> Path:
         subprocess.run(["mount", "--bind", f"/dev/{name}", str(at / name)], check=True)
     (at / "ptmx").symlink_to("pts/ptmx")
     subprocess.run(["mount", "--rbind", str(at), "/dev"], check=True)
-    return Path("/dev/nvidia0")
+    try:
+        yield Path("/dev/nvidia0")
+    finally:
+        for mounted in ("/dev", str(at)):
+            subprocess.run(["umount", "--lazy", mounted], check=True)
 
 
 class StubNode:

@@ -1,6 +1,7 @@
 """A worker with its weights and KV cache in GPU memory, moved by the engine between nodes with GPUs of their own (a stand-in's)."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,11 +27,10 @@ spec: {workers: {graph: tiny}, notices: [preemption], reserve: 5s, otherwise: [c
 class Gpus:
     """The stand-in's nodes, one for each of the fleet's."""
 
-    def __init__(self, folder: Path) -> None:
-        self.library = folder / "library"
+    def __init__(self, folder: Path, device: Path) -> None:
+        self.device, self.library = device, folder / "library"
         self.library.mkdir()
         build(self.library)
-        self.device = private_dev(folder / "dev")
         self.of = {plan.name: StubNode(folder, plan.name) for plan in NODES}
 
     def prepare(self, fleet: Fleet) -> None:
@@ -59,8 +59,9 @@ class Gpus:
 
 
 @pytest.fixture
-def gpus(tmp_path: Path) -> Gpus:
-    return Gpus(tmp_path)
+def gpus(tmp_path: Path) -> Iterator[Gpus]:
+    with private_dev(tmp_path / "dev") as device:
+        yield Gpus(tmp_path, device)
 
 
 def test_preempted_workers_take_their_gpu_memory_along_and_have_it_back_when_that_fails(scene: MakeScene, gpus: Gpus) -> None:

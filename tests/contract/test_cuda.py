@@ -39,8 +39,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def device(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return private_dev(tmp_path_factory.mktemp("dev") / "dev")
+def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with private_dev(tmp_path_factory.mktemp("dev") / "dev") as made:
+        yield made
 
 
 class Sessions:

@@ -32,7 +32,7 @@ def bench(criu: Path, tmp_path: Path) -> Iterator[Bench]:
 
 @pytest.fixture
 def gpus(criu: Path, tmp_path: Path) -> Iterator[Stubbed]:
-    with closing(Stubbed(criu, tmp_path, build(tmp_path), private_dev(tmp_path / "dev"))) as made:
+    with private_dev(tmp_path / "dev") as device, closing(Stubbed(criu, tmp_path, build(tmp_path), device)) as made:
         yield made
 
 
