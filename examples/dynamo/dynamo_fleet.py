@@ -131,6 +131,9 @@ class Clients:
 class DynamoFleet(Fleet):
     """The fleet with Dynamo in it. `start_nodes` starts all of Dynamo too, and returns when its frontend serves the model."""
 
+    PATIENCE_S = 0.5
+    """Dynamo's frontends and workers wait longer than anybody here for requests that nobody sends any more."""
+
     def __init__(self, folder: Path, *, criu: Path | None = None, dynamo: Path = DYNAMO, token_s: float = 0.01) -> None:
         """`dynamo` is what scripts/install-dynamo made; `token_s` seconds that a token takes. Raises SetUpError when it isn't there."""
         if not (dynamo / "ready").exists():

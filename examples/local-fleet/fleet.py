@@ -14,6 +14,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import quote
 
 from machine import BRIDGE, GATEWAY, LOOPBACK, Ports, SetUpError, ip, wait_for, with_argument
@@ -27,6 +28,9 @@ HERE = Path(__file__).resolve().parent
 
 class Fleet:
     """The whole local fleet under one folder. Use as a context manager: leaving it ends every process that it started."""
+
+    PATIENCE_S: ClassVar[float] = 5.0
+    """How long each program has to end when it is told to."""
 
     def __init__(
         self, folder: Path, *, pretend: bool = False, criu: Path | None = None, weights_mb: int = 128, nodes: tuple[NodePlan, ...] = NODES
@@ -107,7 +111,7 @@ class Fleet:
         for process in reversed(self._processes):  # one after the other: nothing is to complain of what went before it
             process.terminate()
             try:
-                process.wait(5)
+                process.wait(self.PATIENCE_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
