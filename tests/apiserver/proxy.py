@@ -26,6 +26,8 @@ class Proxy:
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
         self._server.close()
+        for _ in range(5):
+            await asyncio.sleep(0)  # what was just taken gets to `_serve`, which alone would end it
         for task in list(self._open):
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
@@ -58,12 +60,18 @@ class Proxy:
                 await asyncio.gather(_pump(reader, back, flowing), _pump(there, writer, flowing))
             finally:
                 self._writers -= {writer, back}
-                back.transport.abort()
+                await _ended(back)
         except (OSError, asyncio.CancelledError):
             pass  # asyncio's own callback of such tasks can't do with a cancelled one
         finally:
-            writer.transport.abort()
+            await _ended(writer)
             self._open.discard(task)
+
+
+async def _ended(writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flowing: asyncio.Event) -> None:

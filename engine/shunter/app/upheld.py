@@ -165,8 +165,8 @@ class Upheld:
             self._memory = Memory(api, self._namespace)
             works = [asyncio.create_task(work) for work in (self._ledger.run(), self._memory.run(), self._events.run())]
             try:
-                await asyncio.wait(works, return_when=asyncio.FIRST_EXCEPTION)
-                for work in works:
+                done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_EXCEPTION)
+                for work in done:
                     work.result()
             finally:
                 self._ledger.stop()

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 
 from shunter.cluster.access import Access, tls
-from shunter.cluster.connecting import closing
+from shunter.cluster.connecting import Closing
 from shunter.model.errors import Problem, Rejected, Retry, ShunterError, Unknown
 
 Object: TypeAlias = dict[str, Any]
@@ -54,7 +54,7 @@ class Api:
         self._timeout_s = timeout_s
         if transport is None:
             limits = httpx.Limits(keepalive_expiry=60.0)
-            transport = closing(httpx.AsyncHTTPTransport(verify=tls(access), socket_options=_KEEPALIVE, limits=limits))
+            transport = Closing(verify=tls(access), socket_options=_KEEPALIVE, limits=limits)
         self._http = httpx.AsyncClient(
             base_url=access.server, transport=transport, timeout=_patience(timeout_s), auth=_Bearer(access.token)
         )

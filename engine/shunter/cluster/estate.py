@@ -3,7 +3,6 @@
 Of each only what is needed is kept. What can't be followed for a while stays as it was last seen, and its age says so.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ from shunter.cluster.api import Api, Object
 from shunter.cluster.nodes import AgentPod, ClusterNode, agent_pod, cluster_node
 from shunter.cluster.pods import Being, WorkerPod, worker_pod
 from shunter.cluster.reflector import Change, Reflector, Times
-from shunter.cluster.thread import Thread
+from shunter.cluster.thread import Thread, together
 from shunter.model.errors import Problem, Retry
 from shunter.model.ids import NodeId
 
@@ -147,7 +146,7 @@ class Following:
                 ),
                 "pods": follow("pods", f"/api/v1/namespaces/{where.namespace}/pods", where.selector, self._pods, worker_pod),
             }
-            await asyncio.gather(*(reflector.run() for reflector in self._reflectors.values()))
+            await together(*(reflector.run() for reflector in self._reflectors.values()))
         finally:
             await api.aclose()
 

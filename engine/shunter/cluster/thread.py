@@ -11,6 +11,21 @@ from shunter.model.errors import Problem, Retry
 T = TypeVar("T")
 
 
+async def together(*works: Coroutine[Any, Any, None]) -> None:
+    """All of them at once, until all have ended. When one fails, or we are cancelled, the others are cancelled and waited for, so that
+    nothing still asks by a connection that its owner ends next. Raises what the first one did.
+    """
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class Thread:
     """Runs `main` until it is closed; others may have coroutines run beside it, from any thread."""
 

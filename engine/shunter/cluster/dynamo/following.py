@@ -27,7 +27,7 @@ from shunter.cluster.dynamo.words import (
     pods,
 )
 from shunter.cluster.reflector import Change, Key, Reflector, Times, key_of
-from shunter.cluster.thread import Thread
+from shunter.cluster.thread import Thread, together
 from shunter.model.errors import Problem, Retry, ShunterError
 
 STALE_S: Final = 180.0
@@ -140,7 +140,7 @@ class Following:
             reflectors["pods"] = follow("pods", pods(where), _counted, GRAPH_LABEL)
             self._reflectors = reflectors
             self._absent = None
-            await asyncio.gather(*(reflector.run() for reflector in self._reflectors.values()))
+            await together(*(reflector.run() for reflector in self._reflectors.values()))
         finally:
             await api.aclose()
 
