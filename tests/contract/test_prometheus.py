@@ -403,6 +403,10 @@ async def misbehaving(handle: Handle) -> AsyncIterator[str]:
             pass
         finally:
             writer.close()
+            try:
+                await writer.wait_closed()
+            except (OSError, asyncio.CancelledError):
+                writer.transport.abort()  # a client that doesn't read keeps it from ending by itself
             under_way.discard(task)
 
     started = await asyncio.start_server(serve, "127.0.0.1", 0)
