@@ -28,6 +28,8 @@ class Outcome(Generic[M]):
 
 
 Effect = Callable[[], Awaitable[Outcome[M]]]
+OWED_S: Final = 1.0
+"""Seconds between tries to write an answer that the journal didn't take, and that somebody waits for."""
 KEEP_S: Final = 30 * 86400.0
 """How long the journal remembers operations that have ended: far longer than an engine could come back with one."""
 
@@ -129,16 +131,15 @@ class Orders:
             if step in guard.AT_SOURCE or step == "unfence":
                 node.change(asked.worker, operation=asked.operation, epoch=asked.epoch)
         node.log.info("order begun", operation=asked.operation, step=step, worker=asked.worker, epoch=asked.epoch)
+        outcome: Outcome[M] | None = None
         try:
             outcome = await effect()
-            with journal.batch():
-                outcome.write()
-                journal.done(asked.operation, step, asked.worker, node.clock(), outcome.reply.SerializeToString(), outcome.detail)
-                node.settle(asked.operation, asked.worker)
-                self._part(step, asked)
+            self._write(step, asked, outcome)
         except (Unknown, Stalled) as error:  # stalled on the way: a refusal would say that nothing was done
             node.log.problem(error.problem, operation=asked.operation, step=step, worker=asked.worker)
             self._broken(step, asked)
+            if outcome is not None and step == "resume":
+                node.keep(asyncio.create_task(self._write_late(step, asked, outcome), name=f"answer of {step} {asked.operation}"))
             raise Unknown(error.problem) from error
         except ShunterError as error:
             self._failed(step, asked, error)
@@ -154,9 +155,38 @@ class Orders:
                 "Ask the agent's journal what there is of the worker, and report this with the agent's log",
                 asked.worker,
             ) from error
-        node.log.info("order done", operation=asked.operation, step=step, worker=asked.worker, detail=outcome.detail)
-        node.step_event(asked.operation, step)
+        self._told(step, asked, outcome)
         return outcome.reply
+
+    def _write(self, step: str, asked: Asked, outcome: Outcome[M]) -> None:
+        node, journal = self.node, self.node.journal
+        with journal.batch():
+            outcome.write()
+            journal.done(asked.operation, step, asked.worker, node.clock(), outcome.reply.SerializeToString(), outcome.detail)
+            node.settle(asked.operation, asked.worker)
+            self._part(step, asked)
+
+    def _told(self, step: str, asked: Asked, outcome: Outcome[M]) -> None:
+        self.node.log.info("order done", operation=asked.operation, step=step, worker=asked.worker, detail=outcome.detail)
+        self.node.step_event(asked.operation, step)
+
+    async def _write_late(self, step: str, asked: Asked, outcome: Outcome[M]) -> None:
+        """A copy that runs and has been probed, and of which the journal says that its resume was begun: an engine waits for the answer,
+        and nobody but us can give it. Unless something else became of the worker meanwhile.
+        """
+        journal = self.node.journal
+        while True:
+            await asyncio.sleep(OWED_S)
+            async with self.lock(asked.worker):
+                try:
+                    entry, row = journal.entry(asked.operation, step), journal.worker(asked.worker)
+                    if entry is None or entry.state != "begun" or row is None or row.operation != asked.operation:
+                        return
+                    self._write(step, asked, outcome)
+                except Stalled:
+                    continue
+                self._told(step, asked, outcome)
+                return
 
     def _part(self, step: str, asked: Asked) -> None:
         """Let go of a worker for whose operation this may have been the last order."""

@@ -8,11 +8,17 @@ import grpc
 import pytest
 from agent_fakes import PROCESS, SPEC, Bench, FakeHeld, Gate, problem
 from msgspec.structs import replace
+from shunter.act.port import copy_view
+from shunter.act.resolve import Action, Resolution, resolve
 from shunter.model.errors import Rejected, Stalled, Unknown
+from shunter.model.ids import Digest, Epoch, Incarnation, OperationId, PolicyName, SlotId, WorkerId
+from shunter.model.operation import OperationRecord, Step
+from shunter.model.plan import OperationKind, PlannedOperation, Preconditions
 from shunter.wire import agent_pb2 as pb
 from shunter_agent import inventory
 from shunter_agent.agent import let_go
 from shunter_agent.journal import WorkerRow
+from shunter_agent.orders import carry
 from shunter_agent.refusals import Undone
 from shunter_agent.runtime.port import Process
 from shunter_agent.server import status_of
@@ -80,6 +86,63 @@ async def test_a_copy_that_runs_without_a_row_is_ended_and_can_be_restored_again
     await held(empty)
     await empty.destination.resume(empty.step())
     assert (len(empty.runtime.running), empty.state()) == (1, "fenced")
+
+
+async def engines_way(bench: Bench) -> Resolution:
+    """What an engine makes of it whose move has ended the source's copy, and that got no answer from here."""
+    planned = PlannedOperation(
+        id=OperationId("op"), kind=OperationKind.MOVE, worker=WorkerId("w"), lane="voluntary", policy=PolicyName("p"), reason="r",
+        from_slot=SlotId("m/0"), to_slot=SlotId("n/0"), expect=Preconditions(incarnation=Incarnation(0)),
+    )  # fmt: skip
+    steps = tuple(
+        (step, 0.0) for step in (Step.INTENDED, Step.PREPARED, Step.FENCED, Step.FROZEN, Step.HELD, Step.COMMITTING, Step.RELEASED)
+    )
+    record = OperationRecord(planned=planned, plan=Digest("sha256:0"), epoch=Epoch(1), created_at=0.0, step=Step.RELEASED, history=steps)
+    return resolve(record, None, copy_view(await inventory.journal(bench.node, "op")))
+
+
+@pytest.fixture
+async def unanswered(empty: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """A copy that runs and was probed, when the journal took no more."""
+    monkeypatch.setattr(carry, "OWED_S", 0.0)
+    await held(empty)
+    empty.faults.at["probe"] = full(empty, "done")
+    with pytest.raises(Unknown):
+        await empty.destination.resume(empty.step())
+    assert (inventory.copy_of(empty.node, "w"), entry(empty, "resume")) == ("running", "begun")
+    assert (await engines_way(empty)).action is Action.WAIT
+    return empty
+
+
+async def owed_ended(bench: Bench) -> None:
+    async with asyncio.timeout(10):
+        await asyncio.gather(*bench.node._kept)
+
+
+async def test_the_answer_of_a_resume_that_could_not_be_written_is_written_once_it_can(unanswered: Bench) -> None:
+    """Its engine waits for that, and would until this agent's next start: the worker runs, and no router sees it."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert entry(unanswered, "resume") == "begun"
+    mend(unanswered)
+    await owed_ended(unanswered)
+    found = await engines_way(unanswered)
+    assert (found.action, found.step) == (Action.GO_ON, Step.RESUMED)
+    again = await unanswered.destination.resume(unanswered.step())
+    assert (again.probe, unanswered.faults.done["resume"]) == ("probed", 1)
+    await unanswered.source.unfence(unanswered.step())
+    assert (unanswered.state(), unanswered.serving.registered) == ("running", True)
+
+
+async def test_an_answer_is_not_written_late_about_a_worker_that_is_gone(unanswered: Bench) -> None:
+    (process,) = unanswered.runtime.running
+    unanswered.runtime.alive.clear()
+    unanswered.runtime.running.clear()
+    mend(unanswered)
+    unanswered.node.worker_ended("w", 9)
+    await owed_ended(unanswered)
+    assert (entry(unanswered, "resume"), process in unanswered.runtime.alive) == ("undone", False)
+    assert (await engines_way(unanswered)).action is Action.GO_ON, "it is restored from its image once more"
 
 
 async def test_a_copy_that_runs_without_a_row_and_will_not_die_is_no_none_and_abort_ends_it(empty: Bench) -> None:
