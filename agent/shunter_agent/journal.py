@@ -51,6 +51,8 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     """Why nothing that it computed is to be trusted, nor any image of it; empty: nothing is known against it. See `notices.doubts`."""
     doubted: float = 0.0
     """Since when, in seconds since the machine's start. 0: all along, as the image was that it came from."""
+    begun: bool = True
+    """False: it is about to be let run for the first time. If its process is dead, it never ran, and may be started yet."""
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):

@@ -433,6 +433,8 @@ class Node:
                 self.journal.drop_worker(worker)
                 if row.spec.pod is not None and not self._is_in_an_image(row):
                     self.journal.forget_started(f"pod/{row.spec.pod.uid}")  # its container may be started again (see `residents`)
+                if not row.begun:
+                    self.journal.forget_started(worker)  # it couldn't be let run
                 if row.operation:
                     self.journal.undo(row.operation, ("fence", "freeze", "resume"), self.clock(), "the worker's process ended by itself")
         except Stalled as error:  # the disk is full: it is known no later than that it takes writes again

@@ -19,7 +19,7 @@ from shunter_agent.node import Node
 from shunter_agent.orders import settling
 from shunter_agent.orders.destination import Destination
 from shunter_agent.orders.turns import Turn
-from shunter_agent.runtime.port import Process
+from shunter_agent.runtime.port import Held, Process, WorkerSpec
 
 DYING_S: Final = 3.0
 """Seconds that a copy may still take to die whose release or resume had begun: its driver may be ending it this very moment."""
@@ -67,19 +67,40 @@ async def start_missing(node: Node) -> None:
         if not worker.start or node.journal.started(worker.worker) or node.journal.worker(worker.worker):
             continue
         slot = next(name for name, settings in node.settings.slot_ids().items() if settings.index == worker.slot)
-        spec = node.placed(worker.spec, slot)
         try:
-            network = await node.in_thread(node.runtime.network, spec)
-            await node.in_thread(network.connect)
-            process: Process = await node.in_thread(node.runtime.start, spec, network)
+            await _start(node, node.placed(worker.spec, slot), slot)
         except ShunterError as error:
             node.log.problem(error.problem, worker=worker.worker)
-            continue
-        with node.journal.batch():
-            node.journal.note_started(worker.worker)
-            node.journal.put_worker(WorkerRow(spec=spec, process=process, slot=slot, incarnation=0))
-        node.adopt(worker.worker, process, network)
-        node.log.info("worker started", worker=worker.worker, slot=slot, pid=process.pid)
+
+
+async def _start(node: Node, spec: WorkerSpec, slot: str) -> None:
+    """It is in the journal before anything of it runs: should the agent die in the midst of this, the next one must not start a second one.
+
+    Raises ShunterError: it doesn't run.
+    """
+    worker, journal = spec.worker, node.journal
+    network = await node.in_thread(node.runtime.network, spec)
+    try:
+        await node.in_thread(network.connect)
+        held: Held = await node.in_thread(node.runtime.start, spec, network)
+        try:
+            with journal.batch():
+                journal.note_started(worker)
+                journal.put_worker(WorkerRow(spec=spec, process=held.process, slot=slot, incarnation=0, begun=False))
+        except BaseException:
+            await node.in_thread(held.abort)
+            raise
+    except BaseException:
+        await node.in_thread(network.destroy)
+        raise
+    node.adopt(worker, held.process, network)
+    try:
+        await node.in_thread(held.resume)
+    except ShunterError:
+        node.worker_ended(worker, -1)
+        raise
+    node.log.info("worker started", worker=worker, slot=slot, pid=held.process.pid)
+    node.change(worker, begun=True)
 
 
 def stood_still(node: Node, row: WorkerRow) -> bool:

@@ -61,7 +61,7 @@ class Worker:
         command = (sys.executable, "-c", WORKER, name, str(weights), str(cache), str(self.ready), where)
         self.spec = WorkerSpec(worker=name, role="decode", graph="g", engine="test", address="127.0.0.1:9", command=command)
         self.network = runtime.network(self.spec)
-        self.process = runtime.start(self.spec, self.network)
+        self.process = runtime.start(self.spec, self.network).resume()
 
     def checkpoint(self, store: ImageStore, image: str) -> dict[str, object]:
         """Take one when it is ready for it, let it go on, and say what the image has and what the disk took for it."""

@@ -66,7 +66,7 @@ def test_a_tree_of_processes_goes_on_from_an_image_on_top_of_its_copy(criu: Path
     command = (sys.executable, "-c", TREE, str(told))
     spec = WorkerSpec(worker="w1", role="decode", graph="g", engine="test", address="127.0.0.1:9", command=command)
     network = runtime.network(spec)
-    worker = runtime.start(spec, network)
+    worker = runtime.start(spec, network).resume()
     try:
         until(lambda: len(rounds(told)) == 3 and min(rounds(told).values()) > 60, "all three work", 30)
         folder, sending = moves.begin("i1")

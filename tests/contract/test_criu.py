@@ -157,7 +157,7 @@ class Bench:
         return network
 
     def launch(self, spec: WorkerSpec) -> Process:
-        started = self.a.call(lambda: self.a.runtime.start(spec, self.network))
+        started = self.a.call(lambda: self.a.runtime.start(spec, self.network).resume())
         self.processes.append(started)
         until((self.tmp_path / "ready").exists, "the worker comes up")
         return started
@@ -621,7 +621,7 @@ def test_in_a_shared_network_only_the_lost_workers_own_lock_is_swept(bench: Benc
     sleeper = msgspec.structs.replace(shared, command=(sys.executable, "-c", "import time\nwhile True: time.sleep(0.01)"))
 
     def freeze(name: str):
-        worker, folder = bench.a.runtime.start(sleeper, network), bench.folder(name)
+        worker, folder = bench.a.runtime.start(sleeper, network).resume(), bench.folder(name)
         bench.processes.append(worker)
         return worker, bench.a.runtime.freeze(worker, sleeper, network, folder, lambda _at: None)
 

@@ -37,7 +37,7 @@ def test_a_dump_is_no_smaller_than_was_said(criu: Path, tmp_path: Path) -> None:
     command = (sys.executable, "-c", TREE, str(ready))
     spec = WorkerSpec(worker="w1", role="decode", graph="g", engine="test", address="127.0.0.1:9", command=command)
     network = runtime.network(spec)
-    worker = runtime.start(spec, network)
+    worker = runtime.start(spec, network).resume()
     try:
         until(lambda: ready.exists() and len(processes.tree(worker.pid)) == 3, "all three are there", 30)
         least, resident = runtime.dumped_at_least(worker), runtime.memory(worker)

@@ -60,7 +60,7 @@ class Worker:
         command = (sys.executable, "-c", WORKER, str(self.says), "root")
         self.spec = WorkerSpec(worker="w1", role="decode", graph="g", engine="test", address="127.0.0.1:9", command=command)
         self.network = self.runtime.network(self.spec)
-        self.process = self.runtime.start(self.spec, self.network)
+        self.process = self.runtime.start(self.spec, self.network).resume()
         self.goes_on()
 
     def at(self) -> dict[str, int]:

@@ -84,7 +84,7 @@ def test_in_a_shared_network_the_lock_of_a_criu_that_died_with_its_agent_is_know
     network = bench.a.call(lambda: bench.a.runtime.network(shared))
     assert not network.own
     folders = {name: bench.folder(name) for name in ("one", "two")}
-    workers = {name: bench.a.call(lambda: bench.a.runtime.start(shared, network)) for name in folders}
+    workers = {name: bench.a.call(lambda: bench.a.runtime.start(shared, network).resume()) for name in folders}
     bench.processes += workers.values()
 
     def freeze(name: str) -> Callable[[], object]:

@@ -727,7 +727,7 @@ def test_a_real_dump_is_whole_at_the_peer_moments_after_it_is_here(criu: Path, p
         command=(sys.executable, "-c", _GROW, str(tmp_path / "ready")),
     )
     network = runtime.network(spec)
-    worker = runtime.start(spec, network)
+    worker = runtime.start(spec, network).resume()
     folder, growth = pair.here.begin("i1"), Growth()
     outcome: list[Sent] = []
     counts: list[int] = []

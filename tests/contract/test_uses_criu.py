@@ -39,7 +39,7 @@ class Bench:
         command = (sys.executable, "-c", HOLDS, str(self.held), str(self.ready))
         self.spec = WorkerSpec(worker="w", role="decode", graph="g", engine="e", address="127.0.0.1:1", command=command)
         self.ended: list[Process] = []
-        self.worker = self.runtime.start(self.spec, NoNetwork())
+        self.worker = self.runtime.start(self.spec, NoNetwork()).resume()
         self.ended.append(self.worker)
         self.until(self.ready)
 
@@ -128,7 +128,7 @@ def test_connections_that_are_to_close_survive_a_way_back_and_end_with_the_copy_
     spec = msgspec.structs.replace(
         bench.spec, connections="close", command=(sys.executable, "-c", COUNTS, str(bench.held), str(bench.ready))
     )
-    bench.spec, bench.worker = spec, bench.runtime.start(spec, NoNetwork())
+    bench.spec, bench.worker = spec, bench.runtime.start(spec, NoNetwork()).resume()
     bench.ended.append(bench.worker)
     bench.until(bench.ready)
     port = int(Path(f"{bench.ready}.port").read_text())

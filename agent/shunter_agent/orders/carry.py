@@ -129,7 +129,7 @@ class Orders:
         with journal.batch():
             journal.begin(asked.operation, step, asked.worker, node.clock())
             if step in guard.AT_SOURCE or step == "unfence":
-                node.change(asked.worker, operation=asked.operation, epoch=asked.epoch)
+                node.change(asked.worker, operation=asked.operation, epoch=asked.epoch, begun=True)
         node.log.info("order begun", operation=asked.operation, step=step, worker=asked.worker, epoch=asked.epoch)
         outcome: Outcome[M] | None = None
         try:

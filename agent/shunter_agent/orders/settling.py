@@ -152,6 +152,8 @@ def gone(node: Node, row: WorkerRow) -> None:
         journal.drop_worker(worker)
         if row.spec.pod is not None and not _left(node, row):
             journal.forget_started(f"pod/{row.spec.pod.uid}")  # its container may be started again (see `residents`)
+        if not row.begun:
+            journal.forget_started(worker)  # the agent died when it was about to let it run for the first time
         if released:
             reply = pb.Done(at=node.clock(), detail="found ended when the agent came back")
             journal.done(row.operation, "release", worker, node.clock(), reply.SerializeToString(), reply.detail)

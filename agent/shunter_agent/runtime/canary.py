@@ -98,7 +98,7 @@ class _Closing:
 def _fly(runtime: Runtime, folder: Path, kept: _Closing) -> None:
     ready = folder / "ready"
     spec = WorkerSpec(worker="canary", role="", graph="", engine="", address="", command=(sys.executable, "-c", _PROGRAM, str(ready)))
-    kept.process = runtime.start(spec, kept.network)
+    kept.process = runtime.start(spec, kept.network).resume()
     _wait_for(ready, kept.process)
     images = folder / "images"
     images.mkdir()

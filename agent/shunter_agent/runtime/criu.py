@@ -36,6 +36,7 @@ from shunter_agent.runtime.cuda.node import CudaNode
 from shunter_agent.runtime.namespaces import become_subreaper
 from shunter_agent.runtime.network import NoNetwork, Uplink, WorkerNetwork
 from shunter_agent.runtime.port import Dump, Frozen, Gpus, Held, Network, Privileges, Process, Uses, WorkerSpec
+from shunter_agent.runtime.starting import Starting
 
 OLDEST: Final = (4, 2)
 """Older releases can't dump sockets on kernels from 6.16 on, though their own check says that all is well."""
@@ -167,11 +168,11 @@ class CriuRuntime:
         """See `port.Runtime`."""
         return leftbehind.stillborn(process)
 
-    def start(self, spec: WorkerSpec, network: Network) -> Process:
-        """See `port.Runtime`. Raises Stalled SH705."""
+    def start(self, spec: WorkerSpec, network: Network) -> Held:
+        """See `port.Runtime`. Raises Stalled SH705, as its `resume` does."""
         if isinstance(network, WorkerNetwork):
             network.dismiss()  # nothing is restored into it
-        return processes.start(spec.command, spec.env, network.netns)
+        return Starting(spec.command, spec.env, network.netns)
 
     def check(self, process: Process, spec: WorkerSpec) -> tuple[Problem, ...]:
         """See `port.Runtime`. Codes SH710, SH720 to SH735, SH762, and of GPUs SH743 to SH748, SH763."""

@@ -190,7 +190,7 @@ class Frozen(Protocol):
 
 
 class Held(Protocol):
-    """A restored worker before its first instruction. If this process dies before `resume`, the copy dies too."""
+    """A worker that was restored, or is to be started, before its first instruction. If this process dies before `resume`, it dies too."""
 
     process: Process
 
@@ -300,8 +300,10 @@ class Runtime(Protocol):
         the agent), find the one that it lives in, connected or not as it is. Raises Retry, Rejected."""
         ...
 
-    def start(self, spec: WorkerSpec, network: Network) -> Process:
-        """Start it natively as process 1 of its own PID namespace. Raises Retry or Stalled."""
+    def start(self, spec: WorkerSpec, network: Network) -> Held:
+        """Make its process, process 1 of its own PID namespace. Nothing of the worker runs before `resume`: so it can be noted first.
+
+        Raises Retry or Stalled, as that `resume` does where its command can't be run."""
         ...
 
     def check(self, process: Process, spec: WorkerSpec) -> tuple[Problem, ...]:

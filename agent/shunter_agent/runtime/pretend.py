@@ -29,6 +29,7 @@ from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.network import NoNetwork
 from shunter_agent.runtime.port import Dump, Gpus, Live, Network, Process, Uses, WorkerSpec
 from shunter_agent.runtime.shelf import Shelf, Standing
+from shunter_agent.runtime.starting import Starting
 
 NOTE: Final = "pretend.json"
 _STOP_S: Final = 10.0
@@ -210,9 +211,9 @@ class PretendRuntime:
         """One that does nothing."""
         return NoNetwork()
 
-    def start(self, spec: WorkerSpec, network: Network) -> Process:
-        """An ordinary child, leader of a session and a process group of its own. Raises Stalled SH705."""
-        return processes.start(spec.command, spec.env, None, own_pids=False)
+    def start(self, spec: WorkerSpec, network: Network) -> Starting:
+        """An ordinary child, leader of a session and a process group of its own. Raises Stalled SH705, as its `resume` does."""
+        return Starting(spec.command, spec.env, None, own_pids=False)
 
     def check(self, process: Process, spec: WorkerSpec) -> tuple[Problem, ...]:
         """Nothing but that it lives: any process can be stopped."""

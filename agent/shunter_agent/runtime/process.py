@@ -1,19 +1,17 @@
-"""Worker processes as the kernel shows them: start, find, measure, end and reap them. Nothing here knows a checkpoint driver."""
+"""Worker processes as the kernel shows them: find, measure, end and reap them. Nothing here knows a checkpoint driver."""
 
 import contextlib
 import os
 import select
 import signal
-import subprocess
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
 import msgspec
-from shunter.model.errors import Problem, Rejected, Stalled, Unknown
+from shunter.model.errors import Problem, Rejected, Unknown
 
-from shunter_agent.runtime.namespaces import inside
 from shunter_agent.runtime.port import Process
 
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -202,41 +200,3 @@ def own_memory(process: Process) -> int:
         told = status(pid)
         total += sum(int(told[name].split()[0]) * 1024 for name in ("RssAnon", "VmSwap") if name in told)
     return total
-
-
-def start(command: Sequence[str], environment: Mapping[str, str], netns: int | None, *, own_pids: bool = True) -> Process:
-    """Start a worker as leader of a session of its own, with /dev/null for its streams and no other descriptor.
-
-    With `own_pids` it is process 1 of its own PID namespace, so that its pids are free wherever it is restored; otherwise it is an
-    ordinary child. Its output goes nowhere on purpose: a log that has grown since a dump makes the restore fail. Raises Stalled SH705.
-    """
-    if not command:
-        raise Stalled(_unstartable("it has no command: it came by an image", "Restore it from an image"))
-
-    def spawn() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            list(command),
-            env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            close_fds=True,
-        )
-
-    try:
-        child = inside(netns, spawn, new_pids=own_pids)
-    except OSError as error:
-        raise Stalled(_unstartable(f"{command[0]}: {error}", "Check its command, and that the agent runs as root")) from error
-    process = Process(pid=child.pid, started=_started(child.pid))
-    child.returncode = 0  # from here on it is known by its Process alone; subprocess must neither warn of it nor reap it
-    return process
-
-
-def _started(pid: int) -> int:
-    seen = stat(pid)  # a child that isn't reaped yet is always there
-    return seen.started if seen else 0
-
-
-def _unstartable(what: str, remedy: str) -> Problem:
-    return Problem(code="SH705", what=f"the worker can't be started: {what}", remedy=remedy)

@@ -121,6 +121,12 @@ class FakeHeld:
         self.runtime.alive.discard(self.process)
 
 
+class FakeStarting(FakeHeld):
+    def resume(self) -> Process:
+        self.runtime.faults.point("begin to run")
+        return super().resume()
+
+
 class FakeRuntime:
     """Implements the port on sets: `alive` are processes that exist, `running` those of them that run."""
 
@@ -160,11 +166,14 @@ class FakeRuntime:
         self.networks[spec.worker] = FakeNetwork(self.faults, connected=process is not None)
         return self.networks[spec.worker]
 
-    def start(self, spec: WorkerSpec, network: object) -> Process:
+    def start(self, spec: WorkerSpec, network: object) -> FakeStarting:
         self.faults.point("start")
         self.alive.add(PROCESS)
-        self.running.add(PROCESS)
-        return PROCESS
+        return FakeStarting(self, PROCESS)
+
+    def agent_dies(self) -> None:
+        """What was never let run dies with whom it waited for."""
+        self.alive &= self.running
 
     def connections(self, process: Process) -> dict[int, int]:
         self.faults.point("connections")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from agent_fakes import PROCESS, SPEC, Bench, Gate, problem
 from msgspec.structs import replace
-from shunter.model.errors import Rejected, Retry, Unknown
+from shunter.model.errors import Rejected, Retry, Stalled, Unknown
 from shunter_agent import inventory
 from shunter_agent.journal import Entry, WorkerRow
 from shunter_agent.recovery import recover, start_missing
@@ -226,17 +226,92 @@ class TestRestart:
         assert inventory.copy_of(empty.node, "w") == ("running" if lives else "none")
         assert (copy.held.process in empty.runtime.alive) == lives
 
-    async def test_a_worker_of_the_settings_is_started_once_in_a_nodes_life(self, empty: Bench) -> None:
+
+class TestStarting:
+    @pytest.fixture
+    def named(self, empty: Bench) -> Bench:
+        """Its settings name a worker, which was never started."""
         worker = WorkerSettings(worker="w", role="decode", graph="g", engine="vllm", address=SPEC.address, slot=0, command=("x",))
         empty.settings = replace(empty.settings, workers=(worker,))
-        await restart(empty)
-        await start_missing(empty.node)
-        assert (empty.state(), empty.network.connected) == ("running", True)
-        empty.runtime.alive.clear()
-        empty.node.worker_ended("w", 9)
-        await restart(empty)
-        await start_missing(empty.node)  # it may be restored elsewhere by now
-        assert (empty.state(), empty.faults.done["start"]) == ("none", 1)
+        empty.journal.close()
+        empty.boot()
+        return empty
+
+    async def test_a_worker_of_the_settings_is_started_once_in_a_nodes_life(self, named: Bench) -> None:
+        await start_missing(named.node)
+        assert (named.state(), named.network.connected, named.runtime.running) == ("running", True, {PROCESS})
+        named.runtime.alive.clear()
+        named.node.worker_ended("w", 9)
+        await restart(named)
+        await start_missing(named.node)  # it may be restored elsewhere by now
+        assert (named.state(), named.faults.done["start"]) == ("none", 1)
+
+    @pytest.mark.parametrize("at", ["start", "note_started", "put_worker", "begin to run", "resume", "change"])
+    async def test_an_agent_killed_on_the_way_has_started_one_or_none(self, named: Bench, at: str) -> None:
+        class Killed(BaseException):
+            pass
+
+        def kill(*_arguments: object, **_changes: object) -> None:
+            raise Killed
+
+        if at == "change":
+            named.node.change = kill  # type: ignore[method-assign]
+        elif at in ("note_started", "put_worker"):
+            setattr(named.journal, at, kill)
+        else:
+            named.faults.at[at] = kill
+        with pytest.raises(Killed):
+            await start_missing(named.node)
+        begun = set(named.runtime.running)
+        named.faults.at.clear()
+        named.runtime.agent_dies()
+        await restart(named)
+        await start_missing(named.node)
+        row = named.journal.worker("w")
+        assert row is not None
+        assert (row.state, row.begun, named.journal.started("w")) == ("running", at != "change", True)
+        assert named.runtime.running == {PROCESS}
+        assert named.faults.done["start"] == (1 if begun or at == "start" else 2), "a second one beside the first"
+
+    async def test_nothing_runs_that_the_journal_does_not_take(self, named: Bench) -> None:
+        def refuse(_row: WorkerRow) -> None:
+            raise Stalled(problem("SH610"))
+
+        named.journal.put_worker = refuse  # type: ignore[method-assign]
+        await start_missing(named.node)
+        assert "SH610" in named.said()
+        assert (named.runtime.alive, named.faults.done["begin to run"], named.runtime.networks["w"].exists) == (set(), 0, False)
+        await restart(named)
+        await start_missing(named.node)
+        assert (named.state(), named.runtime.running) == ("running", {PROCESS})
+
+    async def test_one_whose_command_is_none_is_tried_again_by_the_next_agent(self, named: Bench) -> None:
+        def fail() -> None:
+            named.runtime.alive.clear()
+            raise Stalled(problem("SH705"))
+
+        named.faults.at["begin to run"] = fail
+        await start_missing(named.node)
+        assert "SH705" in named.said()
+        assert (named.state(), named.runtime.networks["w"].exists, named.exits.watched) == ("none", False, {"w": PROCESS})
+        named.faults.at.clear()
+        await restart(named)
+        await start_missing(named.node)
+        assert (named.state(), named.runtime.running) == ("running", {PROCESS})
+
+    async def test_one_about_which_an_order_came_is_not_started_again_whatever_the_journal_missed(self, named: Bench) -> None:
+        def refuse(*_arguments: object, **_changes: object) -> None:
+            raise Stalled(problem("SH610"))
+
+        change, named.node.change = named.node.change, refuse  # type: ignore[method-assign]
+        await start_missing(named.node)
+        named.node.change = change  # type: ignore[method-assign]
+        await frozen(named)
+        named.runtime.running.clear()
+        named.runtime.agent_dies()
+        await restart(named)
+        await start_missing(named.node)
+        assert (named.state(), named.faults.done["start"]) == ("none", 1)
 
 
 async def test_an_exit_is_told_and_frees_the_slot(bench: Bench) -> None:

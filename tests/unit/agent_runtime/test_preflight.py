@@ -7,6 +7,7 @@ import pytest
 from shunter_agent.runtime import preflight
 from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.preflight import File, _of_file, _of_unix_peers, open_files
+from shunter_agent.runtime.starting import Starting
 from shunter_agent.runtime.unixpeers import stream_peers
 
 CHARACTER = 0o020666
@@ -95,7 +96,7 @@ libc.shmat(identity, None, 0)
 libc.shmctl(identity, 0, None)
 while True: time.sleep(0.01)
 """
-    worker = processes.start((sys.executable, "-Sc", program), {}, None, own_pids=False)
+    worker = Starting((sys.executable, "-Sc", program), {}, None, own_pids=False).resume()
     try:
         while "/SYSV" not in Path(f"/proc/{worker.pid}/maps").read_text():
             assert processes.find(worker)

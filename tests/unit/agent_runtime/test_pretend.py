@@ -32,7 +32,7 @@ def runtime(tmp_path: Path) -> PretendRuntime:
 
 @pytest.fixture
 def worker(runtime: PretendRuntime) -> Iterator[Process]:
-    started = runtime.start(SPEC, runtime.network(SPEC))
+    started = runtime.start(SPEC, runtime.network(SPEC)).resume()
     yield started
     with contextlib.suppress(ProcessLookupError):
         os.killpg(started.pid, signal.SIGKILL)
@@ -270,4 +270,4 @@ def test_a_gone_worker_is_told(runtime: PretendRuntime, worker: Process, folder:
 def test_a_worker_that_came_by_an_image_has_no_command(runtime: PretendRuntime) -> None:
     for command in ((), ("/no/such/program",)):
         with pytest.raises(Stalled, match="SH705"):
-            runtime.start(msgspec.structs.replace(SPEC, command=command), runtime.network(SPEC))
+            runtime.start(msgspec.structs.replace(SPEC, command=command), runtime.network(SPEC)).resume()

@@ -9,13 +9,14 @@ import pytest
 from shunter.model.errors import Rejected
 from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.port import Process
+from shunter_agent.runtime.starting import Starting
 
 SLEEP = "import time\nwhile True: time.sleep(0.01)"
 
 
 @pytest.fixture
 def sleeper() -> Iterator[Process]:
-    started = processes.start((sys.executable, "-Sc", SLEEP), {"FLEET": "yes"}, None, own_pids=False)
+    started = Starting((sys.executable, "-Sc", SLEEP), {"FLEET": "yes"}, None, own_pids=False).resume()
     yield started
     processes.end(started)
 
@@ -31,7 +32,7 @@ def environment(process: Process) -> bytes:
 def test_a_worker_gets_its_environment_a_session_and_nothing_else(sleeper: Process, tmp_path: Path) -> None:
     with (tmp_path / "open").open("w") as file:
         os.set_inheritable(file.fileno(), True)
-        other = processes.start((sys.executable, "-Sc", SLEEP), {"FLEET": "yes"}, None, own_pids=False)
+        other = Starting((sys.executable, "-Sc", SLEEP), {"FLEET": "yes"}, None, own_pids=False).resume()
     try:
         links = {os.readlink(f"/proc/{other.pid}/fd/{name}") for name in os.listdir(f"/proc/{other.pid}/fd")}
         assert str(tmp_path / "open") not in links
@@ -62,7 +63,7 @@ def test_it_lives_until_its_last_thread_has_ended() -> None:
     """Its first one may end before the others: then it looks like a zombie, runs on, and can't be reaped."""
     leave = 60 if os.uname().machine == "x86_64" else 93  # the system call that ends one thread; Python has none for it
     program = f"import ctypes, threading\nthreading.Thread(target=exec, args=({SLEEP!r},)).start()\nctypes.CDLL(None).syscall({leave}, 0)"
-    process = processes.start((sys.executable, "-Sc", program), {}, None, own_pids=False)
+    process = Starting((sys.executable, "-Sc", program), {}, None, own_pids=False).resume()
     until = time.monotonic() + 10
     while (seen := processes.stat(process.pid)) is not None and seen.state != "Z":
         assert time.monotonic() < until
@@ -89,7 +90,7 @@ def test_waiting_for_the_living_ends(sleeper: Process) -> None:
 
 def test_memory_is_that_of_the_whole_tree() -> None:
     program = "import os, time\nos.fork()\nkept = bytearray(b'k' * 4096) * 2048\nwhile True: time.sleep(0.01)"
-    parent = processes.start((sys.executable, "-Sc", program), {}, None, own_pids=False)
+    parent = Starting((sys.executable, "-Sc", program), {}, None, own_pids=False).resume()
     try:
         until = time.monotonic() + 5
         while (processes.memory(parent) or 0) < 2 * 2048 * 4096:
@@ -104,7 +105,7 @@ def test_memory_is_that_of_the_whole_tree() -> None:
 def test_a_name_with_blanks_and_brackets_is_read_over(tmp_path: Path) -> None:
     odd = tmp_path / "a ) R 1 (b"
     odd.symlink_to("/bin/sleep")
-    started = processes.start((str(odd), "100"), {}, None, own_pids=False)
+    started = Starting((str(odd), "100"), {}, None, own_pids=False).resume()
     try:
         seen = processes.stat(started.pid)
         assert seen is not None

@@ -15,6 +15,7 @@ from shunter_agent.runtime import holds, process, swrk
 from shunter_agent.runtime.criu import CriuRuntime
 from shunter_agent.runtime.network import NoNetwork, Uplink
 from shunter_agent.runtime.port import Process, WorkerSpec
+from shunter_agent.runtime.starting import Starting
 
 SPEC = WorkerSpec(worker="w1", role="decode", graph="g", engine="test", address="127.0.0.1:9", command=("sleep", "60"))
 VERSION = rpc.Response(type=rpc.VERSION, success=True, version=rpc.Version(major_number=4, minor_number=2)).SerializeToString()
@@ -69,7 +70,7 @@ def runtime(stand_in: StandIn) -> CriuRuntime:
 
 @pytest.fixture
 def worker() -> Iterator[Process]:
-    started = process.start(SPEC.command, {}, None, own_pids=False)
+    started = Starting(SPEC.command, {}, None, own_pids=False).resume()
     yield started
     process.end(started)
 
