@@ -235,8 +235,8 @@ class Destination:
         try:
             process = await node.in_thread(copy.held.resume)
         except Rejected as error:
+            await self._back(reservation, copy.held.process)  # a driver's word that it is gone isn't enough to give its slot away
             node.held.pop(worker, None)
-            await self._back(reservation, None)
             raise undone(error.problem) from error
         running_at = node.clock()
         node.held.pop(worker, None)
@@ -271,15 +271,14 @@ class Destination:
             node.journal.drop_reservation(reservation.slot)
             node.journal.undo(reservation.operation, ("fence", "unfence", "release", "freeze"), node.clock(), "the worker came back")
 
-    async def _back(self, reservation: Reservation, process: Process | None) -> None:
+    async def _back(self, reservation: Reservation, process: Process) -> None:
         """No copy may be left of a resume that failed; the slot stays reserved. Raises Unknown when a copy may live on."""
         node, worker = self._node, reservation.spec.worker
         try:
             await node.in_thread(node.network(worker).disconnect)
         finally:
-            if process is not None:
-                with node.exits.ending(worker, process):
-                    await node.in_thread(node.runtime.end, process)
+            with node.exits.ending(worker, process):
+                await node.in_thread(node.runtime.end, process)
         with node.journal.batch():
             node.journal.drop_worker(worker)
             node.journal.put_reservation(msgspec.structs.replace(reservation, process=None, at=node.clock()))

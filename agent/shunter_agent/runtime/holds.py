@@ -53,11 +53,11 @@ def run_on(session: swrk.Session, process: Process, network: Network, run_id: st
 
 
 def confirm_running(process: Process) -> None:
-    """Wait until nobody traces a worker that was let go. Raises Unknown SH711 when it isn't free in time, or is dead."""
+    """Wait until nobody traces a worker that was let go. Raises Unknown SH711 when it isn't free in time, or is dead or about to be."""
     until = time.monotonic() + _THAW_S
     while preflight.traced(process.pid) and time.monotonic() < until:
         time.sleep(0.001)
-    if not processes.find(process) or preflight.traced(process.pid):
+    if not processes.find(process) or preflight.traced(process.pid) or processes.doomed(process):
         raise Unknown(
             Problem(
                 code="SH711",
@@ -149,9 +149,12 @@ class CriuHeld:
         self._spec = spec
         self._folder = folder
         self._open = True
+        self._runs = False
 
     def resume(self) -> Process:
-        """See `port.Held`. Raises Rejected SH708 when the copy is dead or was aborted, SH702 when its last steps fail."""
+        """See `port.Held`. Raises Rejected SH708 when the copy is dead or was aborted, SH702 when its last steps fail: in both cases it is
+        dead. Unknown SH707, however often it is called, for as long as it isn't.
+        """
         if not (self._open and self._session.alive and processes.find(self.process)):
             self.abort()
             raise _over(self.process, "the held copy is gone: its hold has ended", "Restore the image again")
@@ -162,14 +165,15 @@ class CriuHeld:
             success, said = False, f"{error}; it was letting the copy go, which was ended"
         self._session.close()
         if success and processes.find(self.process):
+            self._runs = True
             return self.process
         # neither a yes nor a death: CRIU ended on the way, and the copy may have started
         processes.end(self.process)
         raise Rejected(failed(self._spec, self._folder, said))
 
     def abort(self) -> None:
-        """See `port.Held`. Does nothing after an abort. Raises Rejected SH708 after a resume, Unknown SH707."""
-        if not self._open and processes.find(self.process):
+        """See `port.Held`. Does nothing once the copy is dead. Raises Rejected SH708 after a resume, Unknown SH707."""
+        if self._runs and processes.find(self.process):
             raise _over(self.process, "the copy runs: it was resumed", "End it as a running worker")
         if self._open:
             self._open = False

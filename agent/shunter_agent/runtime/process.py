@@ -166,6 +166,13 @@ def tree(root: int) -> list[int]:
     return found
 
 
+def doomed(process: Process) -> bool:
+    """It was killed, and is dead as soon as what it waits for in the kernel lets go of it."""
+    told = status(process.pid)
+    pending = (int(told.get(name, "0"), 16) for name in ("SigPnd", "ShdPnd"))
+    return any(signals & 1 << signal.SIGKILL - 1 for signals in pending)
+
+
 def stopped(process: Process) -> frozenset[int]:
     """The pids of its tree that are stopped by a signal."""
     found = (stat(pid) for pid in tree(process.pid))

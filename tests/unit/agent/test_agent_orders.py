@@ -308,6 +308,23 @@ class TestDestination:
             await empty.destination.resume(empty.step())
         assert empty.exits.watched == {"w": copy}
 
+    async def test_a_copy_that_is_said_to_be_gone_and_lives_keeps_its_slot_until_it_is_dead(self, empty: Bench) -> None:
+        await held(empty)
+        (copy,) = empty.runtime.alive
+        empty.faults.at.update(resume=Rejected(problem("SH708")), end=Unknown(problem("SH707")))
+        for _ in range(2):
+            with pytest.raises(Unknown):
+                await empty.destination.resume(empty.step())
+            assert (inventory.copy_of(empty.node, "w"), empty.network.connected) == ("held", False)
+            (kept,) = empty.journal.reservations().values()
+            assert kept.process == copy
+        await empty.destination.restore(empty.restore())
+        assert empty.faults.done["restore"] == 1, "a second copy beside the first"
+        del empty.faults.at["end"]
+        with pytest.raises(Undone):
+            await empty.destination.resume(empty.step())
+        assert (empty.runtime.alive, inventory.copy_of(empty.node, "w")) == (set(), "none")
+
     async def test_a_network_that_cannot_be_connected_keeps_the_copy_held(self, empty: Bench) -> None:
         await held(empty)
         empty.faults.at["connect"] = Retry(problem())

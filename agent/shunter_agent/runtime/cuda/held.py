@@ -101,10 +101,10 @@ class CudaHeld:
         """`but` of its processes stay stopped."""
         self.process = process
         self._session, self._but = session, list(but)
-        self._open = True
+        self._open, self._runs = True, False
 
     def resume(self) -> Process:
-        """See `port.Held`. Raises Rejected SH708 when it is dead."""
+        """See `port.Held`. Raises Rejected SH708 when it is dead; Unknown SH707, however often it is called, for as long as it isn't."""
         try:
             if not self._open:
                 raise Died("it was aborted")
@@ -112,13 +112,13 @@ class CudaHeld:
         except (Failed, Died) as failed:
             self.abort()
             raise Rejected(_over(self.process, f"the held copy is gone: {failed}", "Restore the image again")) from failed
-        self._open = False
+        self._open, self._runs = False, True
         self._session.close()
         return self.process
 
     def abort(self) -> None:
-        """See `port.Held`. Does nothing after an abort. Raises Rejected SH708 after a resume, Unknown SH707."""
-        if not self._open and processes.find(self.process):
+        """See `port.Held`. Does nothing once the copy is dead. Raises Rejected SH708 after a resume, Unknown SH707."""
+        if self._runs and processes.find(self.process):
             raise Rejected(_over(self.process, "the copy runs: it was resumed", "End it as a running worker"))
         self._open = False
         end_copy(self._session, self.process)
