@@ -12,6 +12,7 @@ from blake3 import blake3
 from shunter.model.errors import Rejected, Retry
 from shunter_agent.depot import ImageFacts
 from shunter_agent.images import frames, offering, server, spread
+from shunter_agent.images.assembly import Assembly
 from shunter_agent.images.cutting import CHUNK, pages_name
 from shunter_agent.images.growth import Growth
 from shunter_agent.images.manifest import Chunk, ImageFile, ImageManifest, manifest_of
@@ -346,6 +347,7 @@ def said(link: frames.Link, *headers: tuple[frames.FromSender, bytes]) -> frames
 
 
 CORE = (frames.Data(name="core-1.img", offset=0, size=4), b"core")
+LONGER = (frames.Data(name="core-1.img", offset=0, size=8), b"coreevil")
 
 
 @pytest.mark.parametrize(
@@ -363,8 +365,23 @@ CORE = (frames.Data(name="core-1.img", offset=0, size=4), b"core")
             (frames.Whole(manifest=core(), spread=True), b""),
         ],
         [CORE, (frames.Data(area="whole", name="pagemap-1.img", offset=0, size=1), b"x"), (frames.Whole(manifest=core()), b"")],
+        [LONGER, CORE, (frames.Whole(manifest=core()), b"")],
+        [CORE, LONGER, (frames.Whole(manifest=core()), b"")],
+        [CORE, (frames.Data(name="core-1.img", offset=4, size=0), b""), (frames.Whole(manifest=core()), b"")],
     ],
-    ids=["nothing", "other bytes", "a gap", "one more", "not spread", "only listed", "no pagemap", "spread unsaid"],
+    ids=[
+        "nothing",
+        "other bytes",
+        "a gap",
+        "one more",
+        "not spread",
+        "only listed",
+        "no pagemap",
+        "spread unsaid",
+        "longer before",
+        "longer again",
+        "an empty chunk more",
+    ],
 )
 def test_what_is_not_what_its_manifest_says_is_refused(pair: Pair, headers: list[tuple[frames.FromSender, bytes]]) -> None:
     with pair.raw() as link:
@@ -403,6 +420,45 @@ def test_a_file_outside_can_not_be_named(pair: Pair) -> None:
     assert isinstance(refused, frames.Refused)
     assert refused.code == "SH801"
     pair.nothing_there()
+
+
+def test_a_chunk_may_come_twice_if_it_is_the_same(pair: Pair) -> None:
+    with pair.raw() as link:
+        answer = said(link, CORE, CORE, (frames.Whole(manifest=core()), b""))
+    assert isinstance(answer, frames.Stored)
+    assert (pair.there.folder("i9") / "core-1.img").read_bytes() == b"core"
+
+
+def test_another_chunk_over_another_link_in_place_of_one_is_not_written(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path)
+
+    class Said:
+        """A link of a sender that says this, and ends."""
+
+        def __init__(self, *said: tuple[frames.FromSender, bytes]) -> None:
+            self.left, self.body = list(said), b""
+
+        def from_sender(self) -> frames.FromSender:
+            if not self.left:
+                raise frames.Broken("it ended")
+            header, self.body = self.left.pop(0)
+            return header
+
+        def read(self, into: memoryview) -> None:
+            into[:] = self.body
+
+        def send(self, _answer: object) -> None:
+            pass
+
+    with store.room.share("i9") as share, Assembly(store, "i9", share, bytes=100, files=9) as assembly:
+        with pytest.raises(frames.Broken):
+            assembly.take_lane(Said(CORE))  # type: ignore[arg-type]
+        for other in (b"coreevil", b"evil", b"c"):
+            with pytest.raises(Rejected, match="SH804"):
+                assembly.take_lane(Said((frames.Data(name="core-1.img", offset=0, size=len(other)), other)))  # type: ignore[arg-type]
+        manifest = assembly.take(Said((frames.Whole(manifest=core()), b"")))  # type: ignore[arg-type]
+        store.commit_received(manifest, fsync=False)
+    assert (store.folder("i9") / "core-1.img").read_bytes() == b"core"
 
 
 def test_a_sender_whose_bytes_stay_wrong_is_refused_in_the_end(pair: Pair) -> None:

@@ -14,9 +14,10 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shunter_agent.images import spread
+from shunter_agent.images.criu_images_pb2 import PagemapEntry, PagemapHead
 from shunter_agent.images.cutting import CHUNK, along
 from shunter_agent.images.manifest import Chunk, ImageFile, ImageInfo, ImageManifest, manifest_of
-from shunter_agent.images.pagemap import LAZY, PAGE, PRESENT, Pagemap, Run, dump, joined
+from shunter_agent.images.pagemap import LAZY, PAGE, PARENT, PRESENT, Pagemap, Run, dump, joined, parse
 from shunter_agent.runtime.port import WorkerSpec
 
 SPEC = WorkerSpec(worker="w1", role="decode", graph="g", engine="vllm", address="10.0.0.1:9000")
@@ -185,6 +186,65 @@ def test_a_death_anywhere_on_the_way_leaves_what_can_be_joined(tmp_path: Path) -
             joined_is(folder, manifest, pages)
             break
     assert changes >= 5
+
+
+def named(runs: tuple[Run, ...], flags: int) -> tuple[Run, ...]:
+    return tuple(Run(run.vaddr, run.pages, flags) for run in runs)
+
+
+@pytest.mark.parametrize("flags", [PRESENT | PARENT, 0, LAZY, PARENT | 8, PRESENT | 8])
+def test_a_page_is_in_one_place_or_nothing_is_taken(tmp_path: Path, flags: int) -> None:
+    """CRIU reads what is said to be in both places from the copy, of which no digest says anything where it has changed."""
+    copied = {n: 0 for n in range(4)}
+    manifest, offsets, _pages = build(tmp_path, copied, {n: 1 for n in range(4)})
+    assert spread.wrong(tmp_path, manifest, lambda _name: offsets) == ""
+    now = Pagemap(pages_id=1 + spread.CHANGED, runs=named(runs_of(copied), flags))
+    (tmp_path / "pagemap-1.img").write_bytes(dump(now))
+    if not flags & PRESENT:
+        (tmp_path / f"pages-{1 + spread.CHANGED}.img").write_bytes(b"")
+    assert "two places, or in none" in spread.wrong(tmp_path, manifest, lambda _name: offsets)
+    assert not spread.join(tmp_path, manifest)
+
+
+def test_an_older_word_for_a_page_in_the_copy_is_not_overlooked(tmp_path: Path) -> None:
+    copied = {n: 0 for n in range(4)}
+    manifest, offsets, _pages = build(tmp_path, copied, {n: 1 for n in range(4)})
+    (run,) = runs_of(copied)
+    head, entry = PagemapHead(pages_id=1 + spread.CHANGED), PagemapEntry(vaddr=run.vaddr, compat_nr_pages=4, flags=PRESENT, in_parent=True)
+    parts = [part.SerializeToString() for part in (head, entry)]
+    data = dump(Pagemap(pages_id=1, runs=()))[:8] + b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+    assert parse(data).runs[0].flags == PRESENT | PARENT
+    (tmp_path / "pagemap-1.img").write_bytes(data)
+    assert "as agents write them" in spread.wrong(tmp_path, manifest, lambda _name: offsets)
+
+
+@pytest.mark.parametrize("order", ["twice", "back", "over each other"])
+def test_a_copy_that_says_twice_what_is_in_a_page_is_not_taken(tmp_path: Path, order: str) -> None:
+    """CRIU takes what comes first, and whoever looks for a place takes what comes last."""
+    copied = {n: 0 for n in range(8)}
+    manifest, offsets, _pages = build(tmp_path, copied, copied)
+    assert spread.wrong(tmp_path, manifest, lambda _name: offsets) == ""
+    evil, good = content({n: 2 for n in range(8)}, runs_of(copied)), content(copied, runs_of(copied))
+    (run,) = runs_of(copied)
+    runs = {
+        "twice": (run, run),
+        "back": (Run(run.vaddr + 4 * PAGE, 4), Run(run.vaddr, 4)),
+        "over each other": (Run(run.vaddr, 6), Run(run.vaddr + 2 * PAGE, 6)),
+    }[order]
+    pages = (evil + good)[: sum(r.pages for r in runs) * PAGE]
+    (tmp_path / spread.COPY / "pagemap-1.img").write_bytes(dump(Pagemap(pages_id=5, runs=runs)))
+    (tmp_path / spread.COPY / "pages-5.img").write_bytes(pages)
+    twice = {0: Chunk(blake3(evil).hexdigest(), len(evil)), **{len(evil) + at: chunk for at, chunk in offsets.items()}}
+    assert spread.wrong(tmp_path, manifest, lambda _name: twice) != ""
+    assert not spread.join(tmp_path, manifest)
+
+
+def test_a_copy_on_top_of_another_is_not_taken(tmp_path: Path) -> None:
+    copied = {n: 0 for n in range(8)}
+    manifest, offsets, _pages = build(tmp_path, copied, copied)
+    (tmp_path / spread.COPY / "pagemap-1.img").write_bytes(dump(Pagemap(pages_id=5, runs=named(runs_of(copied), PARENT))))
+    (tmp_path / spread.COPY / "pages-5.img").write_bytes(b"")
+    assert "on top of another" in spread.wrong(tmp_path, manifest, lambda _name: offsets)
 
 
 def test_parts_that_do_not_fit_together_are_found(tmp_path: Path) -> None:

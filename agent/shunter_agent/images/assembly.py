@@ -30,8 +30,19 @@ class _File:
     """A file that is being filled, in any order."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         self.chunks: dict[int, Chunk] = {}
+        """Those that are written, by their offsets."""
+        self._meant: dict[int, Chunk] = {}
+        """Those that are, or are being."""
+
+    def mean(self, offset: int, chunk: Chunk) -> None:
+        """A chunk is about to be written. It may come again, over another link, say; but another in its place would leave bytes of either
+        to which no digest belongs. Raises Rejected SH804.
+        """
+        if self._meant.setdefault(offset, chunk) != chunk:
+            raise Rejected(_not_as_said())
 
     def described(self, name: str) -> ImageFile | None:
         """What it is, if its chunks lie side by side from its beginning on."""
@@ -133,8 +144,10 @@ class Assembly:
 
     def _put(self, area: str, name: str, offset: int, body: memoryview | bytes, digest: str, source: tuple[int, int] | None = None) -> None:
         """Write a chunk; one that lies in another file here (`source`: descriptor, offset) without its bytes, where the disk can share."""
+        chunk = Chunk(digest, len(body))
         with self._changed:
-            file = self._file(area, name, offset, len(body))
+            file = self._file(area, name, offset, chunk.size)
+            file.mean(offset, chunk)
             self._writing += 1
         try:
             at, rest = offset, memoryview(body)
@@ -151,7 +164,7 @@ class Assembly:
                 self._changed.notify_all()
         with self._changed:
             self._share.wrote(len(body))
-            file.chunks[offset] = Chunk(digest, len(body))
+            file.chunks[offset] = chunk
             self._wrong.pop((area, name, offset), None)
 
     def _file(self, area: str, name: str, offset: int, size: int) -> _File:
@@ -280,12 +293,14 @@ class Assembly:
         return manifest
 
     def _of(self, said: ImageFile, originals: set[str]) -> ImageFile:
-        """The file with its chunks, of which the manifest on its way says only what they are together. Raises Rejected SH804."""
+        """The file with its chunks, of which the manifest on its way says only what they are together. Raises Rejected SH804; OSError."""
         if said.name in self._listed:
             found: ImageFile | None = ImageFile.of(said.name, self._listed[said.name])
         else:
             file = self._files.get((spread.ORIGINALS if said.name in originals else "", said.name))
             found = file.described(said.name) if file is not None else None
+            if file is not None and file.path.stat().st_size != said.size:
+                raise Rejected(_not_as_said())
         if found is None or (found.size, found.blake3) != (said.size, said.blake3):
             raise Rejected(_not_as_said())
         return found

@@ -83,10 +83,27 @@ def _records(data: bytes) -> Iterator[bytes]:
 
 def _run(entry: PagemapEntry) -> Run:
     pages = entry.nr_pages if entry.HasField("nr_pages") else entry.compat_nr_pages
-    flags = entry.flags if entry.HasField("flags") else PARENT if entry.in_parent else PRESENT
+    flags = entry.flags | (PARENT if entry.in_parent else 0)  # as CRIU reads what both its older and its newer releases write
+    if not entry.in_parent and not entry.HasField("flags"):
+        flags = PRESENT
     if pages <= 0 or entry.vaddr % PAGE:
         raise NotAPagemap("a run has no pages, or doesn't begin at one")
     return Run(entry.vaddr, pages, flags)
+
+
+def parse_own(data: bytes) -> Pagemap:
+    """Read a pagemap that an agent wrote, by `dump`, and that no manifest names: all of it counts, and each page is in one place, so that
+    nothing can be read out of it by CRIU that isn't read out of it here. Raises NotAPagemap.
+    """
+    found = parse(data)
+    if dump(found) != data:
+        raise NotAPagemap("it isn't written as agents write them")
+    at = 0
+    for run in found.runs:
+        if run.vaddr < at or run.flags & (PRESENT | PARENT) not in (PRESENT, PARENT) or run.flags & ~(PRESENT | PARENT | LAZY):
+            raise NotAPagemap("it says of a page that it is in two places, or in none")
+        at = run.end
+    return found
 
 
 def dump(pagemap: Pagemap) -> bytes:

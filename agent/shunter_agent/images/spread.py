@@ -24,7 +24,7 @@ from blake3 import blake3
 from shunter_agent.images.cutting import CHUNK, Piece, along, pages_name
 from shunter_agent.images.folders import nothing, sync_file
 from shunter_agent.images.manifest import Chunk, ImageFile, ImageManifest
-from shunter_agent.images.pagemap import LAZY, PAGE, PARENT, NotAPagemap, Pagemap, Run, joined, parse
+from shunter_agent.images.pagemap import LAZY, PAGE, PARENT, NotAPagemap, Pagemap, Run, joined, parse, parse_own
 from shunter_agent.images.stretches import Stretches, locate
 
 COPY: Final = "parent"
@@ -43,9 +43,11 @@ class SpreadPages:
         """`name` is its pagemap's. Raises NotAPagemap when the folders don't fit together; OSError."""
         self.original = parse((folder / ORIGINALS / name).read_bytes())
         """As it was dumped."""
-        self._now = parse((folder / name).read_bytes())
-        self.copy = parse((folder / COPY / name).read_bytes())
+        self._now = parse_own((folder / name).read_bytes())
+        self.copy = parse_own((folder / COPY / name).read_bytes())
         """What was copied while the worker ran."""
+        if self.copy.own != self.copy.runs:
+            raise NotAPagemap("the copy is on top of another one")
         if _places(self._now.runs) != _places(self.original.runs):
             raise NotAPagemap("it has other pages than were dumped")
         self._files = [os.open(folder / pages_name(self._now), os.O_RDONLY | os.O_CLOEXEC)]
