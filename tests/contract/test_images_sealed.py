@@ -422,3 +422,84 @@ def test_an_image_that_is_used_while_it_is_sealed_stays_plain_for_so_long(kept: 
         assert (folder / "core-1.img").read_bytes() == SECRET
         assert kept.unsealed() == ()
     assert list(kept.work.iterdir()) == []
+
+
+class Once:
+    """Discards an image at one of the looks that something takes between its parts, or of the calls that it makes."""
+
+    def __init__(self, kept: ImageStore, at: int = 0) -> None:
+        self.kept, self.left = kept, at
+        self.discarded: bool | None = None
+
+    def __call__(self) -> None:
+        if self.left == 0:
+            self.discarded = self.kept.discard("i1")
+            left = [path.name for folder in (self.kept.root, self.kept.work) for path in folder.iterdir()]
+            assert [name for name in left if name not in ("i1.partial",)] == [], "nothing is left of it from here on"
+        self.left -= 1
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_an_image_that_is_discarded_while_it_is_sealed_leaves_nothing(kept: ImageStore, at: int) -> None:
+    made(kept, fsync=False)
+    between = Once(kept, at)
+    with pytest.raises(Rejected, match="SH802"):
+        kept.sync("i1", between)
+    assert between.discarded
+    assert (kept.list(), list(kept.root.iterdir()), list(kept.work.iterdir())) == ([], [], [])
+    assert again(kept).list() == []
+
+
+@pytest.mark.parametrize("here", [False, True], ids=["in memory", "plain since a time without keys"])
+def test_one_that_is_discarded_when_its_sealing_is_done_is_not_back(
+    kept: ImageStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, here: bool
+) -> None:
+    if here:
+        made(ImageStore(kept.root))
+    else:
+        made(kept, fsync=False)
+    between, sync_path = Once(kept), store.sync_path
+
+    def sync(path: Path) -> None:
+        sync_path(path)
+        if path.suffix == ".sealing":
+            between()
+
+    monkeypatch.setattr(store, "sync_path", sync)
+    with pytest.raises(Rejected, match="SH802"):
+        kept.sync("i1")
+    assert between.discarded
+    assert (kept.list(), again(kept).list(), list(kept.root.iterdir())) == ([], [], [])
+
+
+def test_one_that_is_discarded_while_it_is_opened_is_not_back(kept: ImageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(kept)
+    between, open_into = Once(kept), SealedImage.open_into
+
+    def opened(image: SealedImage, folder: Path) -> None:
+        open_into(image, folder)
+        between()
+
+    monkeypatch.setattr(SealedImage, "open_into", opened)
+    with pytest.raises(Rejected, match="SH802"):
+        kept.open("i1")
+    assert between.discarded
+    assert (kept.list(), list(kept.work.iterdir()), list(kept.root.iterdir())) == ([], [], [])
+
+
+def test_a_disk_that_is_full_keeps_nothing_of_what_could_not_be_sealed(kept: ImageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(kept, fsync=False)
+    monkeypatch.setattr(store, "sync_path", lambda _path: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space"):
+        kept.sync("i1")
+    assert list(kept.root.iterdir()) == []
+    monkeypatch.undo()
+    kept.sync("i1")
+    assert plain(kept)["core-1.img"] == SECRET
+
+
+def test_a_depot_takes_an_image_that_is_gone_meanwhile_for_done(kept: ImageStore) -> None:
+    made(kept, fsync=False)
+    depot = StoredDepot(kept, tls=None)  # type: ignore[arg-type]
+    depot.sync("i1", Once(kept, 1))
+    assert depot.all() == ()

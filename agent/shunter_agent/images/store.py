@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import msgspec
 from shunter.model.errors import Problem, Rejected
@@ -77,8 +78,10 @@ class ImageStore:
         self._keys = keys
         self._signer = signer
         self._lock = threading.Lock()
-        self._resting: dict[str, threading.RLock] = {}
+        self._resting: WeakValueDictionary[str, threading.RLock] = WeakValueDictionary()
         """Of each image, held while it is joined, sealed or opened: one that takes minutes holds up no other's restore."""
+        self._sealing: set[str] = set()
+        """Images that are being sealed, and weren't discarded since that began: `discard` waits for none of it."""
         self._users: Counter[str] = Counter()
         self._manifests: dict[str, tuple[Seen, ImageManifest]] = {}
         """As they were read last: one with millions of chunks takes long to read, and an agent is asked for its images every second."""
@@ -240,20 +243,37 @@ class ImageStore:
 
     def _seal(self, image: str, folder: Path, keys: Keys, between: Callable[[], None]) -> None:
         with self._at_rest(image):
-            sealed = self.root / image
-            if not is_sealed(sealed):
-                making = self.root / f"{image}{SEALING}"
-                shutil.rmtree(making, ignore_errors=True)
-                making.mkdir(mode=0o700)
-                seal(folder, self.get(image), keys, making, between)
-                sync_path(making)
-                if folder == sealed:  # plain since a time without keys
-                    folder = doom(folder)
-                making.rename(sealed)
+            if not is_sealed(self.root / image):
+                folder = self._sealed_from(image, folder, keys, between)
                 sync_path(self.root)
             if not self._users[image]:
                 remove(folder)
                 self._right.pop(image, None)
+
+    def _sealed_from(self, image: str, folder: Path, keys: Keys, between: Callable[[], None]) -> Path:
+        """Seal what is in `folder`, and make that the image. Where the plain files are now."""
+        making, sealed = self._making(image), self.root / image
+        shutil.rmtree(making, ignore_errors=True)
+        try:
+            with self._lock:
+                making.mkdir(mode=0o700)
+                self._sealing.add(image)
+            seal(folder, self.get(image), keys, making, between)
+            sync_path(making)
+        except BaseException as error:
+            shutil.rmtree(making, ignore_errors=True)
+            if isinstance(error, OSError) and image not in self._sealing:
+                raise Rejected(missing(image)) from error
+            self._sealing.discard(image)
+            raise
+        with self._lock:
+            if image not in self._sealing:  # or what was discarded would be back
+                raise Rejected(missing(image))
+            self._sealing.discard(image)
+            if folder == sealed:  # plain since a time without keys
+                folder = doom(folder)
+            making.rename(sealed)
+        return folder
 
     def unsealed(self) -> tuple[str, ...]:
         """Whole images that lie here in plain bytes and are to be sealed; none without keys."""
@@ -292,7 +312,10 @@ class ImageStore:
         try:
             sealed.open_into(making)
             self._right[image] = looks(making)  # as it was compared when it was sealed, and nobody else can have written it
-            making.rename(self._whole(image))
+            with self._lock:
+                if not is_sealed(self.root / image):  # discarded meanwhile: it must not be back
+                    raise Rejected(missing(image))
+                making.rename(self._whole(image))
         except BaseException:
             shutil.rmtree(making, ignore_errors=True)
             raise
@@ -333,25 +356,32 @@ class ImageStore:
 
     def abandon(self, image: str) -> None:
         """Delete an image in the making. Idempotent. Raises Rejected SH801."""
-        self._delete(self._partial(image))
+        for folder in self._doomed(self._partial(image)):
+            shred(folder)
 
     def discard(self, image: str) -> bool:
-        """Delete a whole image. False when there was none. Idempotent. Raises Rejected SH801."""
+        """Delete a whole image, also one that is just being sealed or opened: that comes to nothing then. False when there was none.
+        Idempotent. Raises Rejected SH801."""
         self.index.remove(image)
-        plain = self._delete(self._whole(image))
-        sealed = self._delete(self.root / image)
+        with self._lock:
+            self._sealing.discard(image)
+            halves = self._doomed(self._making(image))  # first: after a death in between, what is whole would be made of it (see `sweep`)
+            whole = self._doomed(self._whole(image), self.root / image)
+        for folder in (*halves, *whole):
+            shred(folder)
         for known in (self._manifests, self._sealed, self._right):
             known.pop(image, None)
         self._alone.discard(image)
-        with self._lock:
-            self._resting.pop(image, None)
-        return plain or sealed
+        return bool(whole)
 
-    def _delete(self, folder: Path) -> bool:
-        with contextlib.suppress(FileNotFoundError):
-            shred(doom(folder))
-            return True
-        return False
+    @staticmethod
+    def _doomed(*folders: Path) -> "list[Path]":
+        """Those of them that there are, put aside."""
+        found = []
+        for folder in folders:
+            with contextlib.suppress(FileNotFoundError):
+                found.append(doom(folder))
+        return found
 
     # -- what is here
 
@@ -497,6 +527,9 @@ class ImageStore:
 
     def _partial(self, image: str) -> Path:
         return self.work / f"{check_id(image)}{PARTIAL}"
+
+    def _making(self, image: str) -> Path:
+        return self.root / f"{check_id(image)}{SEALING}"
 
     def _plain(self, image: str) -> Path | None:
         """The folder of a whole image's plain files, if it has any."""
