@@ -38,6 +38,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     unsettled: bool = False
 
 
+OLD_LEADER: Final = "SH601"
 AT_SOURCE: Final = frozenset({"fence", "freeze", "thaw", "release", "checkpoint", "drain", "retire"})
 """Steps about a worker that lives here."""
 LAST: Final = frozenset({"checkpoint", "drain", "unfence"})
@@ -58,7 +59,7 @@ def check_epoch(epoch: int, highest: int) -> None:
     """Raises Rejected SH601 for an epoch lower than the highest seen."""
     if epoch < highest:
         raise rejected(
-            "SH601",
+            OLD_LEADER,
             f"the order has epoch {epoch}, but this agent has seen {highest}: it comes from an old leader",
             "Nothing to do here: the engine that leads now gives the orders. Stop the old one if it still runs",
         )

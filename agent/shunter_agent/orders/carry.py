@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 from google.protobuf.message import Message
-from shunter.model.errors import ShunterError, Stalled, Unknown
+from shunter.model.errors import Rejected, ShunterError, Stalled, Unknown
 
 from shunter_agent import guard
 from shunter_agent.guard import Asked
@@ -56,21 +56,31 @@ class Orders:
         A step that is about a whole image alone names it: it leaves the worker free, whose hold may have to be ended meanwhile.
         """
         node, subject = self.node, f"image {image}" if image else asked.worker
-        self._still_takes_orders()
-        guard.check_head(asked, node.seen(asked))
-        node.journal.raise_epoch(asked.epoch)
         key = (asked.operation, step)
-        task = self._tasks.get(key)
-        if task is None:
-            other = self._doing.get(subject, asked.operation)
-            if other != asked.operation:
-                raise retry("SH605", f"operation {other} is at work on it", "Wait until that operation has ended", image or asked.worker)
-            task = asyncio.create_task(self._locked(step, asked, kind, effect, subject))
-            self._tasks[key] = task
-            task.add_done_callback(lambda done: self._over(key, done))
-        reply = await asyncio.shield(task)
-        assert isinstance(reply, kind)
-        return reply
+        while True:
+            self._still_takes_orders()
+            guard.check_head(asked, node.seen(asked))
+            node.journal.raise_epoch(asked.epoch)
+            joined = self._tasks.get(key)
+            task = joined or self._begin(step, asked, kind, effect, subject)
+            try:
+                reply = await asyncio.shield(task)
+            except Rejected as error:
+                if joined is None or error.problem.code != guard.OLD_LEADER:
+                    raise
+                continue  # what this was joined to was an older leader's, and came to nothing when its turn came
+            assert isinstance(reply, kind)
+            return reply
+
+    def _begin(self, step: str, asked: Asked, kind: type[M], effect: Effect[M], subject: str) -> "asyncio.Task[Message]":
+        other = self._doing.get(subject, asked.operation)
+        if other != asked.operation:
+            about = subject.removeprefix("image ")
+            raise retry("SH605", f"operation {other} is at work on it", "Wait until that operation has ended", about)
+        key = (asked.operation, step)
+        task = self._tasks[key] = asyncio.create_task(self._locked(step, asked, kind, effect, subject))
+        task.add_done_callback(lambda done: self._over(key, done))
+        return task
 
     async def close(self) -> None:
         """Take no more orders, and wait for those that are being carried out. One that waits for its turn gives up: what the node keeps on
@@ -114,6 +124,7 @@ class Orders:
             if reply is not None:
                 node.log.info("order repeated", operation=asked.operation, step=step, worker=asked.worker)
                 return kind.FromString(reply)
+            guard.check_head(asked, seen)  # again: it may have waited for its turn for longer than its leader led
             guard.check_step(step.partition(":")[0], asked, seen)
             self._doing[subject] = asked.operation
             try:

@@ -56,9 +56,12 @@ class Destination:
         self._check_slot(head, message.slot, spec)
         if message.pod_uid:
             spec = await self._housed(spec, message)
-        for stale in tuple(node.journal.reservations().values()):
-            if stale.slot == message.slot or stale.worker_id == head.worker:  # left to lapse, it would take the worker's network along
-                await self.free(stale, "a newer leader's operation took it over")
+        while True:
+            self._check_slot(head, message.slot, spec)  # again after each wait: another may have come meanwhile
+            stale = self._kept(head, message.slot)
+            if stale is None:
+                break
+            await self._take_over(head, stale)  # left to lapse, it would take the worker's network along
         reservation = Reservation(
             slot=message.slot, operation=head.operation, epoch=head.epoch, spec=spec, incarnation=head.incarnation + 1, at=node.clock()
         )
@@ -76,6 +79,26 @@ class Destination:
 
         detail = f"{message.slot} is reserved"
         return Outcome(pb.Done(at=node.clock(), detail=detail), write, detail)
+
+    def _kept(self, head: Asked, slot: str) -> Reservation | None:
+        """What is reserved for the worker, or in this slot."""
+        kept = self._node.journal.reservations().values()
+        return next((one for one in kept if one.slot == slot or one.worker_id == head.worker), None)
+
+    async def _take_over(self, head: Asked, stale: Reservation) -> None:
+        """Free what an older leader's operation has left reserved, for this worker or for another. Raises Retry SH605 when that one's copy
+        is just being made, or let run."""
+        why = "a newer leader's operation took it over"
+        if stale.worker_id == head.worker:
+            await self.free(stale, why)
+            return
+        lock = self.orders.lock(stale.worker_id)
+        if lock.locked():
+            what = f"operation {stale.operation} is at work in {stale.slot}"
+            raise retry("SH605", what, "Wait until that operation has ended", head.worker)
+        async with lock:
+            if self._node.journal.reservations().get(stale.slot) == stale:
+                await self.free(stale, why)
 
     async def _housed(self, spec: WorkerSpec, message: pb.PrepareOrder) -> WorkerSpec:
         pod = Pod(namespace=message.pod_namespace, name=message.pod_name, uid=message.pod_uid, container=message.pod_container)

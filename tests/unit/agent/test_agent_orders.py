@@ -400,6 +400,60 @@ class TestOnceOnly:
         await asyncio.gather(freezing, thawing)
         assert (bench.state(), PROCESS in bench.runtime.running) == ("running", True)
 
+    async def waiting(self, bench: Bench, gate: Gate) -> tuple["asyncio.Task[pb.Done]", "asyncio.Task[pb.FreezeReply]"]:
+        """A fence under way, by the leader of epoch 1, and its freeze that waits for it."""
+        bench.faults.at["fence"] = gate
+        fencing = asyncio.create_task(bench.source.fence(bench.step()))
+        await asyncio.to_thread(gate.reached.wait, 10)
+        freezing = asyncio.create_task(bench.source.freeze(bench.freeze()))
+        while not bench.orders._queued:
+            await asyncio.sleep(0)
+        return fencing, freezing
+
+    async def test_an_order_that_waited_for_longer_than_its_leader_led_is_not_begun(self, bench: Bench) -> None:
+        gate = Gate()
+        fencing, freezing = await self.waiting(bench, gate)
+        bench.journal.raise_epoch(2)
+        gate.open()
+        await fencing
+        with pytest.raises(Rejected) as error:
+            await freezing
+        assert (code(error), bench.faults.done["freeze"], bench.state()) == ("SH601", 0, "fenced")
+
+    async def test_a_newer_leader_that_repeats_it_has_it_carried_out(self, bench: Bench) -> None:
+        gate = Gate()
+        fencing, freezing = await self.waiting(bench, gate)
+        order = bench.freeze()
+        order.order.epoch = 2
+        again = asyncio.create_task(bench.source.freeze(order))
+        while bench.journal.epoch < 2:
+            await asyncio.sleep(0)
+        gate.open()
+        await fencing
+        await again
+        with pytest.raises(Rejected) as error:
+            await freezing
+        row = bench.journal.worker("w")
+        assert row is not None
+        assert (code(error), bench.faults.done["freeze"], row.state, row.epoch) == ("SH601", 1, "frozen", 2)
+
+    async def test_what_was_joined_and_is_refused_for_all_is_told_to_all(self, bench: Bench) -> None:
+        gate = Gate()
+        fencing, freezing = await self.waiting(bench, gate)
+        order = bench.freeze()
+        order.order.epoch = 2
+        again = asyncio.create_task(bench.source.freeze(order))
+        while bench.journal.epoch < 2:
+            await asyncio.sleep(0)
+        bench.journal.raise_epoch(3)
+        gate.open()
+        await fencing
+        for waiting in (freezing, again):
+            with pytest.raises(Rejected) as error:
+                await waiting
+            assert code(error) == "SH601"
+        assert bench.faults.done["freeze"] == 0
+
     async def test_an_error_that_nobody_knows_is_an_unknown_outcome(self, bench: Bench) -> None:
         bench.faults.at["fence"] = ZeroDivisionError()
         with pytest.raises(Unknown) as error:
