@@ -65,9 +65,9 @@ def gpus(tmp_path: Path) -> Iterator[Gpus]:
 
 
 def test_preempted_workers_take_their_gpu_memory_along_and_have_it_back_when_that_fails(scene: MakeScene, gpus: Gpus) -> None:
-    """First the GPU at the destination lacks memory: the move is rolled back and said why, and the worker is saved by its image, since its
-    node still goes. Then the next node goes, too. The streams go on, from weights and a KV cache that are on another GPU each time. What
-    the worker needed of GPUs, the drivers have said.
+    """First the GPU at the destination lacks memory: the move is rolled back and said why, and the worker moves to the other node, since
+    its own still goes. Then that one goes, too. The streams go on, from weights and a KV cache that are on another GPU each time. What the
+    worker needed of GPUs, the drivers have said.
     """
     s = scene(nodes=NODES, policies={"save.yaml": SAVE}, prepare=gpus.prepare, prometheus=False)
     s.stream(400)
@@ -82,18 +82,18 @@ def test_preempted_workers_take_their_gpu_memory_along_and_have_it_back_when_tha
     assert "CUDA_ERROR_OUT_OF_MEMORY (2)" in back["outcome"]["reason"]
     assert a.calls()[:4] == ["lock 0", "checkpoint 0", "restore 0", "unlock 0"]
     assert b.calls()[0] == "restore 2"
-    saved = s.outcome("restore")
-    assert saved["status"] == "succeeded"
-    assert a.taken() == 0
-
-    here, there = (b, c) if saved["to"] == "node-b/0" else (c, b)
-    before = len(here.calls()), len(there.calls())
-    s.fleet.nodes[saved["to"].partition("/")[0]].post_notice("preemption", "90s", "n2")
     s.wait("the second move", lambda: len(s.outcomes("move")) == 2)
-    moved = s.outcomes("move")[1]
-    assert (moved["status"], moved["from"]) == ("succeeded", saved["to"]), moved
-    assert (here.calls()[before[0] :], there.calls()[before[1] :]) == (["lock 0", "checkpoint 0"], ["restore 0", "unlock 0"])
+    saved = s.outcomes("move")[1]
+    assert (saved["status"], saved["to"]) == ("succeeded", "node-c/0"), saved
+    assert (a.taken(), c.taken() > weights) == (0, True)
+
+    before = len(c.calls()), len(b.calls())
+    s.fleet.nodes["node-c"].post_notice("preemption", "90s", "n2")
+    s.wait("the third move", lambda: len(s.outcomes("move")) == 3)
+    moved = s.outcomes("move")[2]
+    assert (moved["status"], moved["from"], moved["to"]) == ("succeeded", "node-c/0", "node-b/0"), moved
+    assert (c.calls()[before[0] :], b.calls()[before[1] :]) == (["lock 0", "checkpoint 0"], ["restore 0", "unlock 0"])
     s.whole()
-    assert (here.taken(), there.taken() > weights) == (0, True)
+    assert (c.taken(), b.taken() > weights) == (0, True)
     assert s.copies("decode-0") == 1
     assert s.discovered() == 1

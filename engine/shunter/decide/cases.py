@@ -8,7 +8,7 @@ import msgspec
 from shunter.decide.ahead import Leave
 from shunter.decide.deciding import Deciding
 from shunter.decide.gates import ask, weigh
-from shunter.decide.history import FAILURES, HOUR
+from shunter.decide.history import FAILURES, HOUR, stays
 from shunter.decide.jobs import Job
 from shunter.decide.place import Placement
 from shunter.decide.plan import round_of
@@ -28,10 +28,8 @@ from shunter.model.snapshot import Node, Notice, Worker, WorkerState
 HINTED_PER_HOUR = 2
 """After so many moves of a worker within an hour, for whatever, no hint moves it."""
 TRIES = 3
-"""A move is tried so often in all, unless it was the dump that was refused: that is refused again."""
+"""A move is tried so often in all, unless its worker is what it fails by (see `history.stays`)."""
 _LIVE = (*STANDING, WorkerState.FROZEN)
-_REFUSED = "SH7"
-"""Codes of refusals by checkpoint and restore."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +53,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     def movable(self) -> bool:
         """A move may be tried (again)."""
         moves = self.failed(OperationKind.MOVE)
-        return len(moves) < TRIES and not any(r.outcome and r.outcome.code.startswith(_REFUSED) for r in moves)
+        return len(moves) < TRIES and not any(map(stays, moves))
 
 
 def spec_of(policy: Policy) -> PreemptionSpec:

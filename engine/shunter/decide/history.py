@@ -28,6 +28,12 @@ _LOOKED_AT = 1000
 _RUNS = (Step.INTENDED, Step.PREPARED, Step.FENCED)
 """Steps of a move after which its worker still runs, and may be copied ahead."""
 _NOT_FILED = (Status.UNKNOWN, Status.SUPERSEDED)
+_OF_THE_WORKER = frozenset(f"SH{n}" for n in (*range(720, 733), *range(734, 740), 744, 745, *range(752, 757), 762, 763))
+"""What preflight says of a worker and that lasts: what it has open or maps, how it was started, what is in its programs. Not that somebody
+traces it just now, nor what its node is short of or can't do: that is over soon, or is another one's, too, and is looked at each time."""
+_DUMPING = frozenset({"SH701", "SH740"})
+"""The dump itself failed: where it was to go had no part in it, and what it failed by may be over the next time (a connection that was just
+being made, a GPU that was busy for too long)."""
 _order = attrgetter("created_at", "planned.id")
 
 
@@ -220,8 +226,18 @@ def _dumped(worker: WorkerId, records: Iterable[OperationRecord]) -> dict[tuple[
 
 
 def failed_nodes(records: Iterable[OperationRecord]) -> frozenset[NodeId]:
-    """Destinations at which earlier attempts failed."""
-    return frozenset(node_of(r.planned.to_slot) for r in records if r.planned.to_slot)
+    """Destinations at which earlier attempts failed, but none for which it was only the dump that did."""
+    return frozenset(node_of(r.planned.to_slot) for r in records if r.planned.to_slot and code_of(r) not in _DUMPING)
+
+
+def stays(record: OperationRecord) -> bool:
+    """It failed for what its worker is or has open, which is found wherever it is to go, and whenever that is tried."""
+    return code_of(record) in _OF_THE_WORKER
+
+
+def code_of(record: OperationRecord) -> str:
+    """Of what an operation failed by; empty: it didn't."""
+    return record.outcome.code if record.outcome is not None else ""
 
 
 def said(record: OperationRecord) -> str:

@@ -207,18 +207,46 @@ def test_failed_moves_are_tried_again_elsewhere_and_a_refused_dump_is_not():
     assert (third.kind, third.attempt) == (OperationKind.MOVE, 2)
     over = decide([preemption()], world, EngineState(recent=(*twice, ended(third, Status.ROLLED_BACK))))
     assert kinds(over) == [("park", "decode-0")]
-    refused = decide([preemption()], world, EngineState(recent=(ended(first, Status.ROLLED_BACK, code="SH704"),)))
+    refused = decide([preemption()], world, EngineState(recent=(ended(first, Status.ROLLED_BACK, code="SH721"),)))
     assert kinds(refused) == [("park", "decode-0")]
     park = refused.plan.operations[0]
-    state = EngineState(recent=(ended(first, Status.ROLLED_BACK, code="SH704"), ended(park, Status.ROLLED_BACK, code="SH704")))
+    state = EngineState(recent=(ended(first, Status.ROLLED_BACK, code="SH721"), ended(park, Status.ROLLED_BACK, code="SH721")))
     drained = decide([preemption()], world, state)
     assert kinds(drained) == [("drain", "decode-0")]
     state = EngineState(recent=(*state.recent, ended(drained.plan.operations[0], Status.ROLLED_BACK, code="SH620")))
     person = decide([preemption()], world, state)
     assert kinds(person) == []
     reason = finding(person, "decode-0").reason
-    assert reason.count("SH704") == 2
+    assert reason.count("SH721") == 2
     assert "SH620" in reason
+
+
+@pytest.mark.parametrize("code", ["SH605", "SH702", "SH704", "SH706", "SH741", "SH747", "SH757", "SH764", "SH767", "SH768", "SH804"])
+def test_what_one_destination_refuses_another_may_take(code):
+    world = snap([node("a", ("decode-0",)), node("b"), node("c")], [D0], notices=[notice("a")])
+    first = ops(decide([preemption()], world))["decode-0"]
+    refused = EngineState(recent=(ended(first, Status.ROLLED_BACK, code=code),))
+    again = ops(decide([preemption()], world, refused))["decode-0"]
+    assert (again.kind, first.to_slot, again.to_slot) == (OperationKind.MOVE, "b/0", "c/0")
+
+
+@pytest.mark.parametrize("code", ["SH701", "SH740"])
+def test_a_dump_that_failed_is_tried_again_for_the_same_place(code):
+    world = snap([node("a", ("decode-0",)), node("b")], [D0], notices=[notice("a")])
+    state, moves = EngineState(), []
+    for _ in range(3):
+        moves.append(ops(decide([preemption()], world, state))["decode-0"])
+        state = EngineState(recent=(*state.recent, ended(moves[-1], Status.ROLLED_BACK, code=code)))
+    assert {(move.kind, move.to_slot) for move in moves} == {(OperationKind.MOVE, "b/0")}
+    assert kinds(decide([preemption()], world, state)) == [("park", "decode-0")]
+
+
+@pytest.mark.parametrize("code", ["SH720", "SH728", "SH735", "SH737", "SH744", "SH745", "SH752", "SH756", "SH762"])
+def test_what_a_worker_is_refused_for_everywhere_is_not_tried_elsewhere(code):
+    world = snap([node("a", ("decode-0",)), node("b"), node("c")], [D0], notices=[notice("a")])
+    first = ops(decide([preemption()], world))["decode-0"]
+    refused = EngineState(recent=(ended(first, Status.ROLLED_BACK, code=code),))
+    assert kinds(decide([preemption()], world, refused)) == [("park", "decode-0")]
 
 
 def test_busy_workers_and_slots_are_left_alone():
