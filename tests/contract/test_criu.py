@@ -670,6 +670,82 @@ def test_preflight_sees_tracers_foreign_sessions_and_foreign_mounts(bench: Bench
     assert {("SH731", f"pid {odd.pid}"), ("SH735", f"pid {odd.pid}"), ("SH727", f"pid {odd.pid} fd 0")} <= found
 
 
+def cgroup_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+
+
+def own_cgroup(name: str) -> Path:
+    """A new one in the unified hierarchy, beside ours."""
+    base = next(path for path in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")) if (path / "cgroup.procs").exists())
+    made = base / next(line for line in cgroup_of(os.getpid()) if line.startswith("0::")).removeprefix("0::/") / name
+    try:
+        made.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made on this machine: {error}")
+    return made
+
+
+def test_a_copy_is_in_the_cgroup_of_its_agent_and_the_workers_is_not_made_again(bench: Bench) -> None:
+    """Else it would be outside of the limits that its agent goes by."""
+    here = own_cgroup(f"shunter-test-{os.getpid()}")
+    try:
+        (here / "cgroup.procs").write_text(str(bench.worker.pid))
+        assert cgroup_of(bench.worker.pid) != cgroup_of(os.getpid())
+        folder = bench.folder()
+        bench.freeze(folder).release()
+    finally:
+        until(lambda: not (here / "cgroup.procs").read_text(), "nobody is left in it")
+        here.rmdir()
+    copy = bench.restore(folder, bench.b, bench.network_on(bench.b)).resume()
+    bench.processes.append(copy)
+    assert cgroup_of(copy.pid) == cgroup_of(os.getpid())
+    assert not here.exists()
+
+
+def test_a_tree_that_comes_into_a_namespace_of_its_own_after_preflight_is_not_taken_for_dumped(bench: Bench, tmp_path: Path) -> None:
+    """CRIU dumps it without a word, and can't restore it: released, it would be lost."""
+    (tmp_path / "ready").unlink()
+    sandbox = """
+import ctypes, os, signal, sys
+up, told = os.pipe()
+if os.fork() == 0:
+    assert ctypes.CDLL(None).unshare(0x40000000) == 0
+    os.write(told, b".")
+    signal.pause()
+os.read(up, 1)
+open(sys.argv[2], "w").close()
+signal.pause()
+"""
+    other = bench.launch(spec_of(tmp_path, sandbox))
+    assert [problem.code for problem in bench.a.runtime.check(other, bench.spec)] == ["SH736"]
+    with pytest.raises(Rejected, match=r"SH736 .*net:\[\d+\] instead of net:\[\d+\]"):
+        bench.freeze(bench.folder(), other)
+    until(lambda: not preflight.traced(other.pid), "it runs on")
+    assert (bench.a.runtime.find(other), stopped(other)) == (True, False)
+    assert locktables.tables(bench.network.netns) == []
+
+
+def test_a_named_semaphore_and_a_file_with_another_name_are_refused_before_the_dump(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "ready").unlink()
+    named = """
+import _multiprocessing, os, signal, sys, time
+kept = _multiprocessing.SemLock(1, 1, 1, f"/shunter-test-{os.getpid()}-{time.time_ns()}", False)
+name = f"{sys.argv[2]}.one"
+file = open(name, "w")
+os.link(name, f"{sys.argv[2]}.two")
+os.unlink(name)
+open(sys.argv[2], "w").close()
+signal.pause()
+"""
+    other = bench.launch(spec_of(tmp_path, named))
+    found = [(problem.code, problem.subject.split()[2]) for problem in bench.a.runtime.check(other, bench.spec)]
+    assert sorted(found) == [("SH737", "fd"), ("SH737", "map")]
+    with pytest.raises(Rejected, match=r"SH701 .*link remap"):  # CRIU's own words for both
+        bench.freeze(bench.folder(), other)
+    for left in Path("/dev/shm").glob("sem.shunter-test-*"):
+        left.unlink()
+
+
 def test_a_refused_dump_names_its_reason_and_leaves_the_worker_running(bench: Bench, tmp_path: Path) -> None:
     client = bench.client()
     client.goes_on()

@@ -229,7 +229,8 @@ class ContainerRuntime(CriuRuntime):
                 spaces.close()
 
         external = [f"mnt[{point}]:{point}" for point in dict.fromkeys(note.points)]
-        return Way(place, {**_MOUNTED, "external": external, "skip_mnt": list(note.left_out), "tcp_skip_in_flight": True})
+        options = {**_MOUNTED, "external": external, "skip_mnt": list(note.left_out), "tcp_skip_in_flight": True}
+        return Way(place, options, contained=True)
 
     def _dump(self, process: Process, network: Network, folder: Path, on_frozen: Callable[[float], None], *, closes: bool) -> Frozen:
         frozen = super()._dump(process, network, folder, on_frozen, closes=closes)
@@ -319,7 +320,7 @@ class ContainerRuntime(CriuRuntime):
             },
             tuple(streams.values()),
             lambda pid: outer_pid(home, pid),
-            home,
+            home=home,
         )
 
     def _complete(self, spec: WorkerSpec, way: Way, copy: Process) -> None:
@@ -330,8 +331,8 @@ class ContainerRuntime(CriuRuntime):
                 raise Rejected(_unfit(spec, f"what the placeholder shows of its devices can't be shown to the worker: {error}")) from error
 
 
-_MOUNTED: Final = {"manage_cgroups_mode": rpc.IGNORE, "ext_sharing": True, "ext_masters": True}
-"""What both directions are told: a copy is in the cgroup that its CRIU is in, and mounts are whoever's they are."""
+_MOUNTED: Final = {"ext_sharing": True, "ext_masters": True}
+"""What both directions are told: mounts are whoever's they are."""
 
 
 def outer_pid(home: Container, pid: int) -> int:

@@ -57,6 +57,8 @@ class Way:
     """What it is given besides its socket."""
     known: Callable[[int], int] = lambda pid: pid
     """The agent's pid for one that CRIU names. Raises Rejected SH710 when it is gone."""
+    contained: bool = False
+    """It lives in a container, which is dumped with its mounts."""
 
 
 class CriuRuntime:
@@ -235,6 +237,8 @@ class CriuRuntime:
                 raise Rejected(holds.refused(process, folder, str(error))) from error
             if response.type != rpc.NOTIFY:
                 raise Rejected(holds.refused(process, folder))
+            for problem in preflight.nested(process, contained=way.contained):  # it stands still: now nothing of that can change any more
+                raise Rejected(problem)
             try:
                 if isinstance(network, WorkerNetwork):
                     locktables.leave_out(folder)

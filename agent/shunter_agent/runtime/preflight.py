@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 from shunter.model.errors import Problem
 
-from shunter_agent.runtime import breakpoints
+from shunter_agent.runtime import breakpoints, deleted
 from shunter_agent.runtime import process as processes
 from shunter_agent.runtime.cuda.seen import DEVICES as GPU
 from shunter_agent.runtime.namespaces import network_of
@@ -28,6 +28,7 @@ _SOCKETS_FINE: Final = frozenset(
 )
 _DEVICES_FINE: Final = re.compile(r"/dev/(null|zero|full|random|urandom|tty|ptmx|pts/.*|kmsg|net/tun)( \(deleted\))?|.*/pts/ptmx")
 
+_NAMESPACES: Final = ("mnt", "net", "uts", "ipc", "user", "cgroup", "pid")
 _RDMA: Final = "/dev/infiniband"
 _SOCKET: Final = re.compile(r"socket:\[(\d+)\]")
 _FLAGS: Final = re.compile(r"^flags:\s*([0-7]+)", re.MULTILINE)
@@ -70,13 +71,14 @@ def check(process: Process, *, ghost_limit: int, contained: bool = False) -> tup
     if not processes.find(process):
         return (processes.gone(process.pid),)
     pids = processes.tree(process.pid)
-    found = [*_of_root(process.pid), *(() if contained else _of_namespace(process.pid))]
+    found = [*_of_root(process.pid), *(() if contained else _of_namespace(process.pid)), *nested(process, contained=contained)]
     opened = [file for pid in pids for file in open_files(pid)]
     for file in opened:
         found.extend(_of_file(file, ghost_limit))
     for pid in pids:
         found.extend(_of_mounts(pid, opened))
         found.extend(_of_maps(pid))
+        found.extend(deleted.of_maps(pid, ghost_limit))
     found.extend(breakpoints.check(pids))
     found.extend(_of_unix_peers(process.pid, opened))
     return tuple(found)
@@ -113,6 +115,25 @@ def _of_namespace(pid: int) -> Iterator[Problem]:
             "Run the agent without ProtectSystem= and its like, which give it a new one at each start, and start the worker anew",
             f"pid {pid}",
         )
+
+
+def nested(process: Process, *, contained: bool = False) -> Iterator[Problem]:
+    """Namespaces of its own that a process of the tree has made. CRIU refuses to dump most of them; an image with another network or other
+    mounts is made, and can't be restored. The mounts of a `contained` worker are its container's, and dumped.
+    """
+    kinds = [kind for kind in _NAMESPACES if not (contained and kind == "mnt")]
+    with contextlib.suppress(OSError):  # its root has ended
+        own = {kind: os.readlink(f"/proc/{process.pid}/ns/{kind}") for kind in kinds}
+        for pid in processes.tree(process.pid)[1:]:
+            with contextlib.suppress(OSError):  # it has ended, or is about to
+                other = {kind: os.readlink(f"/proc/{pid}/ns/{kind}") for kind in kinds}
+                if names := ", ".join(f"{other[kind]} instead of {own[kind]}" for kind in kinds if other[kind] != own[kind]):
+                    yield _problem(
+                        "SH736",
+                        f"a process of the worker is in namespaces of its own, as a sandbox makes them: {names}",
+                        "Have the worker end it, or run such tools elsewhere, before it is frozen",
+                        f"pid {pid}",
+                    )
 
 
 def open_files(pid: int) -> Iterator[File]:
@@ -158,13 +179,8 @@ def _of_file(file: File, ghost_limit: int) -> Iterator[Problem]:
         )
     elif modes.S_ISCHR(file.mode) or modes.S_ISBLK(file.mode):
         yield from _of_device(file.target, file.where)
-    elif modes.S_ISREG(file.mode) and file.links == 0 and file.size > ghost_limit and not file.target.startswith("/memfd:"):
-        yield _problem(
-            "SH726",
-            f"{file.target} is unlinked but open, with {file.size} bytes: more than the {ghost_limit} that go into an image",
-            "Have the worker close it or keep it under its name",
-            file.where,
-        )
+    else:
+        yield from deleted.of_file(deleted.Deleted(file.target, file.mode, file.size, file.links), file.where, ghost_limit)
 
 
 def _of_anonymous(kind: str, where: str) -> Iterator[Problem]:
@@ -201,8 +217,7 @@ def _of_mounts(pid: int, opened: list[File]) -> Iterator[Problem]:
     except OSError:
         return
     for file in opened:
-        kernel_own = not file.target.startswith("/") or file.target.startswith(("/memfd:", "/SYSV", "/dev/zero (deleted)"))
-        if file.pid == pid and file.mount is not None and not kernel_own and file.mount not in mounts:
+        if file.pid == pid and file.mount is not None and not deleted.kernels_own(file.target) and file.mount not in mounts:
             yield _problem(
                 "SH727",
                 f"{file.target} was opened in another mount namespace, where CRIU can't find it",

@@ -186,6 +186,7 @@ def options(folder: int, log: str, values: Mapping[str, object]) -> rpc.Options:
         ext_unix_sk=True,
         file_locks=True,
         shell_job=True,
+        manage_cgroups_mode=rpc.IGNORE,  # else a copy would be in the cgroup of the node that it left, made anew, and not in its agent's
         # the other lock, iptables, needs a command that nodes may not have
         **{"images_dir_fd": folder, "network_lock": rpc.NFTABLES, **values},  # type: ignore[arg-type]
     )
