@@ -30,7 +30,7 @@ from shunter_agent.orders.condemned import Condemned
 from shunter_agent.orders.holds import Holds
 from shunter_agent.recovery import recover, start_missing
 from shunter_agent.residents import Residents
-from shunter_agent.runtime.port import Housing, Runtime
+from shunter_agent.runtime.port import Housing, Provable, Runtime
 from shunter_agent.runtime.proven import Proven
 from shunter_agent.server import AgentService, make_server
 from shunter_agent.serving.dynamo import DynamoServing
@@ -89,9 +89,13 @@ async def serve(settings: Settings, *, clock: Callable[[], float] = time.time, s
 
 
 def _prove(node: Node) -> None:
-    canary = getattr(node.runtime, "canary", None)
-    if canary is not None:
-        node.proven = Proven(canary, node.settings.state / "canary", node.log.problem)
+    runtime = node.runtime
+    if isinstance(runtime, Provable):
+
+        def tried() -> None:
+            node.facts = runtime.facts()  # of the CRIU that was tried
+
+        node.proven = Proven(runtime.canary, node.settings.state / "canary", node.log.problem, tool=runtime.tool, tried=tried)
 
 
 async def _look_for_residents(node: Node) -> None:

@@ -90,7 +90,7 @@ def enough(size: int, free: Room, node: str, *, in_memory: bool = False, promise
         found.append(Problem(code="SH656", what=what, remedy="Discard images, or choose another node", subject=node))
     needed = size * 2 if in_memory else size
     if free.memory is not None and free.memory - promised * MEMORY_MARGIN < needed * MEMORY_MARGIN:
-        whose = "the worker and its image, which is encrypted later, need" if in_memory else "the worker needs"
+        whose = "the worker and its image, which lies in memory, too, need" if in_memory else "the worker needs"
         what = f"{whose} about {Bytes(needed)} of memory and a margin of 10 %, {_available(free.memory, free.limit)}"
         what += f", of which workers on their way here need {Bytes(promised)}" if promised else ""
         remedy = "Raise that limit, or choose another node" if free.limit else "Choose another node"

@@ -86,17 +86,7 @@ class CriuRuntime:
         self._tell = tell
         self._fills = True
         self._left: dict[int, list[str]] = {}
-        self._version = swrk.version(criu)
-        if self._version < OLDEST:
-            found, least = (".".join(map(str, v)) for v in (self._version, OLDEST))
-            raise Rejected(
-                Problem(
-                    code="SH703",
-                    what=f"CRIU {found} is older than {least}, and can't dump sockets on newer kernels",
-                    remedy="Install a newer one with scripts/install-criu",
-                    subject=str(criu),
-                )
-            )
+        self._version = _version(criu)
         become_subreaper()
 
     def facts(self) -> dict[str, str]:
@@ -118,9 +108,22 @@ class CriuRuntime:
     def canary(self, folder: Path) -> tuple[Problem, ...]:
         """Dump and restore a tiny process with a connected socket, with its image in `folder` (made, and removed after): about 0.3 s.
 
-        Empty: CRIU works on this kernel. `criu check` can't tell that: it says yes where no socket can be dumped. Else SH704.
+        Empty: CRIU works on this kernel. `criu check` can't tell that: it says yes where no socket can be dumped. Else SH704, or SH703 when
+        there is another one by now that is none or too old.
         """
+        try:
+            self._version = _version(self._criu)
+        except (Rejected, Retry) as error:
+            return (error.problem,)
         return canary.canary(self, folder)
+
+    def tool(self) -> object:
+        """What tells the CRIU of now from another one in its place; None where there is none."""
+        try:
+            found = self._criu.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
     def gpu_problems(self) -> tuple[Problem, ...]:
         """What is wrong with the node's GPUs or their driver: SH743, SH748. Empty where there are none."""
@@ -422,3 +425,19 @@ def _ask(
         return session.ask(rpc.Request(type=kind, opts=swrk.options(descriptor, log, values)), answer)
     finally:
         os.close(descriptor)
+
+
+def _version(criu: Path) -> tuple[int, int]:
+    """Major and minor. Raises Retry or Rejected SH703."""
+    found = swrk.version(criu)
+    if found < OLDEST:
+        this, least = (".".join(map(str, version)) for version in (found, OLDEST))
+        raise Rejected(
+            Problem(
+                code="SH703",
+                what=f"CRIU {this} is older than {least}, and can't dump sockets on newer kernels",
+                remedy="Install a newer one with scripts/install-criu",
+                subject=str(criu),
+            )
+        )
+    return found

@@ -273,6 +273,19 @@ class Housing(Protocol):
         ...
 
 
+@runtime_checkable
+class Provable(Protocol):
+    """What a driver can besides whose work can be tried on a process of no importance."""
+
+    def canary(self, folder: Path) -> tuple[Problem, ...]:
+        """Checkpoint and restore a tiny process in `folder`, made and removed. Empty: that works here."""
+        ...
+
+    def tool(self) -> object:
+        """What tells that by which it is done from another one in its place. None: there is none."""
+        ...
+
+
 class Runtime(Protocol):
     """A way to start, freeze, dump and restore workers."""
 

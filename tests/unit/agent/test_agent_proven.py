@@ -101,6 +101,17 @@ async def test_one_failure_may_have_been_the_moments(tmp_path: Path) -> None:
     assert await trial.problems() == ()
 
 
+async def test_what_was_replaced_is_tried_anew(tmp_path: Path, canary: Canary) -> None:
+    of, tried = ["one"], list[str]()
+    trial = Proven(canary, tmp_path / "canary", lambda _problem: None, tool=lambda: of[0], tried=lambda: tried.append(of[0]))
+    assert await trial.problems() == await trial.problems() == ()
+    of[0], canary.says = "another", (problem("SH704"),)
+    assert [one.code for one in await trial.problems()] == ["SH704"]
+    of[0], canary.says = "one that works", ()
+    assert await trial.problems() == await trial.problems() == ()
+    assert tried == ["one", "another", "one that works"]
+
+
 async def test_one_that_cannot_even_be_begun_is_no_yes(tmp_path: Path, canary: Canary) -> None:
     canary.says = OSError("no more processes")
     (found,) = await Proven(canary, tmp_path / "canary", lambda _problem: None).problems()

@@ -217,6 +217,19 @@ def test_one_that_does_not_say_its_version_is_no_usable_one(stand_in: StandIn, m
     assert ended(stand_in.pid)
 
 
+def test_another_one_in_its_place_is_noticed_and_judged_anew(stand_in: StandIn, runtime: CriuRuntime, tmp_path: Path) -> None:
+    before = runtime.tool()
+    assert (runtime.tool(), runtime.facts()["criu"]) == (before, "4.2")
+    older = rpc.Response(type=rpc.VERSION, success=True, version=rpc.Version(major_number=4, minor_number=1)).SerializeToString()
+    stand_in.does(f"link.send({older!r})\nsys.exit()")
+    assert runtime.tool() != before
+    (problem,) = runtime.canary(tmp_path / "canary")
+    assert (problem.code, "CRIU 4.1 is older than 4.2" in problem.what) == ("SH703", True)
+    stand_in.path.unlink()
+    (problem,) = runtime.canary(tmp_path / "canary")
+    assert (problem.code, runtime.tool()) == ("SH703", None)
+
+
 def test_the_patience_grows_with_what_is_dumped_and_has_an_end() -> None:
     assert swrk.patience_s(0) == swrk.LEAST_S
     assert swrk.patience_s(20 * 10**9) == pytest.approx(260)
