@@ -272,7 +272,7 @@ class Destination:
         try:
             evidence = await node.in_thread(node.probe, reservation.spec, lambda: node.runtime.find(process), node.settings.probe)
         except Rejected as error:
-            await self._back(reservation, process)
+            await self._back(reservation, process, ran=True)
             raise undone(error.problem) from error
         return Outcome(pb.ResumeReply(running_at=running_at, probe=evidence), detail=evidence)
 
@@ -294,9 +294,16 @@ class Destination:
             node.journal.drop_reservation(reservation.slot)
             node.journal.undo(reservation.operation, ("fence", "unfence", "release", "freeze"), node.clock(), "the worker came back")
 
-    async def _back(self, reservation: Reservation, process: Process) -> None:
-        """No copy may be left of a resume that failed; the slot stays reserved. Raises Unknown when a copy may live on."""
+    async def _back(self, reservation: Reservation, process: Process, *, ran: bool = False) -> None:
+        """No copy may be left of a resume that failed; the slot stays reserved. Raises Unknown when a copy may live on.
+
+        The peers of one that `ran` for a while hear by its death that their connections are over: they are ahead of the image by what it
+        has sent them, and what is restored of that could never go on with them.
+        """
         node, worker = self._node, reservation.spec.worker
+        if ran:
+            with node.exits.ending(worker, process):
+                await node.in_thread(node.runtime.end, process)
         try:
             await node.in_thread(node.network(worker).disconnect)
         finally:

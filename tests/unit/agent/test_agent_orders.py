@@ -300,6 +300,17 @@ class TestDestination:
         await empty.destination.resume(empty.step())
         assert empty.state() == "fenced"
 
+    @pytest.mark.parametrize(("call", "ran"), [("resume", False), ("probe", True)])
+    async def test_peers_hear_of_the_end_of_a_copy_that_ran_and_of_no_other(self, empty: Bench, call: str, ran: bool) -> None:
+        """What it has sent them isn't in the image: they would wait for what is restored of that, for as long as they have patience."""
+        await held(empty)
+        empty.faults.at[call] = Rejected(problem())
+        with pytest.raises(Undone):
+            await empty.destination.resume(empty.step())
+        ends = [name for name in empty.faults.order if name in ("end", "disconnect")]
+        assert (ends[0] == "end") == ran, ends
+        assert (empty.runtime.alive, empty.network.connected) == (set(), False)
+
     async def test_a_copy_that_may_live_on_after_a_resume_that_failed_is_watched(self, empty: Bench) -> None:
         await held(empty)
         (copy,) = empty.runtime.alive
