@@ -1,5 +1,6 @@
 """Whether a standing order is the engine's: it was signed by a key that the engine's own certificate vouches for, and not changed since."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +37,7 @@ def check(message: pb.StandOrder, ca: Path, node: str, now: float) -> StandingOr
         roots = x509.load_pem_x509_certificates(ca.read_bytes())
     except (OSError, ValueError) as error:
         raise Stalled(unreadable(str(ca), str(error))) from error
-    if not chain or _uris(chain[0]) != [ENGINE] or not led_to(chain, roots, now):
+    if not chain or _uris(chain[0]) != [ENGINE] or not led_to(chain, roots, datetime.fromtimestamp(now, UTC)):
         raise _refused("the authority here doesn't vouch for its signer as the engine", node)
     if not verified(chain[0], message.endorsement, ENDORSED + f"{order.epoch}\n".encode() + message.key):
         raise _refused(f"the engine doesn't vouch for its key at epoch {order.epoch}", node)

@@ -12,6 +12,7 @@ import msgspec
 from shunter.model.errors import Problem, Stalled
 from shunter.wire import agent_pb2 as pb
 
+from shunter_agent.busy import BusyImages
 from shunter_agent.convert import notice_message
 from shunter_agent.depot import Depot
 from shunter_agent.events import Events
@@ -172,8 +173,8 @@ class Node:
     """The GPUs of each slot, as the driver showed them at the start, with those that it has shown since the machine's start."""
     proven: Proven | None = None
     """Whether its runtime works here. None: there is nothing to try."""
-    busy_images: dict[str, str] = field(default_factory=dict)
-    """Images that an order in progress reads or writes, and its operation."""
+    busy_images: BusyImages = field(default_factory=BusyImages)
+    """Images that orders in progress read or write."""
 
     def __post_init__(self) -> None:
         self.began = self.elapsed()

@@ -19,6 +19,7 @@ from shunter_agent.node import Node
 from shunter_agent.orders import settling
 from shunter_agent.orders.destination import Destination
 from shunter_agent.orders.turns import Turn
+from shunter_agent.refusals import retry
 from shunter_agent.runtime.port import Held, Process, WorkerSpec
 
 DYING_S: Final = 3.0
@@ -68,9 +69,19 @@ async def start_missing(node: Node) -> None:
             continue
         slot = next(name for name, settings in node.settings.slot_ids().items() if settings.index == worker.slot)
         try:
+            _check_free(node, worker.worker, slot)
             await _start(node, node.placed(worker.spec, slot), slot)
         except ShunterError as error:
             node.log.problem(error.problem, worker=worker.worker)
+
+
+def _check_free(node: Node, worker: str, slot: str) -> None:
+    """Another may have come to its slot before it could be started. Raises Retry SH664."""
+    kept = node.journal.reservations().get(slot)
+    other = node.occupied().get(slot) or (kept.worker_id if kept is not None else None)
+    if other is not None:
+        what = f"{slot} has {other}, or is kept for it: {worker} isn't started there"
+        raise retry("SH664", what, "Give it another slot in the settings, or start the agent anew once that one has left", worker)
 
 
 async def _start(node: Node, spec: WorkerSpec, slot: str) -> None:
@@ -196,6 +207,8 @@ async def _worker(node: Node, row: WorkerRow, wait: Callable[[float], None]) -> 
         node.change(worker, state="frozen")
     if worker not in node.unsettled:
         settling.doubt(node, worker, "")  # an agent before the last one may have left it without its GPU
+    if not row.begun:
+        node.change(worker, begun=True)
     await settling.settle(node, worker)
     resume = node.journal.entry(row.operation, "resume") if row.operation else None
     if resume is not None and resume.state == "begun":

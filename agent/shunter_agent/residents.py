@@ -66,7 +66,7 @@ class Residents:
             self._say(found.spec.worker, _no_slot(found.spec, node.settings.node))
             return
         network = await node.in_thread(node.runtime.network, found.spec, found.process)
-        if self._is_known(found.spec.worker) or slot in node.occupied():  # meanwhile
+        if self._is_known(found.spec.worker) or slot in node.occupied() or slot in node.journal.reservations():  # meanwhile
             await node.in_thread(network.destroy)
             return
         spec = found.spec if found.spec.gpus else msgspec.structs.replace(node.placed(found.spec, slot), gpus=())

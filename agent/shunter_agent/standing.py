@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 from shunter.model.canon import encode
-from shunter.model.errors import Problem, Rejected, Retry, ShunterError
+from shunter.model.errors import Problem, Rejected, ShunterError
 from shunter.model.ids import NodeId, NoticeId
 from shunter.model.snapshot import NoticeKind
 from shunter.model.standing import NEVER, Stand, StandingOrder, Stood, image_of, let_be, operation_of
@@ -259,7 +259,7 @@ class Standing:
             except ShunterError as error:
                 if error.problem.code == _OLD_LEADER:
                     raise
-                doubt, last = (holder.node if isinstance(error, Retry) else doubt), error
+                doubt, last = (doubt if isinstance(error, Rejected) else holder.node), error
                 stood = msgspec.structs.replace(stood, holder=doubt)  # there is nothing of it, unless nobody can tell
                 node.journal.put_stood(stood)
                 continue
@@ -304,7 +304,9 @@ class Standing:
         """Workers that an engine may soon restore elsewhere, as it was told that this node ends and can't know better: see `word`."""
         node, word = self._node, self.words.due()
         for row in node.journal.workers().values() if word is not None else ():
-            worker, about = row.spec.worker, f"word-{row.spec.worker}-{row.incarnation}"
+            worker, process = row.spec.worker, row.process
+            # its process, too: brought back from an older image, or started anew in its pod, it may have the same incarnation again
+            about = f"word-{worker}-{row.incarnation}-{process.pid}-{process.started}"
             if not (row.incarnation or node.journal.may_be_elsewhere(worker)) or node.elapsed() < self._put_off.get(about, float("-inf")):
                 continue
             if row.operation and not self._orders.lock(worker).locked():

@@ -402,8 +402,9 @@ def test_what_is_not_what_its_manifest_says_is_refused(pair: Pair, headers: list
         frames.Offer(name="a.img", offset=0, chunks=(frames.Wanted("00", 1),) * 5000),
         frames.Patch(name="a.img", offset=0, size=CHUNK + 1, blake3="00", base="00", pieces=()),
         frames.Patch(name="a.img", offset=0, size=1, blake3="00", base="00", pieces=((-1, -5),)),
+        frames.Patch(name="a.img", offset=0, size=1, blake3="00", base="00", pieces=((0, CHUNK),) * 2000),
     ],
-    ids=["area", "before", "huge", "no digest", "huge offer", "many", "huge patch", "negative"],
+    ids=["area", "before", "huge", "no digest", "huge offer", "many", "huge patch", "negative", "more than it is"],
 )
 def test_nonsense_ends_the_connection(pair: Pair, header: frames.FromSender) -> None:
     with pair.raw() as link, pytest.raises(frames.Broken):

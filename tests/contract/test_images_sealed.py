@@ -503,3 +503,23 @@ def test_a_depot_takes_an_image_that_is_gone_meanwhile_for_done(kept: ImageStore
     depot = StoredDepot(kept, tls=None)  # type: ignore[arg-type]
     depot.sync("i1", Once(kept, 1))
     assert depot.all() == ()
+
+
+def test_an_image_of_a_time_without_a_key_is_sealed_once_nobody_reads_it(kept: ImageStore) -> None:
+    """Its plain files lie where the sealed ones are to: whoever reads them would find those instead."""
+    made(ImageStore(kept.root))
+    with kept.opened("i1") as folder:
+        kept.sync("i1")
+        assert ((folder / "core-1.img").read_bytes(), kept.unsealed()) == (SECRET, ("i1",))
+    kept.sync("i1")
+    assert (kept.unsealed(), SECRET in on_disk(kept), plain(kept)["core-1.img"]) == ((), False, SECRET)
+    assert kept.discard("i1")
+    assert list(kept.root.iterdir()) == []
+
+
+def test_room_is_told_while_an_image_is_discarded(kept: ImageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(kept, fsync=False)
+    found = kept.unsealed()
+    assert kept.discard("i1")
+    monkeypatch.setattr(kept, "unsealed", lambda: found)
+    assert kept.free_bytes() > 0

@@ -287,3 +287,9 @@ def test_a_key_that_is_not_the_certificates_signs_nothing(pair: Pair) -> None:
     with pytest.raises(Stalled, match="SH810"):
         pair.here.commit(info("i1"))
     assert pair.here.list() == []
+
+
+@pytest.mark.parametrize("at", [1e300, -1e300, float("1e15")])
+def test_a_time_that_is_none_is_refused(pair: Pair, at: float) -> None:
+    with pytest.raises(Rejected, match=r"SH817 .*which is no time"):
+        Trust(pair.authority.ca).check(Signer(pair.tls, lambda: at).sign(pair.image()))

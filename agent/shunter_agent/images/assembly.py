@@ -145,6 +145,8 @@ class Assembly:
     def _put(self, area: str, name: str, offset: int, body: memoryview | bytes, digest: str, source: tuple[int, int] | None = None) -> None:
         """Write a chunk; one that lies in another file here (`source`: descriptor, offset) without its bytes, where the disk can share."""
         chunk = Chunk(digest, len(body))
+        if offset > 0 and not body:
+            raise Rejected(_not_as_said())  # of chunks of nothing there could be any number
         with self._changed:
             file = self._file(area, name, offset, chunk.size)
             file.mean(offset, chunk)
@@ -244,6 +246,8 @@ class Assembly:
         new = sum(length for at, length in header.pieces if at < 0)
         if not 0 <= header.size <= CHUNK or any(length < 0 for _at, length in header.pieces):
             raise Broken("a chunk has another size than chunks have")
+        if sum(length for _at, length in header.pieces) != header.size:
+            raise Broken("a chunk's pieces are more or less than it")
         body = memoryview(bytes(self._body(new, link, self._buffer)))
         base = self._base(header.base)
         made = bytearray()
@@ -272,7 +276,7 @@ class Assembly:
     def _list(self, header: Listed) -> None:
         listed = self._listed.setdefault(check_name(header.name), [])
         listed.extend(header.chunks)
-        if len(self._listed) > self._most_files or len(listed) > self._most_bytes // PAGE:
+        if len(self._listed) > self._most_files or sum(map(len, self._listed.values())) > self._most_bytes // PAGE:
             raise Broken("the sender lists more than an image can have")
 
     def _checked(self, header: Whole) -> ImageManifest:

@@ -142,8 +142,11 @@ class Trust:
             raise Rejected(_unknown(image, "its signer's certificate can't be read")) from error
         if found is None or found != said.by:
             raise Rejected(_unknown(image, f"it says that {said.by!r} signed it, with a certificate of {found or 'nobody in particular'}"))
-        if not led_to(chain, self._roots(), said.at):
+        try:
             at = datetime.datetime.fromtimestamp(said.at, datetime.UTC)
+        except (ValueError, OverflowError, OSError) as error:
+            raise Rejected(_unknown(image, f"it says that it was signed at {said.at:g}, which is no time")) from error
+        if not led_to(chain, self._roots(), at):
             raise Rejected(_unknown(image, f"the authority here didn't vouch for the certificate of {found} at {at:%Y-%m-%d %H:%M} UTC"))
         if not verified(chain[0], signature.value, _CONTEXT + signature.statement):
             raise Rejected(_unknown(image, f"its signature isn't one by the key of {found}"))
@@ -206,9 +209,8 @@ def _node_of(certificate: x509.Certificate) -> str | None:
     return agent_of(uris[0]) if len(uris) == 1 else None
 
 
-def led_to(chain: Sequence[x509.Certificate], roots: Sequence[x509.Certificate], at: float) -> bool:
+def led_to(chain: Sequence[x509.Certificate], roots: Sequence[x509.Certificate], moment: datetime.datetime) -> bool:
     """Whether the first of the chain is vouched for by a root, through the others where needed, all of them valid at that time."""
-    moment = datetime.datetime.fromtimestamp(at, datetime.UTC)
     current, between = chain[0], 0
     while _usable(current, moment):
         if any(_usable(root, moment) and _issued(root, current, between) for root in roots):

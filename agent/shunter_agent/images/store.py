@@ -243,10 +243,12 @@ class ImageStore:
 
     def _seal(self, image: str, folder: Path, keys: Keys, between: Callable[[], None]) -> None:
         with self._at_rest(image):
+            if folder == self.root / image and self._users[image]:
+                return  # whoever reads it reads it by this name, which the sealed one takes; `unsealed` goes on naming it
             if not is_sealed(self.root / image):
                 folder = self._sealed_from(image, folder, keys, between)
                 sync_path(self.root)
-            if not self._users[image]:
+            if not self._users[image] and is_sealed(self.root / image):  # else it was discarded, and this may be another of its name
                 remove(folder)
                 self._right.pop(image, None)
 
@@ -307,8 +309,11 @@ class ImageStore:
     def _unseal(self, image: str, announce: Callable[[int], None]) -> Path:
         sealed, making = self._sealed_image(image), self._partial(image)
         announce(sealed.manifest.bytes)
-        shutil.rmtree(making, ignore_errors=True)  # of a try before this one, if it couldn't be deleted then
-        making.mkdir(mode=0o700)
+        with self._lock:
+            if not is_sealed(self.root / image):  # discarded meanwhile, and what is there may be of a new one
+                raise Rejected(missing(image))
+            shutil.rmtree(making, ignore_errors=True)  # of a try before this one, if it couldn't be deleted then
+            making.mkdir(mode=0o700)
         try:
             sealed.open_into(making)
             self._right[image] = looks(making)  # as it was compared when it was sealed, and nobody else can have written it
@@ -503,8 +508,14 @@ class ImageStore:
         free = _free(self.root)
         if self._keys is None:
             return min(free, available_memory()) if self.in_memory else free
-        waiting = sum(self.get(image).bytes for image in self.unsealed())
+        waiting = sum(map(self._bytes, self.unsealed()))
         return min(free - waiting, _free(self.work), *([available_memory()] if self.in_memory else []))
+
+    def _bytes(self, image: str) -> int:
+        """0 of one that was discarded meanwhile."""
+        with contextlib.suppress(Rejected):
+            return self.get(image).bytes
+        return 0
 
     def most_bytes(self) -> int | None:
         """Bytes that a dump could write at the very most: what the system keeps for root, what is just being deleted, and memory by

@@ -170,7 +170,7 @@ class Destination:
             raise rejected("SH665", f"there is no whole image {message.image} of the worker here", "Send it here first", head.worker)
         network = node.network(head.worker)
         began = time.monotonic()
-        node.busy_images[message.image] = head.operation
+        node.busy_images.begin(message.image, head.operation)
         try:
             folder = await self._readable(image)
             try:
@@ -180,7 +180,7 @@ class Destination:
         except Rejected as error:
             raise undone(error.problem) from error
         finally:
-            node.busy_images.pop(message.image, None)
+            node.busy_images.end(message.image, head.operation)
         node.held[head.worker] = HeldCopy(head.operation, held, node.elapsed() + message.hold_s, message.image)
         node.keep(asyncio.create_task(remember(node, head.worker, held.process)))
 

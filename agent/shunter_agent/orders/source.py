@@ -102,7 +102,7 @@ class Source:
     async def _freeze(self, head: Asked, message: pb.FreezeOrder, within_s: float | None) -> Outcome[pb.FreezeReply]:
         node, row = self._node, self._node.row(head.worker)
         folder, expected = await self._begin(message.image, row, message.order)
-        node.busy_images[message.image] = head.operation
+        node.busy_images.begin(message.image, head.operation)
         sending: Sending | None = None
         copied = Copied()
         try:
@@ -125,7 +125,7 @@ class Source:
                 copied = await copy_ahead(node, row, sending, within_s, message.ahead_s if message.HasField("ahead_s") else None)
             frozen = await self._stop(row, folder)
         except BaseException:
-            node.busy_images.pop(message.image, None)
+            node.busy_images.end(message.image, head.operation)
             await self._drop(message.image, sending)
             raise
         copy = FrozenCopy(head.operation, frozen, node.elapsed() + message.hold_s, row.state == "fenced", message.image, message.hold_s)
@@ -143,7 +143,7 @@ class Source:
                 raise undone(error.problem) from error
             raise
         finally:
-            node.busy_images.pop(message.image, None)
+            node.busy_images.end(message.image, head.operation)
         copy.until = node.elapsed() + message.hold_s
         reply = pb.FreezeReply(
             image=image_message(image),
@@ -465,7 +465,7 @@ class Source:
     async def _checkpoint(self, head: Asked, message: pb.CheckpointOrder) -> Outcome[pb.FreezeReply]:
         node, row, image = self._node, self._node.row(head.worker), message.image
         folder, _expected = await self._begin(image, row, message.order)
-        node.busy_images[image] = head.operation
+        node.busy_images.begin(image, head.operation)
         try:
             frozen = await self._stop(row, folder)
             copy = FrozenCopy(head.operation, frozen, node.elapsed(), row.state == "fenced", image)
@@ -484,7 +484,7 @@ class Source:
             await self._drop(image, None)
             raise
         finally:
-            node.busy_images.pop(image, None)
+            node.busy_images.end(image, head.operation)
         node.sync_later(image)  # on the disk already, where it may yet share what it has in common with others
         dump = frozen.dump
         reply = pb.FreezeReply(image=image_message(kept), frozen_at=dump.frozen_at, thawed_at=thawed_at, dump_s=dump.dump_s)

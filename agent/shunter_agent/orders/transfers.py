@@ -31,7 +31,7 @@ class Transfers:
         if image is None:
             raise rejected("SH665", f"there is no whole image {message.image} here", "Send it from a node that holds it", head.worker)
         began = time.monotonic()
-        node.busy_images[message.image] = head.operation
+        node.busy_images.begin(message.image, head.operation)
         self._hold_on(head, node.settings.hold)
         try:
             progress = node.progress(head.operation, step, image.bytes)
@@ -42,7 +42,7 @@ class Transfers:
         except Unknown as error:  # it may be whole there: then sending it again finds that out, and sends nothing
             raise Retry(error.problem) from error
         finally:
-            node.busy_images.pop(message.image, None)
+            node.busy_images.end(message.image, head.operation)
             self._hold_on(head)
         took = time.monotonic() - began
         return Outcome(pb.SendReply(bytes_sent=sent, send_s=took), detail=f"{sent} bytes to {message.to.node} in {took:.2f} s")
@@ -88,4 +88,4 @@ def needed_by(node: Node, image: str) -> str | None:
     for copy in standing:
         if copy.image == image:
             return copy.operation
-    return node.busy_images.get(image)
+    return node.busy_images.user(image)

@@ -94,6 +94,6 @@ class PodHeld:
 
 def tell(placeholder: Process) -> None:
     """Its worker runs. To a process 1 that doesn't know the signal it means nothing."""
-    if processes.find(placeholder):
-        with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(OSError):  # the worker runs, whatever becomes of this
+        if processes.find(placeholder):
             os.kill(placeholder.pid, signal.SIGHUP)

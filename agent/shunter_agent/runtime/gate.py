@@ -5,6 +5,7 @@ command and environment is there, then becomes it; on the other it says that it 
 its agent die before, the one ends early and so does this: nothing of the worker has been run.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -34,6 +35,8 @@ def become(parts: list[bytes], answers: int) -> None:
         os.execvpe(command[0], command, environment)  # noqa: S606  (there is no shell on the way)
     except OSError as error:
         os.write(answers, str(error.errno).encode())
+    except ValueError:  # an empty name
+        os.write(answers, str(errno.EINVAL).encode())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from agent_fakes import PROCESS, SPEC, Bench, FakeClock, FakeRuntime, problem
+from agent_fakes import PROCESS, SPEC, Bench, FakeClock, FakeRuntime, Gate, problem
 from shunter.model.errors import Rejected, Retry, Stalled, Unknown
 from shunter.wire import agent_pb2 as pb
 from shunter_agent import inventory, keeping
@@ -391,7 +391,7 @@ async def test_a_discard_in_the_archive_leaves_the_node_alone(tmp_path: Path) ->
     assert (bench.depot.archive, list(bench.depot.whole)) == ({}, ["image"])
     await bench.transfers.discard(pb.DiscardOrder(order=bench.order(), image="image"))
     assert not bench.depot.whole, "it is another step than that in the archive"
-    bench.node.busy_images["image"] = "o2"
+    bench.node.busy_images.begin("image", "o2")
     with pytest.raises(Retry, match="SH666"):
         await bench.transfers.discard(pb.DiscardOrder(order=bench.order("o3"), image="image", archived=True))
 
@@ -524,3 +524,23 @@ def test_only_what_an_agent_of_the_fleet_made_is_said_to_be_restorable(tmp_path:
     strict = StoredDepot(opened(tmp_path), TlsFiles(ca=tmp_path, cert=tmp_path, key=tmp_path), archive=archive)
     with pytest.raises(Rejected, match="SH815"):
         strict.in_archive("i1")
+
+
+async def test_an_image_that_two_orders_use_is_in_use_until_both_have_ended(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, worker=False)
+    bench.give_image()
+    await bench.destination.prepare(bench.prepare())
+    sent, read = Gate(), Gate()
+    bench.faults.at.update(send=sent, restore=read)
+    to = pb.Peer(node="m", address="10.0.0.2:7444")
+    sending = asyncio.create_task(bench.transfers.send(pb.SendOrder(order=bench.order("o2"), image="image", to=to)))
+    await asyncio.to_thread(sent.reached.wait, 10)
+    restoring = asyncio.create_task(bench.destination.restore(bench.restore()))
+    await asyncio.to_thread(read.reached.wait, 10)
+    sent.open()
+    await sending
+    with pytest.raises(Retry, match="SH666 operation op needs the image"):
+        await bench.transfers.discard(pb.DiscardOrder(order=bench.order("o3"), image="image"))
+    read.open()
+    await restoring
+    assert not bench.node.busy_images

@@ -111,7 +111,7 @@ class TestFreeze:
         bench.faults.at["sending"] = gate
         with pytest.raises(Retry, match=r"SH614 .*sending"):
             await bench.source.freeze(bench.freeze())
-        assert (PROCESS in bench.runtime.running, bench.faults.done["freeze"], bench.node.busy_images) == (True, 0, {})
+        assert (PROCESS in bench.runtime.running, bench.faults.done["freeze"], bool(bench.node.busy_images)) == (True, 0, False)
         gate.open()
         await until(bench, "cancel")
 

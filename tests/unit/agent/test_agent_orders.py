@@ -86,7 +86,7 @@ class TestSource:
             await bench.source.freeze(bench.freeze())
         assert code(error) == "SH799"
         assert (bench.state(), PROCESS in bench.runtime.running) == ("fenced", True)
-        assert (bench.depot.partial, bench.depot.whole, bench.node.frozen, bench.node.busy_images) == (set(), {}, {}, {})
+        assert (bench.depot.partial, bench.depot.whole, bench.node.frozen, bool(bench.node.busy_images)) == (set(), {}, {}, False)
         assert bench.faults.done["cancel"] == 1
         entry = bench.journal.entry("op", "freeze")
         assert entry is not None

@@ -269,9 +269,24 @@ class TestStarting:
         await start_missing(named.node)
         row = named.journal.worker("w")
         assert row is not None
-        assert (row.state, row.begun, named.journal.started("w")) == ("running", at != "change", True)
+        assert (row.state, row.begun, named.journal.started("w")) == ("running", True, True)
         assert named.runtime.running == {PROCESS}
         assert named.faults.done["start"] == (1 if begun or at == "start" else 2), "a second one beside the first"
+
+    @pytest.mark.parametrize("reserved", [False, True])
+    async def test_none_is_started_where_another_has_come_meanwhile(self, named: Bench, reserved: bool) -> None:
+        """It couldn't be started at first, and its slot was empty then."""
+        other = replace(SPEC, worker="x")
+        if reserved:
+            message = named.prepare()
+            message.order.worker = message.spec.worker = "x"
+            await named.destination.prepare(message)
+        else:
+            process = Process(pid=PROCESS.pid + 1, started=3)
+            named.runtime.alive.add(process)
+            named.journal.put_worker(WorkerRow(spec=other, process=process, slot="n/0", incarnation=1))
+        await start_missing(named.node)
+        assert (named.faults.done["start"], "SH664" in named.said(), named.journal.worker("w")) == (0, True, None)
 
     async def test_nothing_runs_that_the_journal_does_not_take(self, named: Bench) -> None:
         def refuse(_row: WorkerRow) -> None:

@@ -1,11 +1,12 @@
 """Workers in pods: taken once, into a slot of theirs; never again after they left by an order, but when they ended by themselves."""
 
+import asyncio
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
-from agent_fakes import PROCESS, SPEC, Bench, problem
+from agent_fakes import PROCESS, SPEC, Bench, Gate, problem
 from shunter.model.errors import Problem, Rejected, Retry
 from shunter.model.pod import Pod
 from shunter.wire import agent_pb2 as pb
@@ -254,3 +255,17 @@ async def test_what_a_move_costs_is_said_before_it_begins(bench: Bench, monkeypa
     reply = await preflight(bench.node, pb.PreflightOrder(order=bench.order()))
     assert not reply.refusals
     assert "2 connections would be reset" in bench.said()
+
+
+async def test_none_is_taken_into_a_slot_that_was_kept_for_another_meanwhile(bench: Bench) -> None:
+    gate = Gate()
+    bench.faults.at["network"] = gate
+    looking = asyncio.create_task(residents(bench, Houses()).look())
+    await asyncio.to_thread(gate.reached.wait, 10)
+    del bench.faults.at["network"]
+    message = bench.prepare()
+    message.order.worker = message.spec.worker = "x"
+    await bench.destination.prepare(message)
+    gate.open()
+    await looking
+    assert (bench.journal.workers(), [kept.worker_id for kept in bench.journal.reservations().values()]) == ({}, ["x"])

@@ -13,12 +13,13 @@ from shunter.app.certs import issue
 from shunter.app.settings import TlsSettings
 from shunter.app.standing import Signer
 from shunter.model.canon import decode
-from shunter.model.errors import Rejected, Unknown
+from shunter.model.errors import Rejected, Stalled, Unknown
 from shunter.model.ids import Commit, Digest, Epoch, ImageId, Incarnation, NodeId, OperationId, PolicyName, SlotId, WorkerId
 from shunter.model.snapshot import NoticeKind
 from shunter.model.standing import NEVER, Holder, Stand, StandingOrder, Stood, image_of, operation_of, why
 from shunter.wire import agent_pb2 as pb
 from shunter_agent import standing
+from shunter_agent.journal import Journal
 from shunter_agent.notices.port import Notice
 from shunter_agent.recovery import recover
 from shunter_agent.settings import TlsSettings as AgentTls
@@ -487,6 +488,24 @@ async def test_whose_image_reached_nobody_lives_on(alone: Alone) -> None:
     alone.clock.now = NOW + 200.0
     await alone.standing.look()
     assert (alone.bench.runtime.alive == set(), alone.stood().holder) == (False, None)
+
+
+async def test_whoever_may_have_sent_its_image_away_has_ended_by_the_deadline(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk was full at the very moment at which it was to be written that it had been sent, and takes the next write."""
+    done = Journal.done
+
+    def full(self: Journal, operation: str, step: str, *rest: Any) -> None:
+        if step.startswith("send:"):
+            raise Stalled(problem("SH610"))
+        done(self, operation, step, *rest)
+
+    monkeypatch.setattr(Journal, "done", full)
+    await alone.silent(msgspec.structs.replace(ORDER, stands=(msgspec.structs.replace(STAND, holders=STAND.holders[:1]),)))
+    await alone.standing.look()
+    assert (alone.stood().holder, list(alone.bench.depot.peers)) == ("m", ["m"])
+    alone.clock.now = NOW + 200.0
+    await alone.standing.look()
+    assert alone.bench.runtime.alive == set()
 
 
 # -- whose word it is

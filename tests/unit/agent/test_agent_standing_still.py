@@ -20,7 +20,7 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def nothing_of_it(bench: Bench) -> bool:
-    return (bench.depot.partial, bench.depot.whole, bench.node.frozen, bench.node.busy_images) == (set(), {}, {}, {})
+    return (bench.depot.partial, bench.depot.whole, bench.node.frozen, bool(bench.node.busy_images)) == (set(), {}, {}, False)
 
 
 class TestFreeze:
@@ -213,7 +213,7 @@ async def test_a_node_is_empty_only_without_anything_on_its_way(tmp_path: Path) 
     await bench.destination.restore(bench.restore())
     assert not bench.node.empty(), "a copy that is held"
     bench.node.held.clear()
-    bench.node.busy_images["image"] = "op"
+    bench.node.busy_images.begin("image", "op")
     assert not bench.node.empty(), "an image that is written or sent"
 
 

@@ -75,14 +75,14 @@ async def test_it_is_put_off_for_a_minute_and_no_longer(bench: Bench) -> None:
 
 async def test_an_image_that_an_order_reads_is_left_as_it_is(bench: Bench) -> None:
     asked = looks_at(bench)
-    bench.node.busy_images["image"] = "op"
+    bench.node.busy_images.begin("image", "op")
     bench.node.sync_later("image")
     bench.clock.now += nodes.SYNC_LATEST_S + 1
     for _ in range(3):
         await asyncio.sleep(0.001)
         await bench.node.finish_background()
     assert (bench.faults.done["sync"], asked.qsize()) == (0, 1)
-    del bench.node.busy_images["image"]
+    bench.node.busy_images.end("image", "op")
     assert await synced(bench) == 1
 
 
@@ -150,7 +150,7 @@ async def test_who_stands_still_meanwhile_does_not_wait_for_a_busy_disk(bench: B
         case "it runs on":
             await bench.source.thaw(bench.step())
         case "the image is needed":
-            bench.node.busy_images["image"] = "op"
+            bench.node.busy_images.begin("image", "op")
         case "it was long enough":
             bench.clock.now += nodes.SYNC_LATEST_S
         case _:

@@ -157,3 +157,34 @@ async def test_only_workers_that_could_come_back_elsewhere_are_ended(tmp_path: P
     said = [(problem.code, problem.what.partition(":")[0]) for problem in standing.words.problems()]
     assert said == ([] if lives else [("SH681", "w was ended here")])
     bench.journal.close()
+
+
+async def test_a_worker_that_is_back_with_the_same_incarnation_is_ended_for_the_next_word_too(tmp_path: Path) -> None:
+    """Brought back by an engine that knew it from an older image alone, say."""
+    bench = Bench(tmp_path)
+    bench.node.change("w", incarnation=1)
+    standing = Standing(bench.orders, bench.source, bench.transfers)
+
+    async def silent_after(name: str) -> None:
+        standing.words.heard(0, 0, PRESUMED)
+        notice = Notice(id=name, kind="preemption", seen_at=bench.clock.now, deadline=bench.clock.now + 30.0)
+        bench.node.notices_changed({name: notice})
+        bench.node.notices_changed({})
+        bench.clock.now += 30 + SHARE * PRESUMED + 1
+        await standing.look()
+
+    await silent_after("n1")
+    assert (bench.runtime.alive, bench.state()) == (set(), "none")
+    standing.words.reported(bench.clock.now, {}, bench.clock.now)
+    standing.words.heard(bench.clock.now, bench.clock.now, PRESUMED)
+
+    bench.give_image()
+    await bench.destination.prepare(bench.prepare(operation="back"))
+    await bench.destination.restore(bench.restore("back"))
+    await bench.destination.resume(bench.step("back"))
+    await bench.source.unfence(bench.step("back"))
+    row = bench.journal.worker("w")
+    assert row is not None
+    assert (row.incarnation, len(bench.runtime.alive)) == (1, 1)
+    await silent_after("n2")
+    assert (bench.runtime.alive, bench.state()) == (set(), "none")

@@ -94,7 +94,12 @@ def test_it_is_given_what_it_was_ordered_and_no_more(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("command", "why"),
-    [(("/no/such/program",), "No such file"), (("/etc/passwd",), "Permission denied"), (("no-such-program", "x"), "No such file")],
+    [
+        (("/no/such/program",), "No such file"),
+        (("/etc/passwd",), "Permission denied"),
+        (("no-such-program", "x"), "No such file"),
+        (("",), "Invalid argument"),
+    ],
 )
 def test_what_cannot_be_run_is_told_and_leaves_nothing(command: tuple[str, ...], why: str) -> None:
     held = Starting(command, {}, None, own_pids=False)
