@@ -17,7 +17,7 @@ import pytest
 from shunter.model.errors import Rejected
 from shunter.model.pod import Pod
 from shunter_agent.images.criu_images_pb2 import FileEntry, InetSocket
-from shunter_agent.runtime import containers, containers_check, containers_gpus, pods, preflight
+from shunter_agent.runtime import containers, containers_check, containers_gpus, containers_holds, pods, preflight
 from shunter_agent.runtime import containers_files as files
 from shunter_agent.runtime import containers_links as links
 from shunter_agent.runtime import containers_mounts as mounts
@@ -510,3 +510,13 @@ def test_without_a_kubelet_the_environment_is_believed_where_it_names_gpus(tmp_p
     nowhere = tmp_path / "none"
     assert containers_gpus.of(container({"NVIDIA_VISIBLE_DEVICES": "GPU-2"}), GPUS, socket=nowhere, driver=nowhere) == ("0000:02:00",)
     assert containers_gpus.of(container({"NVIDIA_VISIBLE_DEVICES": "all"}), GPUS, socket=nowhere, driver=nowhere) == ()
+
+
+def test_a_placeholder_that_cannot_be_told_keeps_no_copy_from_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy runs by then: for want of a descriptor it may not be taken for held."""
+
+    def full(_process: Process) -> bool:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(processes, "find", full)
+    containers_holds.tell(Process(pid=2**22 + 17, started=5))
