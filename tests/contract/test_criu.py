@@ -12,6 +12,8 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -366,6 +368,8 @@ def _in_a_child(work: Callable[[], object]) -> tuple[int, int]:
             kept = work()
             os.write(write, b"k" if kept else b"?")
             signal.pause()
+        except BaseException:
+            traceback.print_exc()  # nobody else would ever see it
         finally:
             os._exit(1)
     os.close(write)
@@ -687,7 +691,7 @@ def own_cgroup(name: str) -> Path:
 
 def test_a_copy_is_in_the_cgroup_of_its_agent_and_the_workers_is_not_made_again(bench: Bench) -> None:
     """Else it would be outside of the limits that its agent goes by."""
-    here = own_cgroup(f"shunter-test-{os.getpid()}")
+    here = own_cgroup(f"shunter-test-{uuid.uuid4().hex}")
     try:
         (here / "cgroup.procs").write_text(str(bench.worker.pid))
         assert cgroup_of(bench.worker.pid) != cgroup_of(os.getpid())
@@ -828,13 +832,15 @@ def test_the_canary_passes_here_and_leaves_nothing(bench: Bench, tmp_path: Path)
 
 
 def test_the_canary_tells_a_criu_that_does_not_work(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = tmp_path / "criu"
-    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken, said = tmp_path / "criu", tmp_path / "said"
+    broken.write_text(f'#!/bin/sh\n[ -e {said} ] && exit 1\n: > {said}\nexec {bench.a.runtime._criu} "$@"\n')  # it says its version
     broken.chmod(0o755)
     monkeypatch.setattr(bench.a.runtime, "_criu", broken)
     (problem,) = bench.a.runtime.canary(tmp_path / "canary")
     assert problem.code == "SH704"
     assert "CRIU died" in problem.what
+    (problem,) = bench.a.runtime.canary(tmp_path / "canary")
+    assert (problem.code, "CRIU doesn't answer" in problem.what) == ("SH703", True)
 
 
 def test_connecting_tells_the_whole_network_where_the_address_is(bench: Bench) -> None:
